@@ -191,7 +191,7 @@ class DriverError(CrossmemError, RuntimeError):
     call
         The vendor function or system call, such as ``"hipIpcOpenMemHandle"`` or ``"mmap"``.
     code
-        Its numeric result.
+        The numeric result of the call.
     name
         The vendor's name of that code.
     """

@@ -159,10 +159,7 @@ def _dump(pickler: ForkingPickler, obj: Any) -> None:
 
 
 def _reserve(handles: Sequence[ShareableHandle]) -> list[int]:
-    numbers = reserve(handles)
-    if _sending.reserved is not None:
-        _sending.reserved += zip(handles, numbers, strict=True)
-    return numbers
+    return reserve(handles, message=_sending.reserved)
 
 
 def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:

@@ -69,8 +69,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--crossmem-fork-peers",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="fork the kit's other processes from a warm one, which is faster; default: only on "
-        "host memory and emulated devices, because vendors' libraries may not survive a fork",
+        help="fork the kit's other processes from one that has imported crossmem, which is faster; "
+        "default: only on host memory and emulated devices, because vendors' libraries may not "
+        "survive a fork",
     )
     group.addoption(
         "--crossmem-require",

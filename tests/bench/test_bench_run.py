@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from crossmem.bench import Report, render, run, targets_table
+from crossmem.bench import Report, render, run, suite_timelines, targets_table
 from crossmem.bench.jobs_busy import LOADS
-from crossmem.bench.machine import choose_cpus
+from crossmem.bench.machine import Cpus, choose_cpus
 from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer_posix_ipc import PosixIpcPeer
 from crossmem.bench.plan import PLANS
 from crossmem.bench.render import make_tables
+from crossmem.bench.suite import Suite
 from crossmem.bench.suite_copies import WAYS
 
 # Ten seconds where nothing else runs; it took 78 beside other work.
@@ -119,6 +120,28 @@ def test_the_copy_itself_is_timed_beside_numpy(report: Report) -> None:
     ):
         nbytes = PLANS["smoke"].updated_nbytes
         assert report.value("updates", subject, metric, nbytes=nbytes)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processes spin")
+def test_round_trips_are_timed(report: Report) -> None:
+    pytest.importorskip("numpy")
+    found = {(row.subject, row.metric): row for row in report.rows if row.section == "round trips"}
+
+    awake = {(name, "awake") for name in ("timeline", "plain word", "shared tree", "polling")}
+    assert set(found) == awake | {("timeline", "asleep"), ("eventfd", "asleep")}
+    for row in found.values():
+        assert len(row.rounds) == PLANS["smoke"].repeat_rounds
+        assert row.value > 0
+    assert "Round trips between two processes, µs" in [one.title for one in make_tables(report)]
+
+
+def test_one_processor_does_not_spin_against_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite_timelines, "run_case", None)
+    with Suite(PLANS["smoke"], mode="smoke", peers=[], device="host", say=print) as suite:
+        suite.cpus = Cpus(0, 0)
+        suite_timelines.run(suite)
+
+        assert "round trips were not measured" in suite.report.notes[0]
 
 
 def test_a_missing_peer_is_named_and_not_measured(report: Report) -> None:

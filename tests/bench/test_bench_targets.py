@@ -59,6 +59,25 @@ def test_updates_are_held_against_numpy(excess: float) -> None:
     assert (target.limit, target.met) == (1.3, excess < 0)
 
 
+@pytest.mark.parametrize(
+    ("start", "ours", "rival", "state", "limit"),
+    [
+        ("signal and wait, awake", "timeline", "plain word", "awake", 3),
+        ("signal and wait, asleep", "timeline", "eventfd", "asleep", 2),
+        ("publish and wait", "shared tree", "polling", "awake", 0.5),
+    ],
+)
+def test_timelines_are_held_against_plainer_ways(
+    start: str, ours: str, rival: str, state: str, limit: float
+) -> None:
+    report = _report()
+    report.add("round trips", ours, state, [100 * limit + 1], "us")
+    report.add("round trips", rival, state, [100.0], "us")
+    target = _target(report, start)
+
+    assert (target.limit, target.met) == (limit, False)
+
+
 @pytest.mark.parametrize(("count", "slowest"), [(1, 1), (20, 20), (100, 99), (200, 198)])
 def test_one_percent_is_slower_than_p99(count: int, slowest: int) -> None:
     assert percentile(list(range(count, 0, -1)), 99) == slowest

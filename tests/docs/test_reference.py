@@ -16,7 +16,14 @@ import pytest
 
 import crossmem
 from crossmem.driver import Driver, check_groups, groups
-from crossmem.models import BlockHandle, EventKind, PoolCore, ProcessIdentity
+from crossmem.models import (
+    TIMELINE_LEVELS,
+    BlockHandle,
+    EventKind,
+    PoolCore,
+    ProcessIdentity,
+    ReadyHandle,
+)
 from crossmem.plugin import hookspecs
 from crossmem.settings import VARIABLES, Settings
 from crossmem_ascend.driver import AscendDriver
@@ -259,3 +266,49 @@ def test_the_byte_table_is_the_wire_form(page: GetPage) -> None:
     assert struct.pack("<BBBH", 4, 9, 9, 0) == b"".join(
         fields[f"{name} length"] for name in ("backend", "mechanism", "device", "raw")
     )
+
+
+def test_the_byte_tables_of_timelines_are_their_wire_form(page: GetPage) -> None:
+    with crossmem.device("host").timeline() as made:
+        handle = made.export()
+    blob, words = handle.to_bytes(), handle.memory.to_bytes()
+    table = byte_table(page, "Timelines")
+    numbers = {name: int.from_bytes(blob[where], "little") for name, where in table.items()}
+    ends = [0, *(one.stop for one in table.values())]
+
+    assert [one.start for one in table.values()] == ends[:-1]
+    assert f"From offset {ends[-1]} on" in page("reference/handles.md").section("Timelines")
+    assert blob[table["magic"]] == b"XMTL"
+    assert (numbers["version"], numbers["total"]) == (1, len(blob))
+    assert TIMELINE_LEVELS[numbers["level"]] == handle.level
+    assert numbers["checksum"] == crc32(blob[:12] + bytes(4) + blob[16:])
+    assert numbers["identity"] == handle.identity
+    names = (handle.backend + handle.device).encode()
+    assert numbers["backend length"] + numbers["device length"] == len(names)
+    assert blob[ends[-1] :] == names + words
+
+    ready = ReadyHandle(handle.memory, handle, 7)
+    blob, table = ready.to_bytes(), byte_table(page, "Memory that a stream writes")
+    numbers = {name: int.from_bytes(blob[where], "little") for name, where in table.items()}
+    start = max(one.stop for one in table.values())
+
+    assert numbers == {"value": 7, "length": len(words)}
+    assert f"| {start} | | memory |" in page("reference/handles.md").section(
+        "Memory that a stream writes"
+    )
+    assert blob[start:] == words + handle.to_bytes()
+    assert int.from_bytes(blob[byte_table(page)["flags"]], "little") == 1 << 3
+
+
+def test_rows_of_tables_have_the_columns_of_their_heads(pages: list[Any]) -> None:
+    wrong = []
+    for one in pages:
+        head = 0
+        for line in one.prose.splitlines():
+            # A pipe in code is escaped, too.
+            columns = line.replace("\\|", "").count("|") if line.startswith("|") else 0
+            head = head if head and columns else columns
+            if columns != head:
+                wrong.append(f"{one.path.name}: {line}")
+
+    assert wrong == []

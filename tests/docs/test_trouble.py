@@ -103,6 +103,21 @@ def wait_for_nothing() -> None:
         shared.wait(0, timeout=0)
 
 
+def wait_for_no_value() -> None:
+    with crossmem.device("host").timeline() as timeline:
+        timeline.wait(1, timeout=0)
+
+
+def wait_for_readers_without_any() -> None:
+    with crossmem.share(ONES, copy=True) as shared:
+        shared.wait_for_readers(1, readers=1, timeout=0)
+
+
+def signal_on_a_stream_of_the_host() -> None:
+    with crossmem.device("host").timeline() as timeline:
+        timeline.signal(1, stream=0)
+
+
 def use_what_is_closed() -> None:
     with crossmem.share(ONES, copy=True) as shared:
         pass
@@ -156,6 +171,9 @@ TRIGGERS: dict[str, Trigger] = {
     "not a shared tree": lambda: crossmem.receive(b"no tree"),
     "cannot be used any more": use_what_is_closed,
     "no version after": wait_for_nothing,
+    "of the timeline was not reached": wait_for_no_value,
+    "readers have acknowledged": wait_for_readers_without_any,
+    "has no streams": signal_on_a_stream_of_the_host,
     "has live views": free_under_a_view,
     "is read-only": write_to_what_is_read_only,
     "on another host": attach_on_another_host,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from crossmem.conformance.speed import SLOWNESS
+from crossmem_emulated.abi.calls import VARIABLE, read_calls
 
 pytest.importorskip("numpy")
 
@@ -18,6 +19,8 @@ DEADLINE_S = 110 * SLOWNESS
 PROGRAMS = {
     "weights": r"shared 1000 tensors on .* ms\n(reader .* ms\n){2}(version .* began\n){3}",
     "kv_cache": r"moved 64 blocks of 262144 bytes on .* GB/s\n",
+    "ranks": r"(version \d: copied by 8 ranks in .* ms(; calls of the trainer: .*)?\n){4}"
+    r"(rank \d: found 4 versions(; calls of the rank for all: .*)?\n){8}",
     "loader": r"32 batches from 2 workers on .* ms to receive one, .* GB/s\n",
 }
 # In this process alone, so that it expects something else than what the other one has written.
@@ -39,7 +42,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
         capture_output=True,
@@ -47,7 +50,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         timeout=DEADLINE_S,
         check=False,
         # Who exits waits for the others longer than they need, however slow the machine is.
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES), "CROSSMEM_EXIT_WAIT": "60"},
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES), "CROSSMEM_EXIT_WAIT": "60"} | environment,
     )
 
 
@@ -76,6 +79,29 @@ def test_on_a_gpu(name: str, gpu: str) -> None:
     assert re.fullmatch(PROGRAMS[name], done.stdout), done.stdout
 
 
+@pytest.mark.parametrize("slow_streams", ["0", "1"])
+def test_no_rank_waits_for_a_device(gpu: str, tmp_path: Path, slow_streams: str) -> None:
+    if "CROSSMEM_EMULATED_STATE" not in os.environ:
+        pytest.skip("only an emulated library counts its calls")
+    environment = {"CROSSMEM_EMULATED_SLOW_STREAMS": slow_streams}
+    counts = []
+    for steps in (1, 4):
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        options = [f"--device={gpu}:0", "--ranks=2", f"--steps={steps}"]
+        done = run(EXAMPLES / "ranks.py", *options, **environment, **{VARIABLE: str(folder)})
+        assert done.returncode == 0, done.stderr
+        assert "streamWriteValue64 1, streamWaitValue64 0\n" in done.stdout
+        counts.append(read_calls(folder))
+    few, many = counts
+
+    # Three further steps. These are all calls of the library, CuPy's included.
+    assert many["hipDeviceSynchronize"] == few["hipDeviceSynchronize"]
+    assert many["hipStreamSynchronize"] == few["hipStreamSynchronize"]
+    assert many["hipStreamWriteValue64"] == few["hipStreamWriteValue64"] + 3 * 3
+    assert many["hipStreamWaitValue64"] == few["hipStreamWaitValue64"] + 3 * 2
+
+
 @pytest.mark.ci
 def test_the_time_of_a_batch_is_not_that_of_its_digest() -> None:
     done = run("-c", SLOW_DIGEST.format(str(EXAMPLES / "loader.py")), "--batches=8")
@@ -89,7 +115,12 @@ def test_the_time_of_a_batch_is_not_that_of_its_digest() -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_difference_is_an_error(name: str) -> None:
-    small = {"weights": "--tensors=2", "kv_cache": "--requests=1", "loader": "--batches=1"}
+    small = {
+        "weights": "--tensors=2",
+        "kv_cache": "--requests=1",
+        "ranks": "--ranks=1",
+        "loader": "--batches=1",
+    }
     done = run("-c", ANOTHER_DIGEST.format(str(EXAMPLES / f"{name}.py")), small[name])
 
     assert done.returncode == 1

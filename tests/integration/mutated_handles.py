@@ -97,6 +97,14 @@ def export() -> None:
 class Mutator:
     """Makes wrong handles from right ones."""
 
+    numbers = NUMBERS
+    fields = FIELDS
+    names = NAMES
+    lengths = 116
+    """Where the lengths of the names and of the vendor's bytes are."""
+    tail = 0
+    """Number of bytes after the names."""
+
     def __init__(self, blobs: list[bytes], chance: random.Random) -> None:
         self.blobs = blobs
         self.chance = chance
@@ -115,10 +123,14 @@ class Mutator:
     def __call__(self) -> tuple[str, bytes]:
         kind = self.chance.choice(self.kinds)
         blob = bytearray(kind(bytearray(self.chance.choice(self.blobs))))
+        return kind.__name__, self.seal(blob)
+
+    def seal(self, blob: bytearray) -> bytes:
+        """Give a handle the checksum that fits it, so that other checks refuse it."""
         if len(blob) >= CHECKSUM + 4:
             blob[CHECKSUM : CHECKSUM + 4] = bytes(4)
             blob[CHECKSUM : CHECKSUM + 4] = struct.pack("<I", crc32(blob))
-        return kind.__name__, bytes(blob)
+        return bytes(blob)
 
     def flip(self, blob: bytearray) -> bytearray:
         for _ in range(self.chance.choice((1, 1, 1, 2, 3, 8))):
@@ -134,13 +146,13 @@ class Mutator:
         blob += self.chance.choice((bytes(more), self.chance.randbytes(more)))
         if self.chance.random() < 0.5:
             # As if the rest were the vendor's bytes of a raw handle.
-            struct.pack_into("<H", blob, 119, more)
+            struct.pack_into("<H", blob, self.lengths + 3, more)
             blob[6] |= self.chance.choice((0, 2))
         return self._with_total(blob)
 
     def splice_fields(self, blob: bytearray) -> bytearray:
         other = self.chance.choice(self.blobs)
-        for start, end in self.chance.sample(FIELDS, self.chance.randint(1, 4)):
+        for start, end in self.chance.sample(self.fields, self.chance.randint(1, 4)):
             blob[start:end] = other[start:end]
         return blob
 
@@ -151,7 +163,7 @@ class Mutator:
 
     def overwrite_number(self, blob: bytearray) -> bytearray:
         for _ in range(self.chance.choice((1, 1, 2))):
-            _, at, layout = self.chance.choice(NUMBERS)
+            _, at, layout = self.chance.choice(self.numbers)
             (old,) = struct.unpack_from(layout, blob, at)
             bits = 8 * struct.calcsize(layout)
             near = (old - 1, old + 1, old * 2, old // 2)
@@ -169,14 +181,14 @@ class Mutator:
 
     def rename(self, blob: bytearray) -> bytearray:
         names = [self.chance.choice(WORDS) for _ in range(3)]
-        kept = blob[116], blob[117], blob[118]
-        start = NAMES
+        kept = blob[self.lengths : self.lengths + 3]
+        end, start = len(blob) - self.tail, self.names
         for index, length in enumerate(kept):
             if self.chance.random() < 0.6:
                 names[index] = bytes(blob[start : start + length])
             start += length
-        blob[NAMES:] = b"".join(names)
-        blob[116:119] = bytes(map(len, names))
+        blob[self.names : end] = b"".join(names)
+        blob[self.lengths : self.lengths + 3] = bytes(map(len, names))
         return self._with_total(blob)
 
     def cut_out(self, blob: bytearray) -> bytearray:
@@ -227,16 +239,19 @@ class Importer:
         self.tracers: list[Tracer] = []
         current().registry.adapt(self._trace)
         self.chance = random.Random(seed)
-        # This process exports too: an owner that is the importer takes another path.
+        self.outcomes: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self.slowest_s = 0.0
+        self.begin(blobs)
+
+    def begin(self, blobs: list[bytes]) -> None:
+        """Export memory of this process: an owner that is the importer takes another path."""
         self.own = [share(crossmem.device(f"emulated:{n}"), 5000) for n in (0, 1)]
         own_blobs = [handle.to_bytes() for _, handle in self.own]
         self.mutate = Mutator([*blobs, *own_blobs], self.chance)
         self.handles = [crossmem.ShareableHandle.from_bytes(one) for one in (*blobs, *own_blobs)]
         self.contents = {(one.owner, one.allocation): expected_of(one) for one in self.handles}
-        self.outcomes: Counter[str] = Counter()
-        self.accepted: Counter[str] = Counter()
-        self.problems: list[str] = []
-        self.slowest_s = 0.0
 
     def _trace(self, driver: Driver) -> Driver:
         self.tracers.append(Tracer(driver))
@@ -244,6 +259,18 @@ class Importer:
 
     def driver_calls(self) -> int:
         return sum(tracer.calls.total() for tracer in self.tracers)
+
+    def attach(self, blob: bytes, options: dict[str, Any]) -> Any:
+        """Attach a handle; return the mapping."""
+        return crossmem.attach(blob, **options)
+
+    def detach(self, mapping: Any) -> None:
+        """End what :meth:`attach` has begun."""
+        mapping.unmap()
+
+    def may_call(self, error: crossmem.CrossmemError) -> bool:
+        """Whether a refused attach may call a driver."""
+        return False
 
     def attempt(self) -> None:
         kind, blob = self.mutate()
@@ -254,10 +281,10 @@ class Importer:
             options["device"] = self.chance.choice(("emulated:0", "emulated:1"))
         calls, begin = self.driver_calls(), time.monotonic()
         try:
-            mapping = crossmem.attach(blob, **options)
+            mapping = self.attach(blob, options)
         except crossmem.CrossmemError as error:
             self.outcomes[type(error).__name__] += 1
-            if self.driver_calls() != calls:
+            if self.driver_calls() != calls and not self.may_call(error):
                 self.problem("refused, but a driver was called", kind, blob, options, error)
             if isinstance(error, crossmem.OwnerUnresponsiveError):
                 self.problem("ran into its timeout", kind, blob, options, error)
@@ -266,7 +293,7 @@ class Importer:
         else:
             self.accepted[kind] += 1
             self.check(mapping, kind, blob, options)
-            mapping.unmap()
+            self.detach(mapping)
         took_s = time.monotonic() - begin
         self.slowest_s = max(self.slowest_s, took_s)
         if took_s > MAX_ATTEMPT_S:
@@ -310,6 +337,16 @@ class Importer:
         if after != before:
             self.problems.append(f"left behind: {before} became {after}")
         self.problems += [line for tracer in self.tracers for line in tracer.violations]
+        self.end()
+        return {
+            "problems": self.problems,
+            "outcomes": self.outcomes,
+            "accepted": self.accepted,
+            "slowest_s": self.slowest_s,
+        }
+
+    def end(self) -> None:
+        """Check this process's own memory, and free it."""
         self.problems += [
             f"own memory was changed: {handle!r}"
             for memory, handle in self.own
@@ -317,12 +354,6 @@ class Importer:
         ]
         for memory, _ in self.own:
             memory.free()
-        return {
-            "problems": self.problems,
-            "outcomes": self.outcomes,
-            "accepted": self.accepted,
-            "slowest_s": self.slowest_s,
-        }
 
     def warm_up(self) -> None:
         """Connect to every exporter, so that the footprint does not grow by that any more."""

@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,10 +29,17 @@ from crossmem.driver import TracingDriver
 from crossmem.sharing.base.process import current
 
 if TYPE_CHECKING:
-    from tests.integration import storm_children, storm_interrupts, storm_watch, storm_worker
+    from tests.integration import (
+        storm_children,
+        storm_interrupts,
+        storm_pools,
+        storm_watch,
+        storm_worker,
+    )
 else:
     import storm_children
     import storm_interrupts
+    import storm_pools
     import storm_watch
     import storm_worker
 
@@ -46,7 +53,7 @@ _PROBE_WITHIN_S: Final = 60.0 * SLOWNESS
 _HANDLES_FOR_S: Final = 0.3
 
 
-class StormActor(storm_worker.Actor):
+class StormActor(storm_pools.PoolActor):
     """One thread's share of the activity, each call of crossmem with a timeout and measured."""
 
     max_nbytes = 20_000
@@ -108,19 +115,23 @@ class StormActor(storm_worker.Actor):
         return self._found[1]
 
     @override
-    def give_back(self, allocation: crossmem.Allocation) -> None:
+    def give_back(self, memory: storm_worker.Memory) -> None:
         if (busy := self.chance.choice(("defer", "raise", "wait"))) != "defer":
             timeout_s = self.chance.choice((0.2, 1.0))
             with contextlib.suppress(crossmem.BusyError):
-                self.call(allocation.free, busy=busy, timeout=timeout_s)
+                self.call(memory.free, busy=busy, timeout=timeout_s)
                 self.counts["freed when idle"] += 1
         # Whoever holds it delays that.
-        self.call(allocation.free)
+        self.call(memory.free)
 
     @override
-    def attach_all(self, handles: list[crossmem.ShareableHandle]) -> None:
+    def attach_with(
+        self,
+        attach: Callable[[], list[crossmem.Mapping]],
+        handles: list[crossmem.ShareableHandle],
+    ) -> None:
         try:
-            super().attach_all(handles)
+            super().attach_with(attach, handles)
             self.counts["imported"] += 1
         except crossmem.OwnerUnresponsiveError:
             # It may be stopped; or a flood of requests came first.
@@ -150,12 +161,6 @@ class StormActor(storm_worker.Actor):
                     handle = crossmem.ShareableHandle.from_bytes(path.read_bytes())
                     if not self.is_exported(handle):
                         path.unlink(missing_ok=True)
-
-    def is_exported(self, handle: crossmem.ShareableHandle) -> bool:
-        """Whether memory of this process can still be imported."""
-        server = current().server
-        units = server.leases.report() if server else []
-        return handle.allocation in {unit.allocation for unit, _exports, _leases in units}
 
     def probe(self) -> None:
         """Use everything on another thread, which any lock that was left held would block."""
@@ -320,6 +325,22 @@ class Participant:
         actor.own[-1][0].write(b"damage")
         return "damaged"
 
+    def damage_block(self) -> str:
+        """Change a block that others hold."""
+        actor = self.actors[0]
+        while not actor.own_blocks:
+            actor.share_block()
+        actor.own[actor.own_blocks[0]][0].write(b"damage")
+        return "damaged"
+
+    def lose_block(self) -> str:
+        """Allocate a block that nobody frees."""
+        actor = self.actors[0]
+        actor.share_block()
+        assert actor.pool is not None
+        self.lost = actor.pool.allocate()
+        return "lost"
+
     def keep_lock(self) -> str:
         """Keep a lock, as an interrupt could, and do what is done after an interrupt."""
         current().state.acquire()
@@ -392,6 +413,8 @@ def _take_part(board: Path, seed: int, survivors: int, inbox: RawIOBase, outbox:
             "damage": one.damage,
             "keep_lock": one.keep_lock,
             "lose_memory": one.lose_memory,
+            "damage_block": one.damage_block,
+            "lose_block": one.lose_block,
             "hang_in_child": one.hang_in_child,
             "leak": storm_worker.leak,
         },

@@ -28,7 +28,7 @@ from typing import Any
 import crossmem
 from crossmem.control import processes
 from crossmem.driver import Driver, TracingDriver
-from crossmem.models import ProcessIdentity, process_start_time
+from crossmem.models import BlockHandle, ProcessIdentity, process_start_time
 from crossmem.sharing.base.process import current
 
 MAX_NBYTES = 100_000
@@ -37,20 +37,37 @@ MAX_HELD = 24
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes a worker, or a child of it, write the stacks of its threads."""
 
+Memory = crossmem.Allocation | crossmem.Block
 LIBRARY = str(Path(crossmem.__file__).parent)
 
 
 @lru_cache(maxsize=256)
-def pattern(owner: ProcessIdentity, allocation: int, nbytes: int) -> bytes:
+def pattern(owner: ProcessIdentity, life: tuple[int, ...], nbytes: int) -> bytes:
     """What memory must show for as long as anybody holds it; the rest of it is scratch space."""
-    seed = owner.to_bytes() + allocation.to_bytes(8, "little")
+    seed = owner.to_bytes() + b"".join(number.to_bytes(8, "little") for number in life)
     return hashlib.shake_128(seed).digest(nbytes - nbytes // 4)
+
+
+def life_of(handle: crossmem.ShareableHandle) -> tuple[int, ...]:
+    """Return the numbers of memory in its process; each life of a block has its own."""
+    if isinstance(handle, BlockHandle):
+        return handle.allocation, handle.index, handle.generation
+    return (handle.allocation,)
+
+
+def name_of(handle: crossmem.ShareableHandle) -> str:
+    """Return the name of the file that offers a handle."""
+    return "-".join(map(str, ("handle", handle.owner.pid, *life_of(handle))))
+
+
+def expected_of(handle: crossmem.ShareableHandle) -> bytes:
+    """Return what the whole memory of a handle must show."""
+    return pattern(handle.owner, life_of(handle), handle.nbytes)
 
 
 def damage(memory: Any, handle: crossmem.ShareableHandle) -> bool:
     """Whether memory, the whole or a part of it, shows something else."""
-    expected = pattern(handle.owner, handle.allocation, handle.nbytes)
-    expected = expected[handle.offset : handle.offset + handle.length]
+    expected = expected_of(handle)[handle.offset : handle.offset + handle.length]
     return bool(memory.read(len(expected)) != expected)
 
 
@@ -77,7 +94,7 @@ class Actor:
         self.board = board
         self.chance = random.Random(seed)
         self.device = crossmem.device("emulated:0")
-        self.own: list[tuple[crossmem.Allocation, crossmem.ShareableHandle, Path]] = []
+        self.own: list[tuple[Memory, crossmem.ShareableHandle, Path]] = []
         self.held: list[crossmem.Mapping] = []
         self.counts: Counter[str] = Counter()
         self.steps: list[tuple[float, Callable[[], object]]] = [
@@ -103,9 +120,9 @@ class Actor:
         """Call a function of crossmem; for a storm that measures each call."""
         return function(*arguments, **options)
 
-    def give_back(self, allocation: crossmem.Allocation) -> None:
-        """Free an allocation in one of the ways that there are."""
-        allocation.free()
+    def give_back(self, memory: Memory) -> None:
+        """Free memory in one of the ways that there are."""
+        memory.free()
 
     def problem(self, text: str) -> None:
         # To a file, because this process may be dead before anybody asks it.
@@ -121,22 +138,29 @@ class Actor:
         allocation = self.call(self.device.allocate, nbytes)
         access = self.chance.choice(("rw", "rw", "ro"))
         handle = self.call(allocation.export, access=access)
-        allocation.write(pattern(handle.owner, handle.allocation, nbytes))
-        path = self.board / f"handle-{os.getpid()}-{handle.allocation}"
+        self.publish(allocation, handle)
+
+    def publish(self, memory: Memory, handle: crossmem.ShareableHandle) -> None:
+        """Write what memory must show, and offer its handle."""
+        memory.write(expected_of(handle))
+        path = self.board / name_of(handle)
         unfinished = path.with_name("." + path.name)
         unfinished.write_bytes(handle.to_bytes())
         unfinished.rename(path)
-        self.own.append((allocation, handle, path))
+        self.own.append((memory, handle, path))
 
     def free(self) -> None:
         if self.own:
-            allocation, _, path = self.own.pop(self.chance.randrange(len(self.own)))
-            if self.chance.random() < 0.5:
-                path.unlink(missing_ok=True)
-                self.give_back(allocation)
-            else:
-                self.give_back(allocation)
-                path.unlink(missing_ok=True)
+            self.free_one(self.chance.randrange(len(self.own)))
+
+    def free_one(self, place: int) -> None:
+        memory, _, path = self.own.pop(place)
+        if self.chance.random() < 0.5:
+            path.unlink(missing_ok=True)
+            self.give_back(memory)
+        else:
+            self.give_back(memory)
+            path.unlink(missing_ok=True)
 
     def look_at_own(self) -> None:
         for allocation, handle, _ in self.own:
@@ -177,17 +201,32 @@ class Actor:
         self.attach_all([one for one in handles if one is not None])
 
     def attach_all(self, handles: list[crossmem.ShareableHandle]) -> None:
+        if len(handles) == 1 and self.chance.random() < 0.5:
+            self.attach_with(lambda: self.look_once(handles[0]), handles)
+            return
+        readonly = self.chance.random() < 0.2
+        self.attach_with(
+            lambda: self.call(crossmem.attach_many, handles, readonly=readonly), handles
+        )
+
+    def look_once(self, handle: crossmem.ShareableHandle) -> list[crossmem.Mapping]:
+        """Import, map and look, and keep nothing."""
+        with (
+            self.call(crossmem.import_handle, handle) as imported,
+            self.call(imported.map) as mapping,
+        ):
+            if damage(mapping, handle):
+                self.problem(f"imported damaged memory: {handle!r}")
+        return []
+
+    def attach_with(
+        self,
+        attach: Callable[[], list[crossmem.Mapping]],
+        handles: list[crossmem.ShareableHandle],
+    ) -> None:
+        """Attach in one of the ways that there are, and keep the mappings."""
         try:
-            if len(handles) == 1 and self.chance.random() < 0.5:
-                with (
-                    self.call(crossmem.import_handle, handles[0]) as imported,
-                    self.call(imported.map) as mapping,
-                ):
-                    if damage(mapping, handles[0]):
-                        self.problem(f"imported damaged memory: {handles[0]!r}")
-                return
-            readonly = self.chance.random() < 0.2
-            mappings = self.call(crossmem.attach_many, handles, readonly=readonly)
+            mappings = attach()
         except crossmem.StaleHandleError:
             return
         except crossmem.OwnerGoneError as error:
@@ -207,8 +246,7 @@ class Actor:
         """Take handles of the dead away, or there would soon be no others."""
         for handle in handles:
             if is_any_dead({handle.owner}, within_s=0.0) and self.chance.random() < 0.5:
-                name = f"handle-{handle.owner.pid}-{handle.allocation}"
-                (self.board / name).unlink(missing_ok=True)
+                (self.board / name_of(handle)).unlink(missing_ok=True)
 
     def look(self) -> None:
         if self.held:

@@ -153,6 +153,7 @@ def test_devices_in_detail() -> None:
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
     assert "mechanisms memfd" in words
+    assert "timelines word, host" in words
     assert "Memory barrier of leases" in words
     for one in report.unusable:
         assert one.hint is not None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A storm of kills, stops, interrupts, forks and hostile processes leaves survivors all right.
 
-Laws C9 to C12, C18, C20, C26, C27 and C30. ``CROSSMEM_TEST_STORM_S`` is the length of the long one
-in seconds, ``CROSSMEM_TEST_STORM_SEED`` repeats what was chosen at random.
+Laws C9 to C12, C18, C20, C26, C27 and C30, for allocations and for blocks of pools, and P1 to P5.
+``CROSSMEM_TEST_STORM_S`` is the length of the long one in seconds, ``CROSSMEM_TEST_STORM_SEED``
+repeats what was chosen at random.
 """
 
 import json
@@ -63,7 +64,10 @@ def weather(storm: Weather, seconds: float) -> None:
     storm.check_nothing_is_left()
     # Each thing happened, or nothing was proven.
     total = storm.totals()
-    needed = ("operations", "imported", "alive", "kills", "stops", "interrupted", "rogues refused")
+    needed = (
+        *("operations", "imported", "alive", "kills", "stops", "interrupted", "rogues refused"),
+        *("blocks", "blocks attached", "pools closed"),
+    )
     assert all(total[one] for one in needed), report
     assert total["imported"] > 5 * total["unanswered"], report
 
@@ -87,6 +91,8 @@ FAULTS: Final = {
     "hang_in_child": "hung: a forked child",
     "open_descriptor": "/dev/null",
     "lose_memory": "lost",
+    "damage_block": "memory is damaged",
+    "lose_block": "a pool has lost blocks",
 }
 """What is found of each fault."""
 

@@ -54,6 +54,7 @@ from crossmem.sharing.base import copying, deferred, ending, memory
 from crossmem.sharing.exporter import allocation, record
 from crossmem.sharing.importer import attach, errors, mapping, remote, request, table
 from crossmem.sharing.importer import record as imports
+from crossmem.sharing.importer.key import ImportRequest
 from crossmem_emulated import memory as kernel
 from crossmem_emulated.driver import EmulatedDriver
 
@@ -151,7 +152,7 @@ def c06_stale_handles_are_called_invalid() -> None:
 @mutant
 def c07_every_import_opens() -> None:
     always(table.ImportTable, "join", None)
-    setattr(imports.ImportRequest, "key", property(lambda _self: object()))  # noqa: B010
+    setattr(ImportRequest, "key", property(lambda _self: object()))  # noqa: B010
 
 
 @mutant
@@ -358,9 +359,9 @@ def c17_closing_twice_is_an_error() -> None:
 
 @mutant
 def c19_every_thread_opens() -> None:
-    key: Any = imports.ImportRequest.key
+    key: Any = ImportRequest.key
     always(table.ImportTable, "join", None)
-    setattr(imports.ImportRequest, "key", property(  # noqa: B010
+    setattr(ImportRequest, "key", property(  # noqa: B010
         lambda self: (key.fget(self), threading.get_ident())))  # fmt: skip
 
 

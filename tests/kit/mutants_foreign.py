@@ -14,6 +14,7 @@ from crossmem.sharing.base import process
 from crossmem.sharing.base.regions import RegionIndex
 from crossmem.sharing.exporter import adoption, allocation, foreign, record, share_report
 from crossmem.sharing.importer import record as imports
+from crossmem.sharing.importer.key import ImportRequest
 from crossmem_emulated import memory as kernel
 
 __all__ = ["FOREIGN", "MUTANTS"]
@@ -73,8 +74,8 @@ def c06_giving_up_withdraws_nothing() -> None:
 
 @foreign_mutant
 def c07_every_adoption_is_opened() -> None:
-    key: Any = imports.ImportRequest.key
-    setattr(imports.ImportRequest, "key", property(  # noqa: B010
+    key: Any = ImportRequest.key
+    setattr(ImportRequest, "key", property(  # noqa: B010
         lambda self: (key.fget(self), self.handle.export)))  # fmt: skip
 
 

@@ -17,7 +17,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from interrupted import HOST, OPERATIONS, RANGES, Step, World, end, own_machine
+from interrupted import HOST, OPERATIONS, RANGES
+from interrupted_pools import HOST_POOLS, POOLS
+from interrupted_world import Step, World, end, own_machine, settled
 
 import crossmem
 
@@ -40,7 +42,7 @@ def main(count: int, seed: int) -> int:
     state = own_machine()
     chosen = random.Random(seed)
     world = World("emulated", "memfd")
-    operations: dict[str, Callable[[World], Step]] = OPERATIONS | HOST | RANGES
+    operations: dict[str, Callable[[World], Step]] = OPERATIONS | HOST | RANGES | POOLS | HOST_POOLS
     took_s: dict[str, float] = {}
     raised: Counter[str] = Counter()
     faults = 0
@@ -55,17 +57,17 @@ def main(count: int, seed: int) -> int:
     signal.signal(signal.SIGALRM, ring)
     for name in operations:
         took_s[name] = min(run(world, operations[name], None)[0] for _ in range(3))
-    before = world.state()
+    world.baseline = world.state()
     for turn in range(1, 100 * count):
         name = chosen.choice(list(operations))
         delay_s = chosen.uniform(1e-6, min(MOST_S, 1.5 * took_s[name]))
         wrong = run(world, operations[name], delay_s)[1]
         if turn % LOOK_EVERY == 0:
-            wrong += look(world, before)
+            wrong += look(world)
         if wrong:
             faults += 1
             print(name, turn, wrong)
-            before = world.state()
+            world.baseline = world.state()
         if raised.total() >= count:
             break
     world.peer.destroy()
@@ -98,13 +100,16 @@ def run(
     return took_s, end(step, with_garbage=False)
 
 
-def look(world: World, before: object) -> list[str]:
+def look(world: World) -> list[str]:
     """Return what differs from before."""
     gc.collect()
     crossmem.collect()
     held = [f"lock {one} is held" for one in world.held_locks()]
-    after = world.state()
-    return held if after == before else [*held, f"{after} (was {before})"]
+    before, after = world.baseline, settled(world)
+    differ = [f"{name}: {after[name]} (was {before[name]})" for name in after]
+    return held + [
+        one for one, name in zip(differ, after, strict=True) if after[name] != before[name]
+    ]
 
 
 if __name__ == "__main__":

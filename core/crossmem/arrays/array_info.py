@@ -17,7 +17,7 @@ class ArrayInfo(NamedTuple):
     Parameters
     ----------
     kind
-        Its library.
+        The array's library.
     pointer
         Address of the element with all indices 0. For an empty array, the value that the
         library reports.

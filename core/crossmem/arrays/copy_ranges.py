@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranges that a copy of several arrays has. A byte that several arrays cover is copied once."""
+"""The byte ranges in which arrays are copied. A byte that several arrays cover is copied once."""
 
 from bisect import bisect_right
 from collections.abc import Iterable

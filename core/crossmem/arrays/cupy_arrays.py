@@ -54,7 +54,7 @@ def describe(array: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        Its elements cannot be shared.
+        The array's elements cannot be shared.
     """
     layout = Layout(dtype_of(array.dtype), array.shape, array.strides)
     return ArrayInfo("cupy", array.data.ptr, layout, f"{backend()}:{array.device.id}")

@@ -42,7 +42,7 @@ MAX_ITEMSIZE: Final = 2**31 - 1
 """The most bytes of one element; NumPy has the same limit."""
 
 MAX_FIELDS: Final = 512
-"""The most fields of one struct, without those of nested structs."""
+"""The most fields of one struct. Fields of nested structs do not count."""
 
 MAX_NESTING: Final = 8
 """The deepest nesting of structs."""
@@ -97,7 +97,7 @@ def dtype_of(value: object) -> DType:
     ----------
     value
         A common name, a type string, or a dtype or scalar type of NumPy, CuPy, ml_dtypes or
-        PyTorch. This imports none of them.
+        PyTorch. The call imports none of these libraries.
 
     Raises
     ------

@@ -38,7 +38,7 @@ class Layout:
     Raises
     ------
     InvalidSizeError
-        A number is negative and must not be, or is too large.
+        A number is too large, or is negative where only positive numbers or 0 are allowed.
     ConfigurationError
         Shape or strides are not integers, are too many, or differ in number.
     """
@@ -95,7 +95,7 @@ class Layout:
         Raises
         ------
         InvalidSizeError
-            A number is negative and must not be, or is too large.
+            A number is too large, or is negative where only positive numbers or 0 are allowed.
         """
         low, high = self.extent or (self.offset, self.offset)
         moved = object.__new__(Layout)

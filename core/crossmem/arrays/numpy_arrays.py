@@ -42,7 +42,7 @@ def describe(array: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        Its elements cannot be shared.
+        The array's elements cannot be shared.
     """
     strides = None if array.flags.c_contiguous else array.strides
     layout = Layout(dtype_of(array.dtype), array.shape, strides)

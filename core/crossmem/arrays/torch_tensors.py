@@ -88,7 +88,7 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        Its elements lie in no plain memory, or on a device without a backend of crossmem.
+        The tensor's elements lie in no plain memory, or on a device without a backend of crossmem.
     """
     torch = require("torch")
     refused = None

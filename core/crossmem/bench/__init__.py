@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import crossmem
-from crossmem.bench import suite_copies, suite_crossmem, suite_frameworks
+from crossmem.bench import suite_copies, suite_crossmem, suite_frameworks, suite_timelines
+from crossmem.bench.pages import write_page
 from crossmem.bench.pair import BenchError
 from crossmem.bench.peer import PEERS
 from crossmem.bench.plan import PLANS
@@ -30,6 +31,7 @@ __all__ = [
     "render",
     "run",
     "targets_table",
+    "write_page",
 ]
 
 Mode = Literal["smoke", "brief", "quick", "full"]
@@ -94,4 +96,5 @@ def run(
     with Suite(
         PLANS[mode], mode=mode, peers=chosen, device=device, say=say or (lambda _: None)
     ) as suite:
-        return suite.run([suite_crossmem.run, suite_frameworks.run, suite_copies.run])
+        parts = (suite_crossmem, suite_frameworks, suite_copies, suite_timelines)
+        return suite.run([part.run for part in parts])

@@ -15,7 +15,10 @@ _DEADLINE_S: Final = 600.0
 
 
 def run_case(
-    suite: Suite, program: Literal["copies", "frameworks"], name: str, **arguments: Any
+    suite: Suite,
+    program: Literal["copies", "frameworks", "round_trips"],
+    name: str,
+    **arguments: Any,
 ) -> dict[str, list[float]]:
     """Measure one case and return its times. If it fails, note why and return no times."""
     path = str(Path(__file__).with_name(f"{program}.py"))

@@ -38,6 +38,7 @@ def compute_targets(report: Report) -> list[Target]:
         *_queues(report),
         *_readers(report),
         *_updates(report),
+        *_round_trips(report),
     ]
 
 
@@ -213,3 +214,15 @@ def _updates(report: Report) -> Iterator[Target]:
         report.value("updates", "NumPy", "touched copy", nbytes=nbytes),
     )
     yield Target(f"update of {size}, against a NumPy copy into touched memory", measured, 1.3)
+
+
+def _round_trips(report: Report) -> Iterator[Target]:
+    for name, subject, rival, state, limit in (
+        ("signal and wait, awake, against a spin on a word", "timeline", "plain word", "awake", 3),
+        ("signal and wait, asleep, against an eventfd", "timeline", "eventfd", "asleep", 2),
+        ("publish and wait, against a reader that polls", "shared tree", "polling", "awake", 0.5),
+    ):
+        measured = _ratio(
+            report.value("round trips", subject, state), report.value("round trips", rival, state)
+        )
+        yield Target(name, measured, limit)

@@ -216,8 +216,8 @@ def conformance(
     r"""Run the conformance kit on a device, and show which laws of the contract it keeps.
 
     The kit starts processes, kills some of them, damages handles, and checks that the contract
-    holds. Tests of what the device cannot do are skipped, with the reason. The kit needs
-    [cyan]pip install 'crossmem\[conformance]'[/cyan].
+    holds. If the device lacks an ability, the tests of that ability are skipped, and the table says
+    why. The kit needs [cyan]pip install 'crossmem\[conformance]'[/cyan].
 
     [cyan]--all[/cyan] runs the kit once for each backend, runtime and mechanism, emulations
     included, which takes some minutes each. At the end it lists what this machine cannot run.
@@ -302,15 +302,15 @@ def emulate(
         bool | None,
         typer.Option(
             "--strict/--lax",
-            help="Report API misuse, and let the CPU fault on device addresses; or neither.  "
-            r"\[default: strict]",
+            help="Strict: report API misuse, and let CPU accesses to device addresses fault. Lax: "
+            r"do neither.  \[default: strict]",
         ),
     ] = None,
     slow_streams: Annotated[
         bool | None,
         typer.Option(
             "--slow-streams/--fast-streams",
-            help="Do the work of streams when the program waits for it, or at once.  "
+            help="Slow: do a stream's work only when the program waits for it. Fast: at once.  "
             r"\[default: fast]",
         ),
     ] = None,

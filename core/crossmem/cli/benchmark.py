@@ -2,7 +2,7 @@
 """The command ``crossmem bench`` and its options, for typer."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
@@ -12,13 +12,16 @@ from crossmem.cli.render import show_step
 from crossmem.errors import UnsupportedError
 from crossmem.guards import clause
 
+if TYPE_CHECKING:
+    from crossmem.bench import Report
+
 __all__ = ["BENCH_EXAMPLES", "bench"]
 
 BENCH_EXAMPLES: Final = (
     ("crossmem bench", "one table, in less than a minute"),
     ("crossmem bench --peer crossmem --peer posix_ipc", "beside another way to share"),
     ("crossmem bench --full -o bench.json", "every table, in some minutes; keep all numbers"),
-    ("crossmem bench --full --check", "as a test: exit with 1 if a target is missed"),
+    ("crossmem bench --full --check", "exit with 1 if a target is missed, as a test does"),
 )
 
 
@@ -35,7 +38,12 @@ def bench(
         ),
     ] = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke", hidden=True, help="Seconds; the numbers mean nothing.")
+        bool,
+        typer.Option(
+            "--smoke",
+            hidden=True,
+            help="Run everything once in some seconds, as a trial; the numbers mean nothing.",
+        ),
     ] = False,
     peer: Annotated[
         list[str] | None,
@@ -53,19 +61,31 @@ def bench(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to FILE."),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page", metavar="FOLDER", help="Write tables (Markdown) and charts (SVG) to FOLDER."
+        ),
+    ] = None,
+    read: Annotated[
+        Path | None,
+        typer.Option(
+            "--read", metavar="FILE", help="Measure nothing; read the JSON document of FILE."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     r"""Measure crossmem beside other ways to share host memory, in one run.
 
     Without options, prints one table: the median of each operation for crossmem, for
-    [cyan]multiprocessing.shared_memory[/cyan], and for the floor, which is the same system calls
-    without crossmem; beside each, how many times as long crossmem takes.
+    [cyan]multiprocessing.shared_memory[/cyan], and for the floor, which makes the same system calls
+    without crossmem. A ratio beside each median says how many times as long crossmem takes.
 
-    Each way has two processes on CPUs of their own, and rounds go around the ways in turn.
-    [cyan]--full[/cyan] measures all ways that are installed;
-    [cyan]pip install 'crossmem\[bench]'[/cyan] brings them.
+    Each way of sharing has two processes, each on a CPU of its own. The ways take turns, round by
+    round. [cyan]--full[/cyan] measures all ways that are installed; [cyan]pip install
+    'crossmem\[bench]'[/cyan] brings them.
 
-    Exits with 0, and with [cyan]--check[/cyan] with 1 if a target is missed.
+    Exits with 0. With [cyan]--check[/cyan], exits with 1 if a target is missed.
     """
     with reporting("bench", as_json=as_json):
         from crossmem import bench as suite
@@ -75,20 +95,45 @@ def bench(
                 hint = f"choose from {', '.join(suite.PEERS)}"
                 raise UsageProblem(f"--peer {name!r} is unknown", hint=hint)
         mode: suite.Mode = "smoke" if smoke else "full" if full else "quick" if check else "brief"
-        if mode == "brief":
+        if mode == "brief" and read is None:
             show_step("measuring, which takes less than half a minute")
         say = (lambda _: None) if mode == "brief" else show_step
         try:
-            report = suite.run(mode, peers=peer, device=device, say=say)
+            if read is not None:
+                report = _read(read)
+                mode = cast("suite.Mode", report.mode)
+            else:
+                report = suite.run(mode, peers=peer, device=device, say=say)
         except suite.BenchError as error:
             raise BenchmarkError(clause(str(error)), details=str(error)) from error
         except UnsupportedError as error:
             raise UsageProblem(error.message, hint=error.hint) from error
         if output is not None:
             write_text(output, report.to_json() + "\n")
+        if page is not None:
+            _write_page(report, page)
         if as_json:
             print(report.to_json())
         else:
             suite.render(report, [suite.targets_table(report)] if mode == "quick" else None)
         if check and mode != "smoke" and any(target.met is False for target in report.targets):
             raise typer.Exit(ExitCode.MISMATCH)
+
+
+def _read(path: Path) -> "Report":
+    from crossmem.bench import Report
+
+    try:
+        return Report.from_json(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        msg = f"cannot read {str(path)!r}: {clause(str(error), 80)}"
+        raise UsageProblem(msg, hint="name a file that crossmem bench -o has written") from error
+
+
+def _write_page(report: "Report", folder: Path) -> None:
+    from crossmem.bench import write_page
+
+    try:
+        write_page(report, folder)
+    except OSError as error:
+        raise UsageProblem(f"cannot write to {str(folder)!r}: {error.strerror}") from error

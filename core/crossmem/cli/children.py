@@ -39,7 +39,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the child."""
         return self.process.pid or 0
 
     def send(self, message: object) -> None:

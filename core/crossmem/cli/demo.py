@@ -205,7 +205,7 @@ class Demo:
         handle: ShareableHandle,
         file: FileReport,
     ) -> _Shared:
-        """Let consumers attach, check and release, and measure them while they hold the memory."""
+        """Let consumers attach, check and release the memory. Measure them while they hold it."""
         parts = [handle.slice(one.offset, one.nbytes) for one in file.tensors if one.nbytes]
         task = Task(handle.to_bytes(), tuple(part.to_bytes() for part in parts), self.timeout)
         starting = time.perf_counter()

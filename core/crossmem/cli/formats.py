@@ -108,7 +108,7 @@ def read_layout(file: IO[bytes], nbytes: int, suffix: str) -> Layout:
     file
         Seekable and opened for reading; its position afterwards is undefined.
     nbytes
-        Its size.
+        Size of the file in bytes.
     suffix
         End of its name, such as ``".npy"``. The first bytes also identify a NumPy array.
     """
@@ -277,7 +277,7 @@ def _npz_member(
     if len(local) < _ZIP_LOCAL_HEADER.size:
         raise _RefusedError(f"member {member.filename!r} lies outside the file")
     # The data begin after the member's local header, whose length differs from that of the entry in
-    # the directory. So it is read, too.
+    # the directory. So the local header is read, too.
     mark, name_nbytes, extra_nbytes = _ZIP_LOCAL_HEADER.unpack(local)
     start = member.header_offset + _ZIP_LOCAL_HEADER.size + name_nbytes + extra_nbytes
     raw = member.compress_type == zipfile.ZIP_STORED

@@ -225,6 +225,7 @@ def _capability_rows(capabilities: Capabilities) -> list[tuple[str, str]]:
     largest = nbytes_text(capabilities.max_allocation_nbytes)
     return [
         ("  mechanisms", ", ".join(capabilities.mechanisms)),
+        ("  timelines", ", ".join(capabilities.timeline_levels)),
         ("  sizes", f"multiples of {granule}, at most {largest}"),
         ("  can", ", ".join(name for name, able in flags.items() if able) or "-"),
         ("  cannot", ", ".join(name for name, able in flags.items() if not able) or "-"),

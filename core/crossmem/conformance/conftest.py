@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test if the device, or blocks of pools, lack what it tests."""
+    """Skip a test if the device or blocks of pools lack the tested ability."""
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
             pytest.skip(f"not of blocks: {marker.args[0]}")

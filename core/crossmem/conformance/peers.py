@@ -176,12 +176,12 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the peer."""
         return self._process.pid
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs, else as :attr:`subprocess.Popen.returncode`."""
+        """None while the peer runs, else as :attr:`subprocess.Popen.returncode`."""
         return self._process.poll()
 
     @property
@@ -282,7 +282,7 @@ class Peer:
         return PeerDiedError(f"{self!r} died {when}\n{self.output()}", exitcode)
 
     def output(self) -> str:
-        """Return the end of its standard output and error so far."""
+        """Return the end of the peer's standard output and error so far."""
         if self._stderr.closed:
             return ""
         descriptor = self._stderr.fileno()
@@ -292,13 +292,13 @@ class Peer:
     # Ends ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Kill it with SIGKILL and wait for its end. Its forked children live on."""
+        """Kill the peer with SIGKILL and wait for its end. Its forked children live on."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._process.wait(GRACE_S)
 
     def stop(self) -> None:
-        """Stop it with SIGSTOP, and wait until it has stopped."""
+        """Stop the peer with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
         # Only the parent could wait for the stop, and that may be a fork server. So the state is
@@ -309,21 +309,21 @@ class Peer:
             time.sleep(0.0005)
 
     def cont(self) -> None:
-        """Continue it after :meth:`stop`."""
+        """Continue the peer after :meth:`stop`."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def request_exit(self) -> None:
-        """Ask it to exit normally; do not wait."""
+        """Ask the peer to exit normally, and do not wait."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send(self._socket, None)
 
     def wait_exit(self, *, within: float = DEFAULT_TIMEOUT_S) -> int:
-        """Wait for its end and return the exit code.
+        """Wait for the end of the peer and return the exit code.
 
         Raises
         ------
         PeerTimeoutError
-            It does not end; it is killed then.
+            The peer did not end in time. It was killed then.
         """
         try:
             return self._process.wait(within)
@@ -332,7 +332,7 @@ class Peer:
             raise PeerTimeoutError(f"{self!r} did not exit within {within} s") from None
 
     def exit(self, *, within: float = DEFAULT_TIMEOUT_S) -> str:
-        """Make it exit normally, check the exit, and return its output."""
+        """Make the peer exit normally, check the exit, and return its output."""
         self.request_exit()
         exitcode = self.wait_exit(within=within)
 
@@ -340,7 +340,7 @@ class Peer:
         return self.output()
 
     def destroy(self) -> None:
-        """Kill it and its children, and close everything. Never raises."""
+        """Kill the peer and its children, and close everything. Never raises."""
         if self._stderr.closed:
             return
         with contextlib.suppress(Exception):
@@ -361,11 +361,11 @@ class Peer:
         _alive.discard(self)
 
     def _is_running(self) -> bool:
-        """Whether it lives and is not stopped."""
+        """Whether the peer lives and is not stopped."""
         return self._process.poll() is None and self._state() in {b"R", b"S", b"D"}
 
     def _state(self) -> bytes:
-        """Return the kernel's letter for its state; empty after its end."""
+        """Return the kernel's letter for the peer's state; empty after its end."""
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{self.pid}/stat").read_bytes()
             return stat[stat.rindex(b")") + 2 :][:1]

@@ -92,7 +92,10 @@ class Recorder:
         return any(self._outcomes.values())
 
     def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:
-        """Record the outcome of a test, its setup or its teardown; a failure stays a failure."""
+        """Record the outcome of a test, of its setup or of its teardown.
+
+        One failure makes the test a failure.
+        """
         tests = self._outcomes[law]
         if test not in tests or tests[test][0] != "failed":
             tests[test] = (outcome, reason)

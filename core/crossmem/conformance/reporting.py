@@ -16,9 +16,10 @@ from crossmem.conformance.report import TABLE, Recorder, write_report
 __all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
 
 ABOUT_LAW: Final = "crossmem_about_law"
-"""Attribute of a report: the law, the name of the test, and why it was skipped."""
+"""Name of an attribute of pytest's report: it has the law, the name of the test, and why the test
+was skipped."""
 CAPABILITIES: Final = "crossmem_capabilities"
-"""The name under which a worker reports the device's capabilities, pickled, at its end."""
+"""The key under which a worker sends the device's capabilities, pickled, when it ends."""
 _recorder: Final = pytest.StashKey[Recorder]()
 
 

@@ -53,7 +53,7 @@ class Stranger:
     Parameters
     ----------
     blocks
-        Its size, in units of the granularity.
+        Size of the memory, in units of the granularity.
     data
         The bytes that are written at the start.
     """

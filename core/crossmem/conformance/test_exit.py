@@ -20,6 +20,7 @@ from crossmem.conformance import actions, resources
 from crossmem.conformance.harness import Allocate, FreshPeer, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
+from crossmem.conformance.test_limits import NOTHING as NOTHING_LIVE
 from crossmem.driver import TracingDriver
 from crossmem.sharing.base.process import current
 
@@ -67,7 +68,7 @@ def last_words(output: str) -> dict[str, Any]:
 
 
 NOTHING: dict[str, Any] = {
-    "live": {"blocks": 0, "exports": 0, "imports": 0, "mappings": 0, "ranges": 0},
+    "live": NOTHING_LIVE,
     "violations": [],
     "threads": ["MainThread"],
     "descriptors": [],

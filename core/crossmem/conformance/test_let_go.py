@@ -41,7 +41,7 @@ def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]
 
 
 def is_closed(name: str) -> bool:
-    """Return, in a peer, whether a named object is closed. This is no call of crossmem."""
+    """Return, in a peer, whether a named object is closed. Reading ``closed`` releases nothing."""
     closed: bool = actions.objects[name].closed
     return closed
 
@@ -270,7 +270,7 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 def report_threads_at_exit() -> None:
     """Print the number of threads after crossmem's exit."""
-    # This registers crossmem's own exit first. The one registered below then runs after it.
+    # current() registers crossmem's own exit. The report has a lower priority and runs later.
     current()
 
     def report() -> None:

@@ -137,7 +137,7 @@ def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
     if violations is None:
         pytest.skip("no strict emulation under this driver")
 
-    # Each test checks its own calls. This one checks the whole run so far, in every process.
+    # Each test checks its own calls. This test checks the whole run so far, in every process.
     assert violations[kit.violations_before :] == []
 
 

@@ -24,8 +24,8 @@ from crossmem.models import EventKind
 __all__ = ["Admission", "Admitted"]
 
 _MAX_ROWS: Final = 8
-"""The most rows of one process. It has one for each control segment, and for each program that it
-runs by exec."""
+"""The most rows of one process. A process needs one for each control segment, and new ones for each
+program that it runs by exec."""
 
 _MAX_TEXT: Final = 300
 """Maximum length of an error text in a reply."""
@@ -215,8 +215,8 @@ class Admission:
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # A later request does not know the row either, so the reply with it was lost and it
-            # holds nothing.
+            # The importer does not know the row even in a later request. So the reply with the row
+            # was lost, and the row holds nothing.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())

@@ -349,7 +349,7 @@ class OwnerConnection:
                 link = self._link or self._connect(deadline)
                 return self._exchange(link, batch, deadline)
             except WrongHostError:
-                # It closed a connection just now and cannot be reached: it is exiting.
+                # The owner closed a connection just now and cannot be reached: it is exiting.
                 if not was_closed:
                     raise
                 raise owner_gone(self.owner, "closed its lease server") from None

@@ -86,7 +86,7 @@ def dial(
             try:
                 link.close()
             finally:
-                # This must run even if a signal handler raises during the close.
+                # The pidfd is closed even if a signal handler raises during the close of the link.
                 if link.pidfd is not None and link.pidfd != pidfd:
                     os.close(link.pidfd)
         raise

@@ -63,7 +63,7 @@ class HoldTable:
             raise
 
     def hold(self, slot: int, generation: int, holder: object) -> bool:
-        """Add a holder to a slot; False if the exporter has moved on.
+        """Add a holder to a slot; return False if the slot has another generation by now.
 
         :meth:`end` ends the hold, even if this raises.
 
@@ -100,7 +100,7 @@ class HoldTable:
         word = words.load(row.words, at)
         holders.discard(holder)
         # A signal handler that begins a hold enters its holder before this check, or runs after the
-        # store of the 0. None runs in between, because neither is a Python function.
+        # store of the 0. No handler runs in between, because neither calls a Python function.
         if holders or not word:
             return False
         words.store(row.words, at, 0)
@@ -122,8 +122,8 @@ class HoldTable:
         control, row, is_fenced = which
         return control.words, row.words, is_fenced
 
-    def row_of(self, slot: int) -> Segment:
-        """Return the row in which this process writes the word of a slot.
+    def segments_of(self, slot: int) -> tuple[Segment, Segment]:
+        """Return the control segment and the row with the words of a slot.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class HoldTable:
         which = self._segments.get(slot // SLOTS)
         if which is None:
             raise _no_words()
-        return which[1]
+        return which[:2]
 
     def close(self) -> None:
         """Unmap the segments.

@@ -21,9 +21,9 @@ class Holder:
     Parameters
     ----------
     pid
-        Its process id as seen here, 0 if it is not visible.
+        Process id as this process sees it, 0 if it is not visible.
     uid
-        Its user id as seen here.
+        User id as this process sees it.
     pidfd
         Descriptor that reports its death; None for this process itself, and if the kernel offers
         none.
@@ -33,7 +33,7 @@ class Holder:
         By number: its leases that no row records. These are the leases of this process on its own
         memory, and reservations.
     messages
-        Its reservations of messages, which are also in ``leases``.
+        The reservations of its messages, which are also in ``leases``.
     whitelisted
         The live exports for which it is on the vendor's whitelist.
     rows
@@ -57,7 +57,7 @@ class Holder:
 
     @property
     def holds_something(self) -> bool:
-        """Whether it has a lease, or has a grant by which it may begin to hold."""
+        """Whether the process has a lease, or a grant by which it may begin to hold."""
         return bool(self.leases or self.exports)
 
 
@@ -88,7 +88,7 @@ class Lease(NamedTuple):
     since
         The time of the grant, in seconds since the epoch.
     in_message
-        Whether it is a message's reservation, through which no process has the memory open.
+        Whether the lease is a message's reservation, by which no process has the memory open.
     """
 
     number: int

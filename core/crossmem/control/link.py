@@ -27,7 +27,7 @@ __all__ = ["Deadline", "Link", "owner_gone", "raise_if_dead"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
-"""A plain number, because the enum flags of the module are slow to combine."""
+"""The flag of ``socket`` as a plain number, because enum flags are slow to combine."""
 
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC)
 _SPIN_S: Final = 100e-6
@@ -205,8 +205,8 @@ class Link:
         except BlockingIOError:
             raise
         except BaseException as error:
-            # Even if this read was interrupted, the kernel may have opened the descriptors here.
-            # They must be closed.
+            # The kernel may have opened descriptors in this process, even if an interrupt ended the
+            # read. This closes them.
             for message in messages:
                 close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):

@@ -99,8 +99,8 @@ class Unit:
     was_granted: bool = False
     """Whether an export of it was ever granted, so that a row may hold it."""
     is_sealed: bool = False
-    """Whether its slots have begun new generations that no importer knows, so that no new hold can
-    begin."""
+    """Whether the slots of the memory have begun new generations that no importer knows. No
+    new hold can then begin."""
 
     @property
     def is_kept(self) -> bool:
@@ -118,7 +118,7 @@ class Export:
     exported: Exported
     denied: int = 0
     slot: Slot | None = None
-    """Its slot, which it gets with its first lease."""
+    """The slot of the export, from its first lease on."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
     """By row, the words of the row: of each process that was ever granted this export."""
     since: dict[Any, float] = field(default_factory=dict)
@@ -127,8 +127,8 @@ class Export:
     """For a pool's block: the generations whose handles messages have reserved. Empty for other
     memory."""
     is_arena: bool = False
-    """Whether it is a pool's whole memory. Only processes whose death the kernel reports may import
-    it."""
+    """Whether this exports a pool's whole memory. Only processes whose death the kernel
+    reports may import it."""
 
     def has(self, generation: int) -> bool:
         """Whether a handle of that generation names this export.

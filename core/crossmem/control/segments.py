@@ -33,7 +33,7 @@ FAULTY_OWNER: Final = "import from a process that runs the same release of cross
 """The hint of errors about an exporter that breaks the lease protocol."""
 
 _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_NAME))
-"""The names that segments have in ``/proc``. The exporter makes both kinds."""
+"""The names in ``/proc`` of control segments and of rows. The exporter makes both."""
 
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
@@ -52,8 +52,8 @@ _MAP_SHARED: Final = 1
 _MADV_DONTFORK: Final = 10
 _FAILED: Final = ctypes.c_void_p(-1).value
 _F_SEAL_FUTURE_WRITE: Final = 0x10
-"""This seal of Linux forbids new writable mappings, and keeps the existing ones. Python's fcntl
-module lacks it."""
+"""This seal of Linux forbids new writable mappings. Existing mappings stay writable. Python's fcntl
+module lacks the seal."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -162,7 +162,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     Parameters
     ----------
     name
-        Its name in ``/proc``.
+        Name of the segment in ``/proc``.
     descriptors
         Receives the descriptor to pass on. The caller closes it, even if this raises.
     is_written_by_maker
@@ -184,7 +184,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
         raise (no_descriptors("memfd_create") if is_full else error) from error
     try:
         if is_written_by_maker:
-            # Before Linux 5.1, the kernel does not have this seal, and the segment stays writable.
+            # Kernels before Linux 5.1 lack this seal. There, receivers can write the segment.
             with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

@@ -165,11 +165,11 @@ class VendorDriver(Driver):
     # Around every call --------------------------------------------------------------------
 
     def _on(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Make a device current for this thread while a block runs."""
+        """Make a device current for this thread in a ``with`` block."""
         return self._named(ordinal, operation, self._current.on(ordinal))
 
     def _about(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Add the operation and the device to errors."""
+        """Add the operation and the device to the errors that a block raises."""
         return self._named(ordinal, operation, None)
 
     @contextmanager

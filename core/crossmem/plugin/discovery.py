@@ -57,8 +57,8 @@ class Catalog:
         """
         blocked = {_normalized(name) for name in disabled}
         found = list(self._installed() if entry_points is None else entry_points)
-        # The order of sys.path depends on the installation. The entry points are sorted, so that it
-        # does not affect the result.
+        # The order of sys.path depends on the installation. The entry points are sorted,
+        # so that this order does not affect the result.
         plugins = [(_describe(point), point) for point in found]
         for info, point in sorted(plugins, key=lambda one: (one[0].distribution, one[0].plugin)):
             if blocked.isdisjoint({_normalized(info.plugin), _normalized(info.qualified)}):

@@ -308,7 +308,7 @@ class Registry:
                 continue
             if answer is not None:
                 return answer
-        # The error of a plugin that has the API says more than that of one without it.
+        # A plugin that has the API raises a more useful error than a plugin without the API.
         for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault

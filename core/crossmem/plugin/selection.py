@@ -96,11 +96,11 @@ class Candidate:
     plugins
         The plugins that offer it.
     priority
-        Its priority; None if it is used only when named, or must not be used.
+        Priority of the backend; None if it is used only when named, or must not be used.
     availability
-        Whether it can be used here.
+        Whether the backend can be used here.
     chosen
-        Whether it was chosen.
+        Whether the backend was chosen.
     reason
         Why the backend was chosen, or why not.
     """

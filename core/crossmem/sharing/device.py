@@ -20,7 +20,8 @@ from crossmem.sharing.exporter.allocation import Allocation, allocate
 from crossmem.sharing.pools.pool import Pool, make_pool
 from crossmem.sharing.ranges.address_range import AddressRange, reserve
 from crossmem.sharing.timelines.ends import HandOver
-from crossmem.sharing.timelines.timeline import Timeline, make_timeline
+from crossmem.sharing.timelines.making import make_timeline
+from crossmem.sharing.timelines.timeline import Timeline
 
 __all__ = ["Device", "device", "devices"]
 

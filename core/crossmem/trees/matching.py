@@ -75,7 +75,7 @@ def refuse_unwritable(
     Parameters
     ----------
     name
-        Its name in the error.
+        Name of the array in the error.
     array, kind, layout
         The array, its library, and its shape and strides.
     operation

@@ -35,11 +35,11 @@ class Row(NamedTuple):
     Parameters
     ----------
     kind
-        Its library.
+        The array's library.
     handle
         Number of the handle whose memory contains it; None if it has no elements.
     layout
-        Its layout in that memory.
+        The array's layout in that memory.
     """
 
     kind: Kind

@@ -221,7 +221,7 @@ _WRONG: Final = (
 
 
 class _Known(NamedTuple):
-    """What a reader knows so far: the arrays, and each finished mutable container with its node."""
+    """The state of a reader: the arrays, and each finished mutable container with its node."""
 
     arrays: Sequence[Any]
     ended: list[tuple[Any, Any]]

@@ -163,13 +163,13 @@ class Published:
                 raise UnsupportedError(msg)
             # Outside the lock, because close() must not wait for the exporter.
             try:
-                made = open_timeline(self.message.timeline, timeout=timeout)
+                made = leave_to_references(open_timeline(self.message.timeline, timeout=timeout))
             except StaleHandleError as error:
                 raise _closed("wait") from error
             with self._lock:
                 # Another thread may have closed this object or connected first.
                 self.check()
-                self._timeline = timeline = self._timeline or leave_to_references(made)
+                self._timeline = timeline = self._timeline or made
         return timeline
 
     def done(self, version: int, *, stream: Any = None) -> None:

@@ -23,7 +23,8 @@ from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.mapping import Mapping, asked_readonly
 from crossmem.sharing.pools.block import Block
 from crossmem.sharing.pools.pool import Pool
-from crossmem.sharing.timelines.timeline import Timeline, make_timeline
+from crossmem.sharing.timelines.making import make_timeline
+from crossmem.sharing.timelines.timeline import Timeline
 from crossmem.trees.contents import Contents
 from crossmem.trees.leaves import Leaf, collect
 from crossmem.trees.message import Message, Row

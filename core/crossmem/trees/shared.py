@@ -8,9 +8,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from typing_extensions import override
 
-from crossmem.errors import (
-    ClosedError,
-)
+from crossmem.errors import ClosedError
+from crossmem.sharing.base.deferred import Call
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
 from crossmem.sharing.importer.attach import attach_reserved
@@ -259,6 +258,12 @@ class Shared(Published, Generic[_T_co]):
             if self._timeline is not None:
                 # The last callback runs first: readers learn of the end before the memory goes.
                 steps.callback(self._timeline.close)
+            if self._process.is_inside:
+                # A finaliser may run in a thread that holds a lock, and releases take locks of a
+                # lower rank. So another thread makes these steps.
+                deferred = self._process.deferred
+                deferred.ready[Call(steps.pop_all().close)] = None
+                deferred.start_reaper()
 
     def __enter__(self) -> Self:
         self.check()

@@ -23,7 +23,8 @@ from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.views import maker
 from crossmem.sharing.device import Device
 from crossmem.sharing.exporter.adoption import Adoption, Neighbours, neighbours_of
-from crossmem.sharing.exporter.allocation import Allocation, export_again, record_of
+from crossmem.sharing.exporter.allocation import Allocation, record_of
+from crossmem.sharing.exporter.exporting import export_again
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.exporter.share_report import ShareWay, how_can_share
 from crossmem.sharing.importer.block_mapping import BlockMapping

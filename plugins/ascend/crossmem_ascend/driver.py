@@ -2,7 +2,7 @@
 """The driver for Ascend NPUs: it prepares device, context and peers for a mechanism's calls."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from typing_extensions import override
@@ -28,6 +28,7 @@ from crossmem_ascend.mechanism import GRANULARITY_NBYTES, Mechanism
 from crossmem_ascend.peers import PeerAccess
 from crossmem_ascend.runtime import PEER_ACCESS, Acl, Vendor
 from crossmem_ascend.shareable import Shareable
+from crossmem_ascend.streams import StreamOrder
 
 __all__ = ["AscendDriver"]
 
@@ -44,7 +45,8 @@ class AscendDriver(VendorDriver):
     """Memory of Ascend NPUs, through pyACL or a binding with pyACL's interface.
 
     It has the methods of :class:`crossmem.driver.AddressRanges` if the runtime offers shareable
-    handles, and ``violations`` if the runtime is a checking emulation.
+    handles, those of :class:`crossmem.driver.StreamWords` if its streams write values,
+    and ``violations`` if the runtime is a checking emulation.
 
     Parameters
     ----------
@@ -58,6 +60,11 @@ class AscendDriver(VendorDriver):
     """
 
     backend = BACKEND
+
+    register_host: Callable[[int, int, int], int]
+    unregister_host: Callable[[int, int], None]
+    write_value: Callable[[int, int, int, int], None]
+    wait_value: Callable[[int, int, int, int], None]
 
     def __init__(self, acl: Acl) -> None:
         self._vendor = Vendor(acl)
@@ -82,6 +89,13 @@ class AscendDriver(VendorDriver):
         self._tgid: int | None = None
         if self._shareable.name in self._mechanisms:
             self._offer_ranges(self._shareable)
+        self._order = order = StreamOrder(self._vendor, self._on)
+        self.synchronize_stream = order.synchronize_stream
+        self.create_stream, self.destroy_stream = order.create_stream, order.destroy_stream
+        self.copy_async = order.copy_async
+        if "word" in order.levels:
+            self.register_host, self.unregister_host = order.register_host, order.unregister_host
+            self.write_value, self.wait_value = order.write_value, order.wait_value
         if hasattr(acl, "violations"):
             self.violations = lambda: [str(one) for one in acl.violations]
 
@@ -112,6 +126,7 @@ class AscendDriver(VendorDriver):
             address_ranges=is_shareable,
             foreign_memory=False,
             dlpack_device_type=_DLPACK_EXTENSION,
+            timeline_levels=self._order.levels,
         )
 
     def _reaches_all(self, ordinal: int) -> bool:

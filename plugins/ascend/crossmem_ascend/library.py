@@ -37,6 +37,7 @@ class _Rt:
         self._others: dict[str, Callable[..., Any]] = {
             "ipc_mem_get_export_key": self._get_export_key,
             "mem_export_to_shareable_handle_v2": self._export_v2,
+            "notify_get_export_key": self._get_notify_key,
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -57,6 +58,15 @@ class _Rt:
         except UnicodeDecodeError:
             # Ascend 950 is said to have keys that are not text, which pyACL cannot return either.
             self._functions.call("ipc_mem_close", key.value)
+            return "", FEATURE_NOT_SUPPORT
+
+    def _get_notify_key(self, notify: int, length: int, flags: int) -> tuple[str, int]:
+        key = ctypes.create_string_buffer(length)
+        (code,) = self._functions.call("notify_get_export_key", notify, key, length, flags)
+        try:
+            return key.value.decode("ascii"), code
+        except UnicodeDecodeError:
+            # pyACL cannot return such a key either. The export ends with the notify.
             return "", FEATURE_NOT_SUPPORT
 
     def _export_v2(self, handle: int, flags: int, kind: int) -> tuple[int | bytes, int]:

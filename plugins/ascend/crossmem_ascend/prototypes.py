@@ -156,6 +156,20 @@ RT: Final = {
     "ipc_mem_import_by_key": Prototype("aclrtIpcMemImportByKey", _POINTER_OUT, _TEXT, _U64),
     "ipc_mem_set_import_pid": Prototype("aclrtIpcMemSetImportPid", _TEXT, _PIDS),
     "malloc": Prototype("aclrtMalloc", _POINTER_OUT, _SIZE, _INT),
+    # Values in memory that devices use, and notifies.
+    "create_notify": Prototype("aclrtCreateNotify", _POINTER_OUT, _U64),
+    "destroy_notify": Prototype("aclrtDestroyNotify", _POINTER),
+    "host_register": Prototype("aclrtHostRegister", _POINTER, _U64, _INT, _POINTER_OUT),
+    "host_unregister": Prototype("aclrtHostUnregister", _POINTER),
+    "notify_get_export_key": Prototype(
+        "aclrtNotifyGetExportKey", _POINTER, In(ctypes.c_char_p), _SIZE, _U64
+    ),
+    "notify_import_by_key": Prototype("aclrtNotifyImportByKey", _POINTER_OUT, _TEXT, _U64),
+    "notify_set_import_pid": Prototype("aclrtNotifySetImportPid", _POINTER, _PIDS),
+    "record_notify": Prototype("aclrtRecordNotify", _POINTER, _POINTER),
+    "value_wait": Prototype("aclrtValueWait", _POINTER, _U64, _UINT, _POINTER),
+    "value_write": Prototype("aclrtValueWrite", _POINTER, _U64, _UINT, _POINTER),
+    "wait_and_reset_notify": Prototype("aclrtWaitAndResetNotify", _POINTER, _POINTER, _UINT),
     # Functions that pyACL lacks. The access of a device is (access, number, type). The number is
     # the driver's own, independent of ASCEND_RT_VISIBLE_DEVICES.
     "mem_export_to_shareable_handle_v2": Prototype(

@@ -16,8 +16,10 @@ from crossmem_ascend.errors import BACKEND, REPEAT_INITIALIZE, SUCCESS, error_fo
 __all__ = [
     "COMMON",
     "KEY",
+    "NOTIFIES",
     "PEER_ACCESS",
     "SHAREABLE",
+    "STREAM_VALUES",
     "Acl",
     "Rt",
     "Vendor",
@@ -79,6 +81,25 @@ PEER_ACCESS: Final = frozenset(
 """Functions of ``acl.rt`` that imports for another device need."""
 
 
+STREAM_VALUES: Final = frozenset({"host_register", "host_unregister", "value_wait", "value_write"})
+"""Functions of ``acl.rt`` for values in host memory that streams write and wait for. A product that
+lacks them answers 207000."""
+
+NOTIFIES: Final = frozenset(
+    {
+        "create_notify",
+        "destroy_notify",
+        "notify_get_export_key",
+        "notify_import_by_key",
+        "notify_set_import_pid",
+        "record_notify",
+        "wait_and_reset_notify",
+    }
+)
+"""Functions of ``acl.rt`` for notifies of several processes. A product that lacks them answers
+207000 to the export."""
+
+
 class Rt(Protocol):
     """``acl.rt``, as far as it is used. Functions outside of `COMMON` may be missing."""
 
@@ -135,6 +156,28 @@ class Rt(Protocol):
     def ipc_mem_set_import_pid(self, key: str, pids: list[int], /) -> int: ...
     def ipc_mem_import_by_key(self, key: str, flags: int, /) -> tuple[int, int]: ...
     def ipc_mem_close(self, key: str, /) -> int: ...
+
+    # Values and notifies.
+    def host_register(self, pointer: int, size: int, kind: int, /) -> tuple[int, int]:
+        """Register memory of the program; return the address for devices. The usual kind is 0."""
+        ...
+
+    def host_unregister(self, pointer: int, /) -> int: ...
+    def value_write(self, pointer: int, value: int, flag: int, stream: int, /) -> int: ...
+    def value_wait(self, pointer: int, value: int, flag: int, stream: int, /) -> int:
+        """Let a stream wait. With flag 0, the distance from the value is not negative, as int64."""
+        ...
+
+    def create_notify(self, flag: int, /) -> tuple[int, int]: ...
+    def destroy_notify(self, notify: int, /) -> int: ...
+    def record_notify(self, notify: int, stream: int, /) -> int: ...
+    def wait_and_reset_notify(self, notify: int, stream: int, timeout_s: int, /) -> int:
+        """Let a stream wait for a record, and reset the notify. Timeout 0 means no limit."""
+        ...
+
+    def notify_get_export_key(self, notify: int, length: int, flags: int, /) -> tuple[str, int]: ...
+    def notify_set_import_pid(self, notify: int, pids: list[int], /) -> int: ...
+    def notify_import_by_key(self, key: str, flags: int, /) -> tuple[int, int]: ...
 
 
 class Acl(Protocol):

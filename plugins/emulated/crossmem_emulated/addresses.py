@@ -63,7 +63,7 @@ class Piece:
     source
         The object from which it was mapped.
     is_small
-        Whether it has small pages.
+        Whether the memory has small pages.
     is_part
         Whether several pieces lie in memory that is mapped as a whole. Then this piece maps nothing
         itself.
@@ -95,7 +95,7 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Its end address."""
+        """The address after the last byte."""
         return self.start + self.nbytes
 
     @property

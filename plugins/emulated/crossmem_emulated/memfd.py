@@ -241,8 +241,8 @@ class MemfdDriver(Driver):
             except OSError as error:
                 raise self._close_failed(imported.ordinal, error, "unmap") from None
         elif reference is not None and reference.mapped.pointer:
-            # An interrupt came right after this mapping was made, so core does not know it. It ends
-            # here.
+            # An interrupt came right after this mapping was made, so core does not know it. This
+            # call unmaps it.
             self.unmap(reference.mapped)
 
     @override

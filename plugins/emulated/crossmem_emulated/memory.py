@@ -116,7 +116,7 @@ class SystemCallError(OSError):
     Parameters
     ----------
     call
-        Its name, such as ``"mmap"``.
+        Name of the call, such as ``"mmap"``.
     code
         The value of ``errno``.
     """

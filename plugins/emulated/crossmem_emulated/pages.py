@@ -198,7 +198,7 @@ class PageStore:
                 raise
         except OSError as error:
             if error.errno == EACCES:
-                # The descriptor is open for reading only, so it is none of device memory.
+                # Descriptors of device memory are open for writing, so this is another file.
                 return None
             raise NoRoomError(str(error)) from None
         try:
@@ -219,7 +219,7 @@ class PageStore:
         return _LABEL.pack(_MAGIC, *self.machine.identity, *file, device, nbytes)
 
     def release(self, pages: Pages) -> None:
-        """Release the memory in this process. It ends when no process holds it any more."""
+        """Release the memory in this process. The memory ends with its last holder."""
         with self.machine.transaction() as tables:
             if pages.holding is not None:
                 tables.execute("DELETE FROM holding WHERE number = ?", (pages.holding,))

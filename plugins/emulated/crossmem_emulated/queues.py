@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Caller", "Queue", "Queues", "Work"]
+__all__ = ["Caller", "Queue", "Queues", "Watch", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,43 @@ class Work:
     call: str
     ranges: tuple[tuple[int, int], ...]
     """Address and size in bytes of each memory range that the work accesses."""
-    run: Callable[[], None]
+    run: Callable[[], object]
     after: tuple["Queue", int] | None = None
     """Work of another stream that must be done before: that stream, and the sequence number up to
     which."""
     caller: Caller | None = None
-    """How it is called, if it is a function of the program; None for other work, which any thread
-    does."""
+    """How the work is called, if it is a function of the program; None for other work, which any
+    thread does."""
     is_over: Callable[[], bool] | None = None
     """The condition for which this work waits, None if it waits for no memory."""
     is_running: bool = False
     sequence: int = 0
+    written: tuple[tuple[int, int], ...] = ()
+    """The ranges of data that it writes; a value for which streams wait is no data."""
+    rows: list[int] = field(default_factory=list)
+    """The numbers under which other processes know the writes."""
 
 
 class Queue(Protocol):
     """A stream, of which this module uses only the work, in order."""
 
     queue: list[Work]
+
+
+class Watch(Protocol):
+    """Sees the work of slow streams."""
+
+    def submitted(self, stream: Queue, work: Work) -> None:
+        """Work was submitted to a slow stream."""
+        ...
+
+    def begins(self, work: Work, stream: Queue | None = None) -> None:
+        """Work begins, in a stream or, with None, by the host."""
+        ...
+
+    def ended(self, work: Work) -> None:
+        """Work is done or lost."""
+        ...
 
 
 def _uncoupled(_stream: Queue, _streams: Collection[Queue]) -> Collection[Queue]:
@@ -92,18 +112,65 @@ class Queues:
         """By thread: the functions of the program that this thread will call when it asks for
         them."""
         self.sequence = itertools.count(1)
+        self.ordering: Watch | None = None
+        """Sees the work of slow streams, None if nobody does."""
         self._lock = lock
         self._thread = thread
         self._streams = streams
         self.is_slow = is_slow
         self._coupled = coupled
 
-    def submit(self, stream: Queue, work: Work) -> None:
-        """Append work to a stream. It is done at once, unless streams are slow or it must wait."""
+    def submit(self, stream: Queue, work: Work, *, is_awaited: bool = False) -> None:
+        """Append work to a stream. It is done at once, unless streams are slow or it must wait.
+
+        The caller says whether it finishes the work in the same call.
+        """
         work.sequence = next(self.sequence)
         stream.queue.append(work)
         if not self.is_slow:
             self._advance(self._needed([stream], work.sequence))
+        elif self.ordering is not None and not is_awaited:
+            self.ordering.submitted(stream, work)
+
+    def run_now(self, work: Work) -> None:
+        """Do work of the host, which waits for no stream."""
+        work.sequence = next(self.sequence)
+        self._run(work, None)
+
+    def _run(self, work: Work, stream: Queue | None) -> None:
+        if self.ordering is None:
+            work.run()
+            return
+        self.ordering.begins(work, stream)
+        try:
+            work.run()
+        finally:
+            self.ordering.ended(work)
+
+    def is_free(self, stream: Queue, work: Work) -> bool:
+        """Whether a device could have reached work of a stream, without any function or event."""
+        before = [one for one in stream.queue if one.sequence <= work.sequence]
+        coupled = self._coupled(stream, self._streams.values())
+        return not any(one.caller or one.after for one in before) and not any(
+            _has_work(one, work.sequence) for one in coupled
+        )
+
+    def pending_before(self, work: Work, stream: Queue | None) -> Iterator[Work]:
+        """Yield the free work of other streams that was submitted earlier and is not done."""
+        for other in self._streams.values():
+            for earlier in other.queue if other is not stream else ():
+                if earlier.sequence < work.sequence and self.is_free(other, earlier):
+                    yield earlier
+
+    def drop(self, stream: Queue) -> None:
+        """Lose all work of a stream."""
+        for work in stream.queue:
+            self._forget(work)
+        stream.queue.clear()
+
+    def _forget(self, work: Work) -> None:
+        if self.ordering is not None:
+            self.ordering.ended(work)
 
     def finish(
         self,
@@ -194,7 +261,7 @@ class Queues:
             if work.is_over is not None and work.is_over():
                 stream.queue.pop(0)
             elif work.caller is None:
-                stream.queue.pop(0).run()
+                self._run(stream.queue.pop(0), stream)
             else:
                 self._call_back(stream, work, work.caller)
 
@@ -240,6 +307,7 @@ class Queues:
                     first < start + nbytes and first + size > start for first, size in work.ranges
                 ):
                     stream.queue.remove(work)
+                    self._forget(work)
                     yield work
 
 

@@ -2,12 +2,18 @@
 """Words in memory that streams write and wait for. Other processes write them with plain stores."""
 
 import ctypes
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, Final
 
-__all__ = ["SLOW_S", "Comparison", "is_satisfied", "load", "store", "wait_until"]
+from crossmem_emulated.machine import HostLostError
+from crossmem_emulated.queues import Caller, Queue, Work
+
+__all__ = ["SLOW_S", "Comparison", "finish_later", "is_satisfied", "load", "store", "waiting"]
 
 SLOW_S: Final = 0.05
 """The time after which a slow stream writes a value by itself.
@@ -77,13 +83,56 @@ def is_satisfied(
     return (word | value) & mask != mask
 
 
-def wait_until(is_over: Callable[[], bool]) -> None:
-    """Return as soon as a condition is true: spin first, then sleep with growing pauses."""
-    for _ in range(_SPINS):
-        if is_over():
-            return
-        time.sleep(0)
-    pause_s = _FIRST_PAUSE_S
-    while not is_over():
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+def waiting(
+    call: str,
+    stream: Queue,
+    lock: threading.RLock,
+    word: tuple[int, int],
+    is_over: Callable[[], bool],
+) -> Work:
+    """Return work that waits for a condition about a word, on a thread of its own.
+
+    Parameters
+    ----------
+    call
+        Name of the function.
+    stream
+        The stream that will get the work.
+    lock
+        The process's lock.
+    word
+        Address and size in bytes of the word, for releases of the memory.
+    is_over
+        The condition.
+    """
+
+    def is_done() -> bool:
+        # If the memory is released, the stream loses this work. The lock keeps the memory until
+        # the word was read.
+        with lock:
+            return work not in stream.queue or is_over()
+
+    def run() -> None:
+        for _ in range(_SPINS):
+            if is_done():
+                return
+            time.sleep(0)
+        pause_s = _FIRST_PAUSE_S
+        while not is_done():
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    work = Work(call, (word,), run, caller=Caller(), is_over=is_over)
+    return work
+
+
+def finish_later(lock: threading.RLock, finish: Callable[[], object]) -> None:
+    """Finish the work of a slow stream after a while, as a device does without a waiting host."""
+
+    def run() -> None:
+        time.sleep(SLOW_S)
+        # If the host is lost, no other process waits for the work.
+        with lock, suppress(HostLostError, sqlite3.OperationalError):
+            finish()
+
+    threading.Thread(target=run, name="crossmem-value", daemon=True).start()

@@ -20,7 +20,7 @@ from crossmem_ascend.driver import AscendDriver
 from crossmem_ascend.library import LibraryAcl, folders, open_acl
 from crossmem_ascend.prototypes import RT
 from crossmem_ascend.pyacl import INSTALL_HINT
-from crossmem_ascend.runtime import Rt
+from crossmem_ascend.runtime import NOTIFIES, STREAM_VALUES, Rt
 
 SOURCE = Path(__file__).with_name("vendor.c")
 MIB = 1 << 20
@@ -223,6 +223,32 @@ FUNCTIONS: list[Case] = [
     ("synchronize_device", (), "aclrtSynchronizeDevice", 0),
     ("synchronize_stream", (POINTER,), f"aclrtSynchronizeStream {P}", 0),
     ("unmap_mem", (POINTER,), f"aclrtUnmapMem {P}", 0),
+    ("create_notify", (1,), "aclrtCreateNotify 1", (POINTER, 0)),
+    ("destroy_notify", (POINTER,), f"aclrtDestroyNotify {P}", 0),
+    ("host_register", (POINTER, SIZE, 8), f"aclrtHostRegister {P} {SIZE} 8", (POINTER, 0)),
+    ("host_unregister", (POINTER,), f"aclrtHostUnregister {P}", 0),
+    (
+        "notify_get_export_key",
+        (POINTER, 65, 2),
+        f"aclrtNotifyGetExportKey {P} 65 2",
+        (KEY, 0),
+    ),
+    ("notify_import_by_key", (KEY, 2), f"aclrtNotifyImportByKey {KEY} 2", (POINTER, 0)),
+    (
+        "notify_set_import_pid",
+        (POINTER, [70, 71]),
+        f"aclrtNotifySetImportPid {P} 2\n pid 70\n pid 71",
+        0,
+    ),
+    ("record_notify", (POINTER, 0), f"aclrtRecordNotify {P} (nil)", 0),
+    (
+        "value_wait",
+        (POINTER, (1 << 64) - 1, 3, POINTER),
+        f"aclrtValueWait {P} {(1 << 64) - 1:#x} 3 {P}",
+        0,
+    ),
+    ("value_write", (POINTER, 1 << 63, 0, 0), f"aclrtValueWrite {P} {1 << 63:#x} 0 (nil)", 0),
+    ("wait_and_reset_notify", (POINTER, 1, 9), f"aclrtWaitAndResetNotify {P} 0x1 9", 0),
 ]
 
 
@@ -286,13 +312,14 @@ def test_a_key_that_is_no_text_is_closed(acl: Any, vendor: Vendor) -> None:
 
     assert answer == ("", 207000)
     assert closed == b"aclrtIpcMemClose " + vendor.key
+    assert acl.rt.notify_get_export_key(POINTER, 65, 0) == ("", 207000)
 
 
 def test_what_an_older_library_lacks(build: Callable[..., Path]) -> None:
     rt = LibraryAcl(Vendor(build(1)).library).rt
     lacking = {name for name in RT if not hasattr(rt, name)}
 
-    assert lacking == {name for name in RT if name.endswith("_v2")} | {
+    assert lacking == {name for name in RT if name.endswith("_v2")} | STREAM_VALUES | NOTIFIES | {
         "mem_retain_allocation_handle",
         "mem_set_access",
     }

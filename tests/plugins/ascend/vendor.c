@@ -198,6 +198,56 @@ int aclrtIpcMemImportByKey(void **out, const char *given, uint64_t flags)
 int aclrtIpcMemClose(const char *given) { NOTE(" %s", given); return 0; }
 
 #if EDITION > 1
+// Values and notifies.
+int aclrtHostRegister(void *pointer, uint64_t size, int kind, void **out)
+{
+    NOTE(" %p %lu %d", pointer, size, kind);
+    *out = (void *)POINTER;
+    return 0;
+}
+int aclrtHostUnregister(void *pointer) { NOTE(" %p", pointer); return 0; }
+int aclrtValueWrite(void *pointer, uint64_t value, uint32_t flag, void *stream)
+{
+    NOTE(" %p %#lx %u %p", pointer, value, flag, stream);
+    return 0;
+}
+int aclrtValueWait(void *pointer, uint64_t value, uint32_t flag, void *stream)
+{
+    NOTE(" %p %#lx %u %p", pointer, value, flag, stream);
+    return 0;
+}
+int aclrtCreateNotify(void **out, uint64_t flag)
+{
+    NOTE(" %lu", flag);
+    *out = (void *)POINTER;
+    return 0;
+}
+int aclrtDestroyNotify(void *notify) { NOTE(" %p", notify); return 0; }
+int aclrtRecordNotify(void *notify, void *stream) { NOTE(" %p %p", notify, stream); return 0; }
+int aclrtWaitAndResetNotify(void *notify, void *stream, uint32_t timeout)
+{
+    NOTE(" %p %p %u", notify, stream, timeout);
+    return 0;
+}
+int aclrtNotifyGetExportKey(void *notify, char *out, size_t length, uint64_t flags)
+{
+    NOTE(" %p %zu %lu", notify, length, flags);
+    snprintf(out, length, "%s", key);
+    return 0;
+}
+int aclrtNotifySetImportPid(void *notify, int32_t *pids, size_t count)
+{
+    NOTE(" %p %zu", notify, count);
+    note_pids(pids, count);
+    return 0;
+}
+int aclrtNotifyImportByKey(void **out, const char *given, uint64_t flags)
+{
+    NOTE(" %s %lu", given, flags);
+    *out = (void *)POINTER;
+    return 0;
+}
+
 // What pyACL lacks.
 int aclrtMemRetainAllocationHandle(void *pointer, void **out)
 {

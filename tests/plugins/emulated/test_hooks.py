@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the plugin registers."""
 
+import ctypes
 import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 import pytest
 from programs import DEADLINE_S
@@ -14,6 +17,7 @@ from crossmem.plugin.backend import Backend
 from crossmem.plugin.markers import API_VERSION
 from crossmem_emulated import hooks
 from crossmem_emulated.driver import EmulatedDriver
+from crossmem_emulated.hip import Runtime
 from crossmem_emulated.options import VARIABLES
 
 
@@ -57,6 +61,20 @@ def test_a_bad_environment_is_reported_where_the_driver_is_asked_for(
         ConfigurationError, match=r"CROSSMEM_EMULATED_CAPACITY must be .*, not 'lots'"
     ):
         backend("emulated").load(None)
+
+
+def test_drivers_get_the_functions_that_fail_in_cupy_on_rocm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CROSSMEM_EMULATED_STATE", str(tmp_path / "host"))
+    rt: Any = hooks.crossmem_runtime("hip", "emulated")
+    memory = ctypes.create_string_buffer(8)
+    rt.hostRegister(ctypes.addressof(memory), 8, 2)
+    rt.hostUnregister(ctypes.addressof(memory))
+
+    assert len(rt.ipcGetEventHandle(rt.eventCreateWithFlags(6))) == 64
+    with pytest.raises(Runtime("documented").CUDARuntimeError, match="Unknown"):
+        Runtime("documented").hostRegister(ctypes.addressof(memory), 8, 2)
 
 
 def test_host_memory_has_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:

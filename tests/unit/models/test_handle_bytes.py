@@ -144,7 +144,7 @@ def test_extended_bytes_are_refused(more: bytes) -> None:
             "format version 2; this crossmem reads version 1",
             id="version",
         ),
-        pytest.param(overwritten(FLAGS, "<H", 8), "flags 0x8", id="flags"),
+        pytest.param(overwritten(FLAGS, "<H", 16), "flags 0x10", id="flags"),
         pytest.param(overwritten(TOTAL, "<I", 139), "do not fit their header", id="total"),
         pytest.param(overwritten(PART + 8, "<Q", 0), "part [0, 0) of 1000 bytes", id="empty-part"),
         pytest.param(

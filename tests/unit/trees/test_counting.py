@@ -31,7 +31,7 @@ MOST_NBYTES = 100 << 20
 
 
 def body(tree: str, arrays: str = "[]", more: str = "") -> bytes:
-    return f'{{"handles":[],"arrays":{arrays},"tree":{tree},"cell":null{more}}}'.encode()
+    return f'{{"handles":[],"arrays":{arrays},"tree":{tree},"timeline":null{more}}}'.encode()
 
 
 def wrap(text: bytes) -> bytes:

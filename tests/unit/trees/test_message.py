@@ -17,10 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crossmem
-from crossmem import InvalidHandleError, InvalidSizeError, ShareableHandle, UnsupportedError
+from crossmem import (
+    InvalidHandleError,
+    InvalidSizeError,
+    ShareableHandle,
+    TimelineHandle,
+    UnsupportedError,
+)
 from crossmem.arrays import Layout, dtype_of
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.trees.message import CELL_NBYTES, MAX_MESSAGE_NBYTES, Cell, Message, Row
+from crossmem.trees.message import MAX_MESSAGE_NBYTES, Message, Row
 from crossmem.trees.nodes import read
 
 repeatable = examples(100)
@@ -36,7 +42,14 @@ def handle() -> Iterator[ShareableHandle]:
 
 
 @pytest.fixture(scope="module")
-def message(handle: ShareableHandle) -> Message:
+def timeline() -> Iterator[TimelineHandle]:
+    """Return the handle of a timeline."""
+    with crossmem.device("host").timeline() as made:
+        yield made.export()
+
+
+@pytest.fixture(scope="module")
+def message(handle: ShareableHandle, timeline: TimelineHandle) -> Message:
     struct_of_two = dtype_of(np.dtype([("a", "<i4"), ("b", ">f2", (2,))]))
     rows = (
         Row("numpy", 0, Layout(dtype_of("float32"), (3, 4), None, 128)),
@@ -46,7 +59,7 @@ def message(handle: ShareableHandle) -> Message:
         Row("numpy", 0, Layout(struct_of_two, (), None, 77)),
     )
     tree = {"d": [["w", {"a": 0}], ["more", [{"a": 1}, {"t": [{"a": 2}, 1.5, None]}, {"a": 4}]]]}
-    return Message((handle,), rows, tree, Cell(handle, 64, 2**64 - 1))
+    return Message((handle,), rows, tree, timeline)
 
 
 def body_of(message: Message) -> dict[str, Any]:
@@ -150,8 +163,12 @@ def test_a_header_that_is_wrong_is_refused(message: Message) -> None:
         {"arrays": [["numpy", 0, "float32", [0], None, 4097]]},
         {"arrays": [["numpy", 0, "float32", [3], None, -4]]},
         {"arrays": [["numpy", 0, "float32", [3], None, 10**30]]},
-        {"cell": []},
-        {"cell": ["", 0, 1]},
+        {"timeline": []},
+        {"timeline": 7},
+        {"timeline": ""},
+        {"timeline": "!"},
+        {"timeline": b64encode(b"XMTL" + bytes(40)).decode()},
+        {"timeline": b64encode(b"x" * 2000).decode()},
     ],
     ids=str,
 )
@@ -159,22 +176,10 @@ def test_a_body_that_is_wrong_is_refused(message: Message, change: dict[str, Any
     refuse(wrap_body({**body_of(message), **change}))
 
 
-@pytest.mark.parametrize(
-    ("offset", "tree"),
-    [(-16, 1), (8, 1), (4096, 1), (2**62, 1), (2**63, 1), (0, 0), (0, 2**64), (0, 1.0), (0, -1)],
-)
-def test_a_version_out_of_bounds_is_refused(message: Message, offset: int, tree: Any) -> None:
-    body = body_of(message)
+def test_the_handle_of_memory_is_no_version(message: Message, handle: ShareableHandle) -> None:
+    body = {**body_of(message), "timeline": b64encode(handle.to_bytes()).decode()}
 
-    refuse(wrap_body({**body, "cell": [body["cell"][0], offset, tree]}))
-
-
-def test_a_version_in_memory_that_is_not_of_whole_cells_is_refused(message: Message) -> None:
-    (whole,) = message.handles
-    for part in (whole.slice(8, 4088), whole.slice(0, CELL_NBYTES + 1)):
-        odd = message._replace(cell=Cell(part, 0, 1))
-
-        assert "not a multiple of 16 bytes" in refuse(odd.to_bytes())
+    assert "not the handle of a timeline" in refuse(wrap_body(body))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,7 @@ def test_a_version_in_memory_that_is_not_of_whole_cells_is_refused(message: Mess
         b"[" * 100_000,
         b'{"tree":' * 100_000,
         b'{"tree":' + b"9" * 100_000 + b"}",
-        b'{"tree":' + b"[" * 199 + b"]" * 199 + b',"handles":[],"arrays":[],"cell":7}',
+        b'{"tree":' + b"[" * 199 + b"]" * 199 + b',"handles":[],"arrays":[],"timeline":7}',
     ],
     ids=range(10),
 )
@@ -225,8 +230,8 @@ def survives(blob: bytes) -> None:
     for row in found.rows:
         if row.handle is not None:
             row.layout.check(found.handles[row.handle].length)
-    if found.cell is not None:
-        assert 0 <= found.cell.offset <= found.cell.handle.length - CELL_NBYTES
+    if found.timeline is not None:
+        assert TimelineHandle.from_bytes(found.timeline.to_bytes()) == found.timeline
 
 
 @repeatable
@@ -272,12 +277,12 @@ def test_bodies_with_other_values_raise_nothing_else(message: Message, data: st.
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"handles":[],"arrays":[' + b",".join([b"[]"] * 100_000) + b'],"cell":null,"tree":1}',
-        b'{"handles":[' + b",".join([b"1"] * 100_000) + b'],"arrays":[],"cell":null,"tree":1}',
+        b'{"handles":[],"arrays":[' + b",".join([b"[]"] * 100_000) + b'],"timeline":null,"tree":1}',
+        b'{"handles":[' + b",".join([b"1"] * 100_000) + b'],"arrays":[],"timeline":null,"tree":1}',
         b'{"handles":[],"arrays":[["numpy",0,"u1",['
         + b",".join([b"-1"] * 100_000)
-        + b'],null,0]],"cell":null,"tree":1}',
-        b'{"handles":[],"arrays":[],"cell":null,"tree":1'
+        + b'],null,0]],"timeline":null,"tree":1}',
+        b'{"handles":[],"arrays":[],"timeline":null,"tree":1'
         + b"".join(b',"%d":1' % i for i in range(100_000))
         + b"}",
     ],
@@ -299,7 +304,7 @@ def test_keys_that_were_chosen_to_collide_cost_no_time(key: str) -> None:
     # Python's hash of a number is its rest by this one.
     prime = 2**61 - 1
     pairs = [f"[{key % (number * prime + 1)},0]" for number in range(100_000)]
-    body = f'{{"handles":[],"arrays":[],"cell":null,"tree":{{"d":[{",".join(pairs)}]}}}}'
+    body = f'{{"handles":[],"arrays":[],"timeline":null,"tree":{{"d":[{",".join(pairs)}]}}}}'
     began = time.monotonic()
 
     with pytest.raises(InvalidHandleError, match="hashes"):

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 import crossmem
-from crossmem import ClosedError, Shared
+from crossmem import ClosedError, Shared, UnsupportedError
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.locks import forbidden_ranks
 from crossmem.sharing.base.process import drain
-from crossmem.trees.versions import OwnCell, RemoteCell, new_cell
 
 ONLY = crossmem.Allow(pids=(os.getpid(),))
 
@@ -24,13 +22,14 @@ def exported() -> set[Any]:
 
 
 @pytest.fixture(autouse=True)
-def board() -> Iterator[None]:
-    """Have the board that stays, so that what else a test leaves is seen."""
+def page() -> Iterator[None]:
+    """Have the page that stays, so that a test that leaves another one fails."""
     with crossmem.share(None):
-        before = exported()
+        before = len(exported())
     yield
 
-    assert exported() == before
+    # A full page for all is replaced by another one.
+    assert len(exported()) == before
 
 
 def test_versions_of_trees_for_few_leave_no_memory() -> None:
@@ -47,6 +46,16 @@ def test_versions_of_trees_for_few_leave_no_memory() -> None:
     assert exported() == before
 
 
+def test_a_dropped_tree_for_few_leaves_no_memory() -> None:
+    before = exported()
+    shared = crossmem.share(None, allow=ONLY)
+    assert exported() != before
+
+    del shared
+
+    assert exported() == before
+
+
 def test_a_tree_for_few_that_was_closed_says_so() -> None:
     with crossmem.share(None, allow=ONLY) as shared:
         reader, late = (Shared.from_bytes(shared.to_bytes()) for _ in range(2))
@@ -58,63 +67,37 @@ def test_a_tree_for_few_that_was_closed_says_so() -> None:
     del reader, one
 
 
-def test_publishing_while_another_thread_closes_changes_no_other_tree(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shared = crossmem.share(None)
-    read, others = OwnCell.read, []
+def test_a_version_grows_and_readers_acknowledge_it() -> None:
+    with crossmem.share([1]) as mine, Shared.from_bytes(mine.to_bytes()) as other:
+        other.done(0)
+        assert mine.publish() == other.wait(0, timeout=0) == 1
+        with pytest.raises(crossmem.WaitTimeoutError, match="0 of 1 readers"):
+            mine.wait_for_readers(1, timeout=0)
 
-    def close_and_share() -> None:
-        shared.close()
-        # The cell that was given back last is the next one's.
-        others.append(crossmem.share(None))
+        other.done(1)
 
-    closing = threading.Thread(target=close_and_share)
-
-    def read_slowly(cell: OwnCell) -> int:
-        version = read(cell)
-        if cell is shared._cell:
-            closing.start()
-            closing.join(0.3)
-        return version
-
-    monkeypatch.setattr(OwnCell, "read", read_slowly)
-    assert shared.publish() == 1
-    monkeypatch.undo()
-    closing.join()
-
-    (other,) = others
-    assert other.version == 0
-    other.close()
+        assert mine.wait_for_readers(1, timeout=0) == 1
+        with pytest.raises(UnsupportedError, match="only the process that shares"):
+            other.publish()
+        with pytest.raises(UnsupportedError, match="only the process that shares"):
+            other.wait_for_readers(1)
 
 
-def test_trees_may_be_closed_while_another_one_gets_its_cell() -> None:
-    process, device = drain(), crossmem.device("host")
-    cells = [new_cell(process, ONLY, lambda: device) for _ in range(256)]
-
-    def close_all() -> crossmem.Device:
-        # As allocating does where trees were dropped.
-        for one in cells:
-            one.close()
-        return device
-
-    last = new_cell(process, ONLY, close_all)
-
-    assert last.read() == 0
-    last.close()
+@pytest.mark.parametrize("after", [-1, True, "1", 1.0, None, 2**63 - 2])
+def test_only_versions_are_waited_for(after: Any) -> None:
+    with (
+        crossmem.share(None) as mine,
+        pytest.raises(crossmem.ConfigurationError, match="after must be a version"),
+    ):
+        mine.wait(after, timeout=0)
 
 
-def test_memory_for_cells_is_allocated_under_no_lock() -> None:
-    process, device, held = drain(), crossmem.device("host"), []
+def test_a_tree_in_host_memory_has_no_streams() -> None:
+    with crossmem.share(None) as mine:
+        with pytest.raises(UnsupportedError, match="no streams"):
+            mine.publish(stream=0)
 
-    def look() -> crossmem.Device:
-        held.append(forbidden_ranks())
-        return device
-
-    cell = new_cell(process, ONLY, look)
-    cell.close()
-
-    assert held == [()]
+        assert mine.version == 0
 
 
 def test_closing_waits_for_no_thread_that_waits_for_what_this_one_has() -> None:
@@ -165,10 +148,10 @@ def test_closing_waits_for_no_thread_that_asks_the_owner(monkeypatch: pytest.Mon
     other = crossmem.Shared.from_bytes(mine.to_bytes())
     asking, answered = threading.Event(), threading.Event()
 
-    def slow(*arguments: Any) -> RemoteCell:
+    def slow(*arguments: Any, **options: Any) -> crossmem.Timeline:
         asking.set()
         assert answered.wait(10)
-        return RemoteCell(*arguments)
+        return crossmem.open_timeline(*arguments, **options)
 
     def look() -> None:
         try:
@@ -176,7 +159,7 @@ def test_closing_waits_for_no_thread_that_asks_the_owner(monkeypatch: pytest.Mon
         except crossmem.CrossmemError as error:
             errors.append(type(error))
 
-    monkeypatch.setattr("crossmem.trees.shared.RemoteCell", slow)
+    monkeypatch.setattr("crossmem.trees.publishing.open_timeline", slow)
     looking = threading.Thread(target=look)
     looking.start()
     assert asking.wait(10)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What exporters and importers share: the process's state, devices, memory, the ends of objects."""
+"""The common base of exporters and importers: process state, devices, memory, ends of objects."""

@@ -80,8 +80,8 @@ class LocalDevice:
     )
 
     public: ClassVar["type[LocalDevice] | None"] = None
-    """The class of all device objects: :class:`crossmem.Device`, which sets this when it is
-    imported."""
+    """The class of all device objects: :class:`crossmem.Device`, whose module sets this
+    attribute at its import."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class LocalDevice:
         if found is None:
             made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
             made._siblings = self._siblings
-            # If two threads make one at the same time, both get the object of the first thread.
+            # If two threads make the device object at once, both get that of the first thread.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 
@@ -271,8 +271,12 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
     Raises
     ------
     BusyError
-        A wait is impossible now, for example while a graph is captured.
+        A wait is impossible now, for example while a graph is captured. Also raised at exit, if a
+        stream of this process still waits for another process.
     """
+    if device.driver in device._process.stuck:
+        msg = f"a stream of {device.name} still waits for another process"
+        raise BusyError(msg, backend=device.backend, device=device.identity)
     try:
         device.driver.synchronize(device.ordinal)
     except BusyError:

@@ -101,8 +101,8 @@ class Endable:
         except BusyError:
             if error is None:
                 raise
-            # The error of the block says more than this one, and its traceback may keep the views
-            # alive. The object ends with its last reference instead.
+            # The error inside the "with" says more than BusyError, and its traceback may keep views
+            # alive. So the object ends later, with its last reference.
             self._is_left = True
 
     def __del__(self) -> None:

@@ -5,7 +5,7 @@ import ctypes
 import os
 from typing import Final
 
-__all__ = ["block_inherited", "forget_kept", "keep_from_children"]
+__all__ = ["block_inherited", "forget_kept", "keep_from_children", "kept"]
 
 _MADV_DONTFORK: Final = 10
 _PROT_NONE: Final = 0
@@ -21,8 +21,8 @@ _mmap.argtypes = [
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
 ]  # fmt: skip
 
-_kept: dict[int, int] = {}
-"""By address: the size of each mapping that children do not inherit."""
+kept: Final[dict[int, int]] = {}
+"""Sizes of the mappings that children do not inherit, by address."""
 
 
 def keep_from_children(pointer: int, nbytes: int) -> None:
@@ -38,12 +38,12 @@ def keep_from_children(pointer: int, nbytes: int) -> None:
     size = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
     # The call fails if the kernel has no mapping there. A child then inherits nothing anyway.
     if _madvise(pointer, size, _MADV_DONTFORK) == 0:
-        _kept[pointer] = size
+        kept[pointer] = size
 
 
 def forget_kept(pointer: int) -> None:
     """Forget a mapping that ends. A second call does nothing."""
-    _kept.pop(pointer, None)
+    kept.pop(pointer, None)
 
 
 def block_inherited() -> None:
@@ -52,7 +52,7 @@ def block_inherited() -> None:
     Otherwise an inherited array could read and change memory that is mapped there later.
     """
     flags = _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED_NOREPLACE
-    for pointer, size in _kept.items():
+    for pointer, size in kept.items():
         # The call fails if another mapping exists there already. That mapping stays.
         _mmap(pointer, size, _PROT_NONE, flags, -1, 0)
-    _kept.clear()
+    kept.clear()

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count, repeat
@@ -41,6 +40,7 @@ __all__ = [
     "drain",
     "is_current",
     "may_release",
+    "open_pools",
     "refuse_foreign",
     "refuse_forked_backend",
 ]
@@ -67,6 +67,9 @@ class Part:
 
     def tend(self) -> None:
         """Do the work that waits for the next call, except releases."""
+
+    def prepare_exit(self) -> None:
+        """Wait for the work of others, if necessary; for a normal exit, before all releases."""
 
     def close_at_exit(self) -> None:
         """Release everything; for a normal exit."""
@@ -103,9 +106,9 @@ class Process:
         self.arrays = ArrayIndex(self.index_lock, _inherited_arrays)
         """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
-        self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
-        """By the bytes that all handles of a pool share: a function that attaches its blocks, for
-        each open pool."""
+        self.stuck: set[object] = set()
+        """Drivers whose streams still wait for another process when this process exits. Their
+        memory is left to the vendor, because a wait for their work might never end."""
         self.is_exiting = False
         """Whether new exports and imports are refused."""
         self.is_closed = False
@@ -215,10 +218,13 @@ class Process:
             # process.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)
+            for part in parts:
+                part.prepare_exit()
             self.deferred.stop()
             self.deferred.drain()
             with self.state:
                 self.is_closed = True
+                open_pools.clear()
 
     def _await_leases(self, server: LeaseServer) -> None:
         if server.leases.wait_all_idle(self.settings.exit_wait_s):
@@ -261,6 +267,10 @@ class Process:
 def _closing_of(part: Part) -> int:
     return part.closing
 
+
+open_pools: Final[dict[bytes, Any]] = {}
+"""The pools of others that this process has open, by the bytes that a pool's handles share. Empty
+where no object is usable: in a forked child, and when this process has released everything."""
 
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
@@ -382,6 +392,7 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     global _current, _inherited, _inherited_arrays, _forked_backends  # noqa: PLW0603
     parent, _current = _current, None
+    open_pools.clear()
     next(_releases)
     block_inherited()
     if parent is not None:

@@ -22,7 +22,7 @@ class Described(Protocol):
     """An object of crossmem at an address."""
 
     def describe(self) -> str:
-        """Return why its memory cannot be adopted: a text that continues "memory at ... "."""
+        """Return why the memory here cannot be adopted: a text that continues "memory at ... "."""
         ...
 
 

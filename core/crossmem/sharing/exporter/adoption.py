@@ -60,7 +60,8 @@ class AdoptionRecord(AllocationRecord):
         """Join the record of the vendor's allocation. The first adoption makes that record."""
         self.process.part(ForeignAllocations).enter(self.device, foreign, self)
         memory = cast("ForeignAllocation", self.memory)
-        # All adoptions in one allocation of the vendor have its number, and differ in the export's.
+        # All adoptions in one allocation of the vendor have one allocation number. Their export
+        # numbers differ.
         self.number, self.export_numbers = memory.number, memory.export_numbers
         self.enter()
 
@@ -89,8 +90,8 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def _release(self) -> CrossmemError | None:
-        # The memory's owner frees it, and must wait for the device's work. So this waits for
-        # nothing.
+        # The memory's owner frees it, and must first wait for the device's work itself. So the end
+        # of an adoption waits for nothing.
         self._leave()
         return None
 

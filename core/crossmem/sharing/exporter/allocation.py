@@ -1,36 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocations: memory that this process owns, the exports of it, and its release."""
 
-import os
 import time
 from typing import Any, ClassVar, Final, Literal
 
 from typing_extensions import override
 
 from crossmem.control.leases import name_holders
-from crossmem.control.records import Allow, Export
+from crossmem.control.records import Allow
 from crossmem.errors import (
     BusyError,
-    ClosedError,
     ConfigurationError,
     OutOfMemoryError,
     UnsupportedError,
 )
-from crossmem.guards import check_choice, check_flag, check_size, check_timeout, clause, shorten
+from crossmem.guards import check_choice, check_size, check_timeout, clause, shorten
 from crossmem.locks import Rank
-from crossmem.models import Access, EventKind, ShareableHandle
+from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import CATCH_UP_S, Process, drain
+from crossmem.sharing.exporter.exporting import export_again
 from crossmem.sharing.exporter.record import AllocationRecord, Allocations, BlockRecord
 from crossmem.sharing.exporter.withdrawal import withdraw
 
-__all__ = ["Allocation", "Busy", "allocate", "export_again", "record_of"]
+__all__ = ["Allocation", "Busy", "allocate", "record_of"]
 
 Busy = Literal["defer", "raise", "wait"]
 """What ``free`` does while other processes hold leases."""
 
-_EVERYONE_OF_THIS_USER = Allow()
 _MOST_TURNS: Final = 3
 
 
@@ -70,7 +68,7 @@ class Allocation(Memory):
     @property
     @override
     def ptr(self) -> int:
-        """Address of the first byte in this process, for the device's own calls."""
+        """Address of the first byte in this process, for calls of the vendor's API."""
         record = self._record
         if record is None or not self._process.is_usable:
             raise self._ended()
@@ -166,7 +164,7 @@ class Allocation(Memory):
         return self.device.ready_handle(base, stream, allow)
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
-        """Refuse importers of a handle that do not hold the memory yet (C28).
+        """Withdraw a handle: refuse importers that do not hold the memory yet (C28).
 
         The memory stays. Processes that hold it by this handle keep it. Messages that were sent
         before this call keep it too. :meth:`export` gives a new handle. A second withdrawal does
@@ -320,86 +318,3 @@ def _out_of_memory(
         backend=device.backend,
         device=device.identity,
     )
-
-
-def export_again(
-    record: AllocationRecord,
-    allow: Allow | None,
-    access: Access,
-    *,
-    lease: bool = True,
-    synchronize: bool = True,
-) -> ShareableHandle:
-    """Return a new or earlier handle of this process's memory; see :meth:`Allocation.export`."""
-    key = (allow, access, lease)
-    device, process = record.device, record.process
-    _check_export(device, allow, access, lease=lease)
-    if lease and process.server is None:
-        process.start_server()
-    with record.lock:
-        handle = record.handles.get(key)
-        if handle is None and record.memory.blocks:
-            if synchronize:
-                device.driver.synchronize(device.ordinal)
-            handle = _export(record, allow, access, lease=lease)
-            record.handles[key] = handle
-            record.loose_exports.discard((handle.allocation, handle.export))
-            is_new = True
-        else:
-            is_new = False
-    if handle is None:
-        msg = f"allocation {record.number} of this process was freed"
-        raise ClosedError(msg, operation="export")
-    if is_new and process.registry.observed:
-        record.tell(EventKind.EXPORTED)
-    return handle
-
-
-def _export(
-    record: AllocationRecord, allow: Allow | None, access: Access, *, lease: bool
-) -> ShareableHandle:
-    """Export memory. The caller holds the lock of the record."""
-    device, process, block = record.device, record.process, record.memory.blocks[0]
-    raw = not lease
-    exported = record.memory.export(access, raw=raw)
-    handle = ShareableHandle(
-        backend=device.backend,
-        mechanism=device.mechanism,
-        device=device.identity,
-        allocation=record.number,
-        export=next(record.export_numbers),
-        secret=os.urandom(16),
-        owner=process.identity,
-        nbytes=block.nbytes,
-        capacity=block.capacity,
-        access=access,
-        raw=b"".join(exported.payloads) if raw else None,
-    )
-    if (record.offset, record.nbytes) != (0, handle.nbytes):
-        handle = handle.slice(record.offset, record.nbytes)
-    named = handle.allocation, handle.export
-    # The entry of ``exported`` must be removed with the memory. Until the handle is recorded, only
-    # this set says that the entry exists.
-    record.loose_exports.add(named)
-    record.allocations.exported[named] = record
-    if lease:
-        export = Export(record.unit_for_leases(), handle, allow or _EVERYONE_OF_THIS_USER, exported)
-        process.start_server().leases.publish(export)
-    return handle
-
-
-def _check_export(device: LocalDevice, allow: Allow | None, access: Access, *, lease: bool) -> None:
-    """Raise if the device does not offer the requested export."""
-    capabilities = device.capabilities
-    check_choice("access", access, ("rw", "ro"), "export")
-    check_flag("lease", lease, "export")
-    refused = None
-    if access == "ro" and not capabilities.readonly_exports:
-        refused = "read-only exports (capability readonly_exports)"
-    elif not lease and not capabilities.raw_handles:
-        refused = "raw handles (capability raw_handles)"
-    elif allow and not capabilities.other_users and {*(allow.uids or ())} - {os.geteuid()}:
-        refused = "exports to other users (capability other_users)"
-    if refused is not None:
-        msg = f"{device.name} does not offer {refused}"
-        raise UnsupportedError(msg, operation="export", backend=device.backend)

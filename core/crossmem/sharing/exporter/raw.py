@@ -30,7 +30,7 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
         return
     unit = record.unit
     if unit is not None and handle.export in unit.exports:
-        # It is published already. The lease registry makes the other checks.
+        # The export is published already. The lease registry makes the other checks.
         return
     server = process.start_server()
     with record.lock:

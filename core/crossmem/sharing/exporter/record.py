@@ -110,7 +110,7 @@ class AllocationRecord(Record):
         self.unit: Unit | None = None
         """The memory's unit in the lease registry, None before its first leased export."""
         self.is_retired = False
-        """Whether it was freed. It may still wait for leases."""
+        """Whether the memory was freed. It may still wait for leases to end."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the allocation."""
         self.usage = Usage()

@@ -6,7 +6,6 @@ stays open until the owner closes the pool or dies, so later attaches take no me
 """
 
 import time
-from functools import partial
 from typing import ClassVar, Final
 
 from typing_extensions import override
@@ -17,10 +16,10 @@ from crossmem.errors import StaleHandleError
 from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
-from crossmem.sharing.base.forks import forget_kept, keep_from_children
-from crossmem.sharing.base.process import Part, Process, current
-from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
-from crossmem.sharing.importer.block_mapping import attach_bytes
+from crossmem.sharing.base.forks import keep_from_children, kept
+from crossmem.sharing.base.process import Part, Process, current, open_pools
+from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, Holders, LinkedHold
+from crossmem.sharing.importer.errors import not_of_the_pool
 from crossmem.sharing.importer.mapping import Readonly
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import check_readonly, request_of
@@ -34,6 +33,17 @@ _USUAL: Final = (None, False)
 """Device and access of most attaches, which have a fast path."""
 
 
+class _Holders(Holders):
+    """The holders of each block of one pool, for all open arenas of the pool."""
+
+    __slots__ = ("arenas",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arenas = 0
+        """Number of open arenas of the pool: read-only or not, for one device or another."""
+
+
 class PoolImports(Part):
     """The pools of other processes that are open here."""
 
@@ -43,7 +53,7 @@ class PoolImports(Part):
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
         """By the bytes that all handles of a pool share, the device, and whether read-only."""
-        self._holders: dict[bytes, dict[int, set[BlockHold]]] = {}
+        self._holders: dict[bytes, _Holders] = {}
         """The holders of each block, by the bytes that all handles of the pool share."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
@@ -59,36 +69,50 @@ class PoolImports(Part):
 
         An owner that is exiting accepts an import only with the number of a reservation, which the
         receiver of a message has.
+
+        Raises
+        ------
+        InvalidHandleError
+            The handle names other blocks than its pool has, or another access.
+        CrossmemError
+            As :func:`crossmem.import_handle`.
         """
         key = handle.pool.shared, device, readonly is True
         arena = self.arenas.get(key)
         if arena is not None and arena.is_open:
+            if arena.pool.head != handle.pool.head:
+                # The flags are wrong. The owner checks them at the first attach alone.
+                raise not_of_the_pool()
             return arena
         process = self._process
         whole = handle.pool.arena
         timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
         check_readonly(readonly)
         request = request_of(process, whole, device, readonly, reservation)
+        request = request._replace(pool=handle.pool)
         use = Use(process, whole.core)
         try:
             process.part(ImportTable).acquire((request,), (use,), timeout_s)
             record = use.record
             assert record is not None  # noqa: S101 - acquire() has set it
-            base = record.map(use, remappable=False)
+            new = _Holders()
+            # This checks the handle, so it comes before the driver's call.
+            arena = ArenaImport(use, handle, new)
+            arena.base = base = record.map(use, remappable=False)
             if record.device.capabilities.host_visible:
                 keep_from_children(base, whole.capacity)
-            arena = ArenaImport(use, handle, base, {})
             with process.state:
                 known, holders, shared = self.arenas.get(key), self._holders, key[0]
-                if known is None or not known.is_open:
+                if known is None:
                     # No signal handler can separate these statements.
                     if shared not in holders:
-                        holders[shared] = {}
-                    arena.holders = holders[shared]
+                        holders[shared] = new
+                    arena.holders = new = holders[shared]
+                    new.arenas += 1
                     # From here on, this object releases the arena.
                     self.arenas[key] = known = arena
-                    if key[1:] == _USUAL:
-                        process.open_pools[key[0]] = partial(attach_bytes, arena)
+                    if key[1:] == _USUAL and not process.is_closed:
+                        open_pools[key[0]] = arena
         finally:
             if arena is None or self.arenas.get(key) is not arena:
                 process.deferred.ready[use] = None
@@ -114,22 +138,38 @@ class PoolImports(Part):
         for key, arena in list(self.arenas.items()):
             if only_unwanted and not arena.is_unwanted:
                 continue
+            shared, base, is_usual = key[0], arena.base, key[1:] == _USUAL
+            ready = process.deferred.ready
             with process.state:
-                if arena.is_held:
+                try:
+                    # In this order: an attach without the lock enters its hold before it is known.
+                    arena.is_open = False
+                    is_held = arena.is_held
+                except BaseException:
+                    arena.is_open = True
+                    raise
+                # A signal handler may have closed the arena, but none runs from here to the end.
+                if key not in self.arenas or self.arenas[key] is not arena:
                     continue
-                arena.is_open = False
-                forget_kept(arena.base)
-                process.deferred.ready[arena.use] = None
-                self.arenas.pop(key, None)
-                if key[1:] == _USUAL:
-                    process.open_pools.pop(key[0], None)
-                if not any(one[0] == key[0] for one in self.arenas):
-                    self._holders.pop(key[0], None)
+                if is_held:
+                    arena.is_open = True
+                    continue
+                ready[arena.use] = None
+                del self.arenas[key]
+                if is_usual and shared in open_pools:
+                    del open_pools[shared]
+                if base in kept:
+                    del kept[base]
+                holders = self._holders[shared]
+                holders.arenas -= 1
+                if not holders.arenas:
+                    del self._holders[shared]
             process.drain()
 
     @override
     def close_at_exit(self) -> None:
         """End the thread. The table of imports closes the arenas."""
+        open_pools.clear()
         self._thread.stop()
 
 

@@ -23,7 +23,7 @@ __all__ = ["error_of", "not_of_the_pool"]
 class _Text(NamedTuple):
     """The message and hint for a status.
 
-    ``{pid}`` becomes the owner's pid, ``{reason}`` its text.
+    ``{pid}`` becomes the owner's pid, ``{reason}`` the text of the owner's refusal.
     """
 
     error: type[CrossmemError]

@@ -199,7 +199,7 @@ class Mapping(Memory):
     @property
     @override
     def ptr(self) -> int:
-        """Address of the first byte in this process, for the device's own calls."""
+        """Address of the first byte in this process, for calls of the vendor's API."""
         if self._record is None or not self._process.is_usable:
             raise self._ended()
         return self._pointer

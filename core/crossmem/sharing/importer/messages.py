@@ -53,7 +53,12 @@ _LONGEST_PAUSE_S: Final = 0.05
 _NUMBER_BITS: Final = 64
 
 
-def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None) -> list[int]:
+def reserve(
+    handles: Sequence[ShareableHandle],
+    *,
+    timeout: float | None = None,
+    message: list[tuple[ShareableHandle, int]] | None = None,
+) -> list[int]:
     """Reserve the memory of handles for a message; all or none, one round trip to each exporter.
 
     Parameters
@@ -64,6 +69,9 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
     timeout
         How long to wait for free reservations and for exporters' replies, in seconds; None:
         ``CROSSMEM_TIMEOUT``.
+    message
+        A list that gets each handle with its number before the reservation exists. If a signal
+        handler raises before the caller has the numbers, :func:`discard` of the list ends them.
 
     Returns
     -------
@@ -100,6 +108,8 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
             # them are ended.
             numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
+            if message is not None:
+                message += zip(asked, numbers, strict=True)
             if owner == process.identity:
                 _reserve_own(process, asked, deadline, numbers)
             else:

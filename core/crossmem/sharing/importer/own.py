@@ -16,7 +16,8 @@ from crossmem.models import ShareableHandle
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.record import AllocationRecord
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
-from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
+from crossmem.sharing.importer.key import ImportKey, ImportRequest
+from crossmem.sharing.importer.record import ImportRecord, LeaseWords, State
 
 __all__ = ["OwnImport"]
 
@@ -82,13 +83,15 @@ class OwnImport(ImportRecord):
         return server.leases.slots.segments[which].words, row, False
 
     @override
-    def row_of(self, core: bytes) -> tuple[int, memoryview, int]:
+    def row_of(self, core: bytes) -> LeaseWords:
         """Return this process's own row."""
         leases = self.process.start_server().leases
         with leases.lock:
             for slot, export in leases.granted.items():
                 if export.handle.core == core:
-                    return slot, leases.pools.own_row(slot // SLOTS), 0
+                    which = slot // SLOTS
+                    control, row = leases.slots.segments[which].words, leases.pools.own_row(which)
+                    return LeaseWords(slot, control, row, 0)
         raise not_of_the_pool()
 
     @override

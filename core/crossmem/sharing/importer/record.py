@@ -12,22 +12,17 @@ from typing_extensions import override
 from crossmem.control.link import Deadline
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
-from crossmem.errors import (
-    CrossmemError,
-)
+from crossmem.errors import CrossmemError
 from crossmem.locks import Rank, ordered_lock
-from crossmem.models import Access, EventKind, ProcessIdentity, ShareableHandle
+from crossmem.models import EventKind, ShareableHandle
 from crossmem.sharing.base.deferred import Record
-from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.devices import wait_for_work
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.base.usage import Usage
+from crossmem.sharing.importer.key import ImportKey, ImportRequest
 
-__all__ = ["ImportRecord", "ImportRequest", "State", "Use"]
-
-ImportKey = tuple[ProcessIdentity, int, LocalDevice, Access, int, object]
-"""Exporter, allocation number, device that uses the memory, access, ordinal of the device that
-holds the memory, and the bytes of a raw handle."""
+__all__ = ["ImportRecord", "LeaseWords", "State", "Use"]
 
 
 class State(Enum):
@@ -41,35 +36,25 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class ImportRequest(NamedTuple):
-    """One import that a caller asks for.
+class LeaseWords(NamedTuple):
+    """The words by which this process holds an export.
 
     Parameters
     ----------
-    handle
-        The handle of the memory.
-    device
-        The device that uses the memory.
-    access
-        The requested access.
-    home
-        Ordinal in this process of the device that holds the memory.
-    reservation
-        The handle's reservation number in a message, 0 without a reservation.
+    slot
+        The number of the export's slot.
+    control
+        The generations of the exporter's slots.
+    row
+        The words of this process.
+    address
+        Address of the row in this process, 0 if no device can write it.
     """
 
-    handle: ShareableHandle
-    device: LocalDevice
-    access: Access
-    home: int
-    reservation: int = 0
-
-    @property
-    def key(self) -> ImportKey:
-        """The key of the import table: requests with equal keys share one record."""
-        handle = self.handle
-        number, raw = handle.allocation, handle.raw
-        return handle.owner, number, self.device, self.access, self.home, raw
+    slot: int
+    control: memoryview
+    row: memoryview
+    address: int
 
 
 class ImportRecord:
@@ -160,7 +145,7 @@ class ImportRecord:
             return self.mapped[0].pointer
 
     def leave(self, use: "Use") -> CrossmemError | None:
-        """Remove a user; the last one closes what is open. The caller holds the lock.
+        """Remove a user. The last user closes the memory. The caller holds the lock.
 
         Returns
         -------
@@ -279,11 +264,8 @@ class ImportRecord:
         """
         raise NotImplementedError
 
-    def row_of(self, core: bytes) -> tuple[int, memoryview, int]:
-        """Return the slot of an export, the row of this process for it, and the row's address.
-
-        The address is 0 if no device can write the row.
-        """
+    def row_of(self, core: bytes) -> LeaseWords:
+        """Return the words of an export."""
         raise NotImplementedError
 
     def reserved_generation(
@@ -368,13 +350,11 @@ class Use(Record):
     @override
     def leave_to_others(self) -> bool:
         """Leave the import if other users keep all that this user has: memory and mapping."""
-        record = self.record
+        record = self.record if self.landing is None else None
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False
         uses, mapped_uses = record.uses, record.mapped_uses
         if len(uses) == 1 or (self in mapped_uses and len(mapped_uses) == 1):
-            return False
-        if self.landing is not None:
             return False
         record.discard(self)
         self.is_done = True
@@ -382,13 +362,12 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import. The last user closes it."""
+        """Leave the import when no work uses it any more. The last user closes it."""
         record, landing = self.record, self.landing
         if record is None:
             self.is_done = True
             return
         if landing is not None and not landing.has_landed:
-            # The record stays in the queue.
             self.process.deferred.start_reaper()
             return
         taken: list[bool] = []

@@ -7,17 +7,20 @@ from typing import Final
 
 from typing_extensions import override
 
+from crossmem.control import words
 from crossmem.control.answers import Leased
 from crossmem.control.client import OwnerConnection
 from crossmem.control.link import Deadline
+from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, StaleHandleError
-from crossmem.models import Event, EventKind, ShareableHandle
+from crossmem.models import Event, EventKind, PoolCore, ShareableHandle
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
-from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
+from crossmem.sharing.importer.key import ImportKey, ImportRequest
+from crossmem.sharing.importer.record import ImportRecord, LeaseWords, State
 
 __all__ = ["RemoteImport"]
 
@@ -58,7 +61,8 @@ class RemoteImport(ImportRecord):
         Raises
         ------
         InvalidHandleError
-            The sizes in the handle differ from the exporter's, or from those of the open memory.
+            The sizes in the handle differ from the exporter's, or from those of the open memory;
+            or the blocks in it are not those of the exporter's pool.
         DriverError
             The vendor's call failed. The lease then still belongs to the caller.
         """
@@ -79,6 +83,8 @@ class RemoteImport(ImportRecord):
         device, opened, core = self.device, self.imported, handle.core
         if self.connection is not None and not self.connection.hold(leased):
             return False
+        if request.pool is not None:
+            _check_pool(request.pool, leased)
         if opened:
             leased.close_descriptors()
         try:
@@ -153,12 +159,12 @@ class RemoteImport(ImportRecord):
         return found
 
     @override
-    def row_of(self, core: bytes) -> tuple[int, memoryview, int]:
+    def row_of(self, core: bytes) -> LeaseWords:
         """Return the row that came with the lease."""
         leased = self.leases[core]
         assert leased.holds is not None  # noqa: S101 - request() has set it
-        row = leased.holds.row_of(leased.slot)
-        return leased.slot, row.words, row.address
+        control, row = leased.holds.segments_of(leased.slot)
+        return LeaseWords(leased.slot, control.words, row.words, row.address)
 
     @override
     def reserved_generation(
@@ -250,3 +256,13 @@ class RemoteImport(ImportRecord):
         while self.ending and self.connection is not None:
             self.connection.end(self.ending[0])
             del self.ending[0]
+
+
+def _check_pool(pool: PoolCore, leased: Leased) -> None:
+    """Refuse a handle with other blocks than its pool has, before any driver call (C14)."""
+    holds, slot = leased.holds, pool.slot - BLOCKS_AT
+    if holds is None or slot != leased.slot:
+        raise not_of_the_pool()
+    control = holds.words_of(slot)[0]
+    if words.load(control, HEADER_WORDS + slot % SLOTS + 1) != pool.stride:
+        raise not_of_the_pool()

@@ -12,8 +12,8 @@ from crossmem.sharing.base.devices import (
     runtime_in_use,
 )
 from crossmem.sharing.base.process import Process
+from crossmem.sharing.importer.key import ImportRequest
 from crossmem.sharing.importer.mapping import Readonly
-from crossmem.sharing.importer.record import ImportRequest
 
 __all__ = ["check_readonly", "request_of"]
 

@@ -20,8 +20,9 @@ from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.exporter.raw import publish_raw
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.key import ImportKey, ImportRequest
 from crossmem.sharing.importer.own import OwnImport, own_memory_gone
-from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State, Use
+from crossmem.sharing.importer.record import ImportRecord, State, Use
 from crossmem.sharing.importer.remote import RemoteImport
 from crossmem.sharing.importer.request import check_readonly
 
@@ -302,7 +303,7 @@ class ImportTable(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Close what is still open. The kernel releases memory with an active view or copy."""
+        """Close all imports, except those with an active view or copy, which the kernel ends."""
         for record in list(self._records.values()):
             # Another thread may be in a vendor call with this record. The exit does not wait for
             # that call.

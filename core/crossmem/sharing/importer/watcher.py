@@ -70,7 +70,7 @@ class OwnerWatcher(Part):
         shown
             The import, mapping or piece.
         record
-            Its record.
+            The record of the object.
         imported
             The import that the object uses. An import of this process's own memory is ignored,
             because this process cannot outlive itself.
@@ -179,7 +179,7 @@ def end_with_owner(shown: Endable, record: Record, use: Use) -> None:
     shown
         An import, or a mapping or piece that was made through one.
     record
-        Its record.
+        The record of the object.
     use
         The use of the import.
     """

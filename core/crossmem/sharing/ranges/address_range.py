@@ -148,7 +148,7 @@ class AddressRange(Endable):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        msg = "an AddressRange stays in its process; send the handles of what is mapped in it"
+        msg = "an AddressRange stays in its process; send the handles of the memory in it"
         raise UnsupportedError(msg)
 
 
@@ -160,7 +160,7 @@ class Piece(Memory):
     Attributes
     ----------
     offset
-        Its offset in the range, in bytes.
+        Offset of the piece in the range, in bytes.
     nbytes
         Size of the memory in bytes. It occupies its whole capacity in the range.
     readonly
@@ -192,7 +192,7 @@ class Piece(Memory):
     @property
     @override
     def ptr(self) -> int:
-        """Address of the first byte in this process, for the device's own calls."""
+        """Address of the first byte in this process, for calls of the vendor's API."""
         if self._record is None or not self._process.is_usable:
             raise self._ended()
         return self._pointer
@@ -213,7 +213,7 @@ class Piece(Memory):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        msg = "a Piece stays in its process; send the handle of what is mapped"
+        msg = "a Piece stays in its process; send the handle of the mapped memory"
         raise UnsupportedError(msg)
 
 

@@ -218,7 +218,7 @@ class RangeRecord(Record):
             )
 
     def _kinds(self) -> list[bool]:
-        """Return, for the pieces so far, whether they are own memory.
+        """Return for each piece so far whether it is memory of this process.
 
         The first piece decides for good.
         """

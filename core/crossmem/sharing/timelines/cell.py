@@ -122,7 +122,8 @@ class Cell:
         end = time.monotonic() + awaited.timeout_s
         pause_s = _SHORTEST_S
         while True:
-            sequence = load(cell, SEQUENCE)
+            # The flag must not be visible before this read.
+            sequence = words.observe(cell, SEQUENCE)
             words.store(cell, WAITING, 1)
             words.barrier()
             if load(cell, word) >= target or self._is_reached(word, awaited):

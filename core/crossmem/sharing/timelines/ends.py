@@ -10,7 +10,8 @@ from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import leave_to_references
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.base.streams import stream_of
-from crossmem.sharing.timelines.timeline import Timeline, make_timeline, open_timeline
+from crossmem.sharing.timelines.making import make_timeline
+from crossmem.sharing.timelines.timeline import Timeline, open_timeline
 
 __all__ = ["HandOver", "StreamEnd"]
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 from crossmem.control import words
 from crossmem.driver import SharedEvent, StreamEvents, Streams, stream_events_of
 from crossmem.driver.recording import call_into
-from crossmem.errors import CrossmemError, InvalidHandleError
+from crossmem.errors import InvalidHandleError
 from crossmem.models import TimelineLevel
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
@@ -124,9 +124,6 @@ class EventLevel(Level):
         driver = stream_events_of(self.device.driver)
         for box in self._open.values():
             while box and driver is not None:
-                event = box.pop()
-                try:
-                    driver.destroy_event(event)
-                except CrossmemError:
-                    box.append(event)
-                    raise
+                # A repeated call does nothing if an interrupted one has destroyed the event.
+                driver.destroy_event(box[0])
+                box.clear()

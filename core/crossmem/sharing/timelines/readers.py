@@ -7,20 +7,53 @@ readers with their rows.
 """
 
 import threading
-from typing import Any, cast
+import time
+from typing import Any, Final, cast
+from weakref import WeakValueDictionary
 
 from crossmem.control import words
 from crossmem.control.segments import HEADER_WORDS, SLOTS
 from crossmem.driver import StreamWords, stream_words_of
-from crossmem.sharing.base.devices import LocalDevice
-from crossmem.sharing.base.process import Process
+from crossmem.errors import InvalidHandleError, WaitTimeoutError
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.record import Use
-from crossmem.sharing.timelines.cell import CELL_NBYTES
+from crossmem.sharing.timelines.cell import CELL_NBYTES, Awaited
 from crossmem.sharing.timelines.levels import Level
-from crossmem.sharing.timelines.memory import Registrations
+from crossmem.sharing.timelines.memory import Page, Registrations
 
-__all__ = ["ReaderWord"]
+__all__ = ["ReaderWord", "await_readers"]
+
+_SHORTEST_S: Final = 20e-6
+_LONGEST_S: Final = 2e-3
+"""The longest pause between two looks at the acknowledgements."""
+
+
+class _Word:
+    """The word of this process for one timeline, and the objects that use it."""
+
+    __slots__ = ("__weakref__", "at", "row", "users")
+
+    def __init__(self, row: memoryview, at: int) -> None:
+        self.row = row
+        self.at = at
+        self.users: set[ReaderWord] = set()
+
+
+class Readers(Part):
+    """The words by which this process acknowledges."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._words: WeakValueDictionary[tuple[int, int], _Word] = WeakValueDictionary()
+
+    def enter(self, row: memoryview, at: int, user: "ReaderWord") -> _Word:
+        """Enter a user of a word."""
+        with self._process.state:
+            word = self._words.setdefault((id(row), at), _Word(row, at))
+            word.users.add(user)
+            return word
 
 
 class ReaderWord:
@@ -40,7 +73,7 @@ class ReaderWord:
 
     def __init__(self, process: Process, level: Level, use: Use, offset: int) -> None:
         assert use.record is not None  # noqa: S101 - it is open
-        slot, self._row, self._address = use.record.row_of(use.core)
+        slot, self._control, self._row, self._address = use.record.row_of(use.core)
         self._process = process
         self._level = level
         self._at = HEADER_WORDS + (slot + 1 + offset // CELL_NBYTES) % SLOTS
@@ -50,9 +83,21 @@ class ReaderWord:
         """The same, with a write that the vendor refused or a signal handler interrupted."""
         self._last: tuple[int, int] | None = None
         """Stream and thread of the last write by a stream."""
+        self._word = process.part(Readers).enter(self._row, self._at, self)
 
     def done(self, value: int, stream: Any = None) -> None:
-        """Acknowledge a value, at once or when the work that was issued on a stream is complete."""
+        """Acknowledge a value, at once or when the work that was issued on a stream is complete.
+
+        Raises
+        ------
+        InvalidHandleError
+            The memory is not that of a timeline.
+        """
+        if words.load(self._control, self._at) % 2:
+            # A stranger may have written a timeline's identity into other memory. The word then
+            # holds another export, and must not be overwritten.
+            msg = "the memory of this handle belongs to no timeline: its slots are those of exports"
+            raise InvalidHandleError(msg, operation="done")
         word = value + 1
         if word <= max(self._issued, words.load(self._row, self._at)):
             return
@@ -85,10 +130,49 @@ class ReaderWord:
         """Stop being a reader. An interrupted call can be repeated."""
         device: LocalDevice = self._level.device
         if self._attempted > words.load(self._row, self._at):
-            device.driver.synchronize(device.ordinal)
+            # A stream must not write over the 0.
+            wait_for_work(device)
         self._attempted = self._issued = 0
-        words.store(self._row, self._at, 0)
+        with self._process.state:
+            self._word.users.discard(self)
+            if not self._word.users:
+                words.store(self._row, self._at, 0)
         driver = stream_words_of(device.driver)
         if driver is not None and self._address:
             pages = self._process.part(Registrations)
             pages.leave(driver, self._address + 8 * self._at, self)
+
+
+def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> int:
+    """Wait until the readers of a timeline have acknowledged a value; return their number.
+
+    Parameters
+    ----------
+    page
+        The page of the timeline.
+    offset
+        Offset of the timeline in the page, in bytes.
+    awaited
+        The value.
+    readers
+        The smallest number of readers.
+
+    Raises
+    ------
+    WaitTimeoutError
+        The message says how many readers are late.
+    """
+    end, pause_s = time.monotonic() + awaited.timeout_s, _SHORTEST_S
+    while True:
+        awaited.check()
+        found = page.acknowledged(offset)
+        done = sum(word > awaited.value for word in found)
+        if done == len(found) and done >= readers:
+            return done
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            of = max(len(found), readers)
+            msg = f"{done} of {of} readers have acknowledged value {awaited.value} in time"
+            raise WaitTimeoutError(msg, operation="wait_for_readers")
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_S)

@@ -1,39 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timelines: values that one process signals, and that others await on the host or on streams."""
 
-import os
-import time
 from itertools import repeat
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
-from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED
-from crossmem.control.records import Allow
 from crossmem.control.words import load, store
 from crossmem.errors import (
-    ClosedError,
     ConfigurationError,
-    CrossmemError,
-    InvalidHandleError,
     OwnerGoneError,
     StaleHandleError,
     UnsupportedError,
-    WaitTimeoutError,
 )
-from crossmem.guards import check_choice, check_timeout, is_within, shorten
-from crossmem.locks import Rank, ordered_lock
-from crossmem.models import TIMELINE_LEVELS, TimelineHandle, TimelineLevel
-from crossmem.sharing.base.deferred import Record
+from crossmem.guards import check_timeout, is_within, shorten
+from crossmem.models import TimelineHandle
 from crossmem.sharing.base.devices import LocalDevice, find_by_identity, find_device
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.base.memory import leave_to_views
-from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.attach import attach
-from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.timelines.cell import (
-    CELL_NBYTES,
     IDENTITY,
     ISSUED,
     VALUE,
@@ -42,130 +29,15 @@ from crossmem.sharing.timelines.cell import (
     Awaited,
     Cell,
 )
-from crossmem.sharing.timelines.events import EventLevel
-from crossmem.sharing.timelines.levels import HostLevel, Level, WordLevel
-from crossmem.sharing.timelines.memory import HOST, PAGE_NBYTES, Page, Pages
-from crossmem.sharing.timelines.readers import ReaderWord
-from crossmem.sharing.timelines.watcher import StreamWatcher
+from crossmem.sharing.timelines.memory import LeftMemory, check_memory
+from crossmem.sharing.timelines.readers import ReaderWord, await_readers
+from crossmem.sharing.timelines.record import IS_FENCED, TimelineRecord
 
-__all__ = ["Timeline", "make_timeline", "open_timeline"]
+__all__ = ["Timeline", "open_timeline"]
 
-_SHORTEST_S: Final = 20e-6
-_LONGEST_S: Final = 2e-3
-"""The longest pause between two looks at the acknowledgements."""
+_MOST_READERS: Final = 2**31 - 1
 _SPINS: Final = 300
 """Looks of a waiting host before it sleeps: some 20 microseconds."""
-_IS_FENCED: Final = not (IS_ORDERED and IS_REGISTERED)
-"""Whether a store needs fences, which :meth:`Cell.write` adds."""
-_LEVELS: Final = {"host": HostLevel, "word": WordLevel}
-
-
-class TimelineRecord(Record):
-    """The resources of a timeline: its words, and what the vendor gave for its streams."""
-
-    __slots__ = (
-        "cell",
-        "handle",
-        "level",
-        "lock",
-        "mapping",
-        "own_words",
-        "page",
-        "process",
-        "reader",
-        "words",
-    )
-
-    def __init__(
-        self,
-        process: Process,
-        handle: TimelineHandle,
-        cell: Cell,
-        device: LocalDevice,
-        source: Page | Mapping,
-    ) -> None:
-        super().__init__()
-        self.process = process
-        self.handle = handle
-        self.cell = cell
-        self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held while the driver works for this timeline."""
-        self.page = source if isinstance(source, Page) else None
-        """The memory of a timeline that this process signals."""
-        self.mapping = source if isinstance(source, Mapping) else None
-        """The memory of a timeline that another process signals."""
-        self.reader: ReaderWord | None = None
-        """The acknowledgements of this process, from the first one on."""
-        self.words = cell.words
-        is_one_store = self.page is not None and handle.level != "event" and not _IS_FENCED
-        self.own_words = cell.words if is_one_store else None
-        """The words, if this process may signal by one store."""
-        self.level: Level
-        if handle.level == "event":
-            self.level = EventLevel(process, device, cell, is_own=self.page is not None)
-        else:
-            self.level = _LEVELS[handle.level](process, device, cell)
-
-    @property
-    def is_owner_alive(self) -> bool:
-        """Whether the process that signals the timeline still runs."""
-        return self.mapping is None or self.mapping.owner_alive
-
-    def check(self) -> None:
-        """Raise if no value will be signalled any more.
-
-        Raises
-        ------
-        ClosedError, OwnerGoneError
-            The signalling process closed the timeline, or is dead.
-        """
-        pid = self.handle.memory.owner.pid
-        if self.cell.read(IDENTITY) != self.handle.identity:
-            msg = f"process {pid}, which signals this timeline, closed it"
-            raise ClosedError(msg, operation="wait")
-        if not self.is_owner_alive:
-            msg = f"process {pid}, which signals this timeline, is dead"
-            raise OwnerGoneError(msg, operation="wait")
-
-    @override
-    def give_back(self, *, blocking: bool) -> None:
-        """Release the words when no stream uses them any more."""
-        deferred = self.process.deferred
-        with self.lock:
-            if self.is_done:
-                return
-            if self.page is not None:
-                self._end_own()
-            if self._is_in_use():
-                deferred.waiting.add(self)
-                deferred.start_reaper()
-                return
-            if self.reader is not None:
-                self.reader.leave()
-            self.level.close()
-            if self.page is not None:
-                self.process.part(Pages).leave(self.page, self)
-            self.is_done = True
-            self.page = self.mapping = None
-        deferred.waiting.discard(self)
-
-    def _end_own(self) -> None:
-        """Tell waiters that no value follows. A second call changes nothing."""
-        if self.cell.read(IDENTITY):
-            level = self.level
-            level.settle()
-            if level.issued > level.reached:
-                # A stream must not write over the last value.
-                level.device.driver.synchronize(level.device.ordinal)
-            self.cell.write(IDENTITY, 0)
-            self.cell.write(ISSUED, VOID)
-            self.cell.write(VALUE, VOID)
-
-    def _is_in_use(self) -> bool:
-        if self.process.part(StreamWatcher).is_needed(self):
-            return True
-        # An event must not be destroyed before the processes that opened it have closed it.
-        return self.handle.level == "event" and self.page is not None and not self.page.retire()
 
 
 class Timeline(Endable):
@@ -277,9 +149,9 @@ class Timeline(Endable):
 
     def signal_next(self, stream: int | None) -> int:
         """Signal the value after the last one, at once or on a stream, and return it."""
-        return self._signal(None, stream)
+        return self._signal(None, stream, is_next=True)
 
-    def _signal(self, value: int | None, stream: int | None) -> int:
+    def _signal(self, value: Any, stream: int | None, *, is_next: bool = False) -> int:
         record = self._usable()
         if record.page is None:
             msg = f"{self!r}: only the process that made a timeline signals it"
@@ -288,19 +160,20 @@ class Timeline(Endable):
         with record.lock:
             level.settle()
             issued = level.issued
-            if value is None:
+            if is_next:
                 value = issued + 1
             if not is_within(value, issued + 1, VOID - 1):
                 self._usable()
                 msg = f"value is {shorten(value)}; the next value is {issued + 1} to 2**63 - 2"
                 raise ConfigurationError(msg, operation="signal")
+            number = int(value)
             if stream is not None:
-                level.signal(value, stream)
-                return value
+                level.signal(number, stream)
+                return number
             if issued > level.reached:
                 level.wait_on_host(self._awaited(record, issued, None))
-            level.set(value)
-            return value
+            level.set(number)
+            return number
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
         """Wait until the value is at least ``value``.
@@ -345,38 +218,20 @@ class Timeline(Endable):
                     break
             else:
                 reached = 0
-            if value <= reached < VOID and not _IS_FENCED:
+            if value <= reached < VOID and not IS_FENCED:
                 return reached
             reached = record.level.wait_on_host(self._awaited(record, value, timeout))
             if reached == VOID:
                 record.check()
                 self._raise_void(record)
             return reached
-        self._hold(record, value, stream_of(stream), timeout)
+        record.hold(self._awaited(record, value, timeout), stream_of(stream))
         return value
 
     def _raise_void(self, record: TimelineRecord) -> None:
         pid = record.handle.memory.owner.pid
         msg = f"process {pid}, which signals this timeline, died before it signalled the value"
         raise OwnerGoneError(msg, operation="wait")
-
-    def _hold(self, record: TimelineRecord, value: int, stream: int, timeout: float | None) -> None:
-        """Hold the later work of a stream."""
-        level, awaited = record.level, self._awaited(record, value, timeout)
-        if level.blocks_host:
-            with record.lock:
-                level.wait(awaited, stream)
-            return
-        record.check()
-        watcher = record.process.part(StreamWatcher)
-        before = watcher.watch(record, value)
-        try:
-            with record.lock:
-                self._usable()
-                level.wait(awaited, stream)
-        except CrossmemError:
-            watcher.forget(record, value, before)
-            raise
 
     def _awaited(self, record: TimelineRecord, value: int, timeout: float | None) -> Awaited:
         timeout_s = 0.0
@@ -393,7 +248,7 @@ class Timeline(Endable):
         """Tell the signalling process that this process is done with the data of a value.
 
         All objects of this process for one timeline acknowledge together. The first acknowledgement
-        makes this process a reader, until this object is closed or the process dies.
+        makes this process a reader, until it closes the last object that has acknowledged, or dies.
 
         Parameters
         ----------
@@ -431,7 +286,7 @@ class Timeline(Endable):
         Parameters
         ----------
         value
-            The value.
+            From 0, for which a reader has called ``done`` at all, to 2**63 - 3.
         readers
             The smallest number of readers. None: those that have acknowledged something. A reader
             that closes its timeline or dies is no reader any more.
@@ -442,29 +297,26 @@ class Timeline(Endable):
         ------
         WaitTimeoutError
             The message says how many readers are late.
+        ConfigurationError
+            ``value`` is not a value, or ``readers`` not a number of processes.
         UnsupportedError
             Another process signals this timeline.
         ClosedError, ForkedProcessError
             The timeline was closed, or a forked child called this.
         """
-        awaited = self._awaited(self._usable(), value, timeout)
-        end, pause_s = time.monotonic() + awaited.timeout_s, _SHORTEST_S
-        while True:
-            record = self._usable()
-            if record.page is None:
-                msg = f"{self!r}: only the process that made a timeline waits for its readers"
-                raise UnsupportedError(msg, operation="wait_for_readers")
-            found = record.page.acknowledged(record.handle.memory.offset)
-            done = sum(word > value for word in found)
-            if done == len(found) and done >= (readers or 0):
-                return done
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                of = max(len(found), readers or 0)
-                msg = f"{done} of {of} readers have acknowledged value {value} in time"
-                raise WaitTimeoutError(msg, operation="wait_for_readers")
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LONGEST_S)
+        record = self._usable()
+        if not is_within(value, 0, VOID - 2):
+            msg = f"value is {shorten(value)}; it must be from 0 to 2**63 - 3"
+            raise ConfigurationError(msg, operation="wait_for_readers")
+        if readers is not None and not is_within(readers, 0, _MOST_READERS):
+            msg = f"readers is {shorten(readers)}; it must be None or from 0 to {_MOST_READERS}"
+            raise ConfigurationError(msg, operation="wait_for_readers")
+        page = record.page
+        if page is None:
+            msg = f"{self!r}: only the process that made a timeline waits for its readers"
+            raise UnsupportedError(msg, operation="wait_for_readers")
+        awaited = self._awaited(record, value, timeout)
+        return await_readers(page, record.handle.memory.offset, awaited, readers or 0)
 
     def close(self) -> None:
         """Release the timeline. A second call does nothing.
@@ -478,29 +330,6 @@ class Timeline(Endable):
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         return open_timeline, (self.export(),)
-
-
-def make_timeline(
-    process: Process, device: LocalDevice, level: TimelineLevel | None, allow: Allow | None
-) -> Timeline:
-    """Make a timeline; see :meth:`crossmem.Device.timeline`."""
-    offered = device.capabilities.timeline_levels
-    if level is not None:
-        check_choice("level", level, TIMELINE_LEVELS, "timeline")
-        if level not in offered:
-            msg = f"{device.name} does not offer timelines of level {level!r}"
-            hint = f"choose one of {', '.join(offered)}, or leave out level="
-            raise UnsupportedError(msg, operation="timeline", hint=hint, backend=device.backend)
-    chosen = level or offered[0]
-    pages = process.part(Pages)
-    place = pages.take_page(allow) if chosen == "event" else pages.take(allow)
-    identity = int.from_bytes(os.urandom(8), "little") | 1
-    place.cell.write(IDENTITY, identity)
-    handle = TimelineHandle(place.handle, identity, chosen, device.backend, device.identity)
-    record = TimelineRecord(process, handle, place.cell, device, place.page)
-    place.page.users.add(record)
-    pages.signalled[record] = None
-    return Timeline(record)
 
 
 def open_timeline(
@@ -539,28 +368,19 @@ def open_timeline(
         This process cannot reach the timeline or the device.
     """
     process = drain()
+    # attach() does not use the timeout for memory that this process has already.
+    check_timeout(timeout, default_s=process.settings.timeout_s)
     if not isinstance(handle, TimelineHandle):
         handle = TimelineHandle.from_bytes(handle)
-    _check_memory(handle)
+    check_memory(handle)
     if device is None:
         found = find_by_identity(process, handle.backend, handle.device, None)
     else:
         found = device if isinstance(device, LocalDevice) else find_device(process, device, None)
     mapping = attach(handle.memory, timeout=timeout)
-    leave_to_views(mapping)
+    process.part(LeftMemory).add(mapping)
     cell = Cell(mapping.view(), mapping.ptr)
     if cell.read(IDENTITY) != handle.identity:
         msg = f"process {handle.memory.owner.pid} closed this timeline"
         raise StaleHandleError(msg, operation="open_timeline")
     return Timeline(TimelineRecord(process, handle, cell, found, mapping))
-
-
-def _check_memory(handle: TimelineHandle) -> None:
-    """Refuse a handle whose memory cannot be that of a timeline. Its fields are untrusted."""
-    memory = handle.memory
-    nbytes = PAGE_NBYTES if handle.level == "event" else CELL_NBYTES
-    is_right = memory.backend == HOST and memory.access == "rw" and memory.nbytes == PAGE_NBYTES
-    if not is_right or memory.length != nbytes or memory.offset % nbytes:
-        msg = f"a timeline of level {handle.level!r} is never in {shorten(memory, 120)}"
-        hint = "pass the bytes of timeline.export().to_bytes() unchanged"
-        raise InvalidHandleError(msg, operation="open_timeline", hint=hint)

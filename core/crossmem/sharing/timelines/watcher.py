@@ -4,6 +4,7 @@
 It runs while a stream of this process waits for a value that is not reached yet.
 """
 
+import logging
 import time
 from typing import ClassVar, Final, Protocol
 
@@ -11,12 +12,16 @@ from typing_extensions import override
 
 from crossmem.control.limits import no_thread
 from crossmem.control.threads import PassingThread
+from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.timelines.cell import VALUE, VOID, Cell
 
 __all__ = ["StreamWatcher"]
 
+_log = logging.getLogger(__name__)
+
 _LOOK_S: Final = 0.1
+_PAUSE_S: Final = 0.01
 _REPEAT_S: Final = 1.0
 """How long the void value is written again: work of the dead process may still overwrite it."""
 
@@ -27,6 +32,11 @@ class Watched(Protocol):
     @property
     def cell(self) -> Cell:
         """Its words."""
+        ...
+
+    @property
+    def device(self) -> LocalDevice:
+        """The device of the stream."""
         ...
 
     @property
@@ -70,8 +80,17 @@ class StreamWatcher(Part):
         return before
 
     def is_needed(self, one: Watched) -> bool:
-        """Whether a stream may still wait for the timeline, so its words must stay mapped."""
-        return one in self._targets
+        """Whether a stream of the same devices waits, so no words may be released.
+
+        The stream may wait for these words. If it waits for others, the vendor's release would
+        still block until its work is complete.
+        """
+        driver = one.device.driver
+        is_needed = any(other.device.driver is driver for other in list(self._targets))
+        if is_needed:
+            # A signal handler may have raised before watch() started the thread.
+            self._thread.start()
+        return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
         """Watch for an earlier value again, or for none, unless another stream waits now."""
@@ -93,6 +112,16 @@ class StreamWatcher(Part):
                 if time.monotonic() > until:
                     self.forget(one, target)
         self._thread.bell.wait(_LOOK_S)
+
+    @override
+    def prepare_exit(self) -> None:
+        """Wait for the streams as long as for leases. Memory of a stream that waits on is kept."""
+        end = time.monotonic() + self._process.settings.exit_wait_s
+        while self._targets and time.monotonic() < end:
+            time.sleep(_PAUSE_S)
+        for device in {one.device for one in list(self._targets)}:
+            _log.warning("exiting while a stream of %s waits for another process", device.name)
+            self._process.stuck.add(device.driver)
 
     @override
     def close_at_exit(self) -> None:

@@ -23,9 +23,11 @@ from crossmem_emulated.acl import (
     fabric,
     host,
     keys,
+    notifies,
     plain,
     shares,
     streams,
+    values,
     vmm,
 )
 from crossmem_emulated.acl.calls import ENTRIES
@@ -49,9 +51,11 @@ _FAMILIES = (
     fabric,
     host,
     keys,
+    notifies,
     plain,
     shares,
     streams,
+    values,
     vmm,
 )
 
@@ -117,6 +121,10 @@ class Acl:
         for name, called in ENTRIES.items():
             module, _, function = name.rpartition(".")
             modules[module][function] = process.bind(called)
+        if not process.profile.newer:
+            # Older editions of pyACL do not have the functions. C programs get a code.
+            for function in ("value_wait", "value_write"):
+                del modules["rt"][function]
         vars(self).update(modules[""])
         self.rt = SimpleNamespace(**modules["rt"])
         self.c = SimpleNamespace(**modules["c"])

@@ -56,9 +56,10 @@ class Entry:
         The function's name after its module's, such as ``"rt.malloc"``. The module ``c`` has the
         functions of C programs that pyACL lacks.
     codes
-        One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``i`` int32, ``I`` uint32,
-        ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` an object of the C interface, passed
-        unchanged. Arguments after ``|`` are optional. ``*`` is any argument, which is ignored.
+        One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``L`` int64, ``i`` int32,
+        ``I`` uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` an object of the C
+        interface, passed unchanged. Arguments after ``|`` are optional. ``*`` is any argument,
+        which is ignored.
     blanks
         The value of each output after a failure.
     function
@@ -118,6 +119,8 @@ def _convert(called: Entry, code: str, value: Any) -> Any:
         if isinstance(value, str) and "\0" in value:
             raise ValueError("embedded null character")
         return value
+    if code == "L" and not -(1 << 63) <= value < 1 << 63:
+        raise OverflowError("Python int too large to convert to C long long")
     if code == "i" and not -(1 << 31) <= value < 1 << 31:
         raise OverflowError("signed integer is out of the range of a C int")
     if code in "kK":

@@ -18,7 +18,7 @@ from crossmem_emulated.addresses import Piece
 from crossmem_emulated.pages import HOST
 from crossmem_emulated.queues import Work
 
-__all__ = ["Side", "check", "copy", "fill"]
+__all__ = ["Side", "check", "copy", "fill", "side_of"]
 
 _DIRECTIONS: Final = {
     (False, False): Kind.HOST_TO_HOST,
@@ -58,7 +58,8 @@ class Side:
     parts: tuple[tuple[int, int], ...]
 
 
-def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
+def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
+    """Return memory that a copy, or other work of a stream, accesses; refuse unknown memory."""
     if process.space.region_of(pointer) is None:
         if not memory.is_mapped(pointer, nbytes):
             text = f"{pointer:#x} is in no allocation, or in one that was freed"
@@ -190,7 +191,7 @@ def check(
     _check_arguments(process, to_pointer, largest, from_pointer, nbytes, kind)
     if to_pointer == from_pointer:
         return None
-    to, start = _side(process, to_pointer, nbytes), _side(process, from_pointer, nbytes)
+    to, start = side_of(process, to_pointer, nbytes), side_of(process, from_pointer, nbytes)
     real = _check_direction(process, call, kind, to, start)
     if is_async and real is Kind.HOST_TO_HOST:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the host's memory is not copied in a stream")
@@ -215,15 +216,16 @@ def copy(
     sides = check(process, call, target, source, kind, is_async=stream is not None)
     if sides is None:
         return
-    if stream is None:
-        _move(*sides)
-        return
     ranges = tuple((side.pointer, source[1]) for side in sides)
-    work = Work(call, ranges, lambda: _move(*sides))
+    work = Work(call, ranges, lambda: _move(*sides), written=ranges[:1])
+    if stream is None:
+        process.queues.run_now(work)
+        return
     found = find_stream(process, stream)
-    process.queues.submit(found, work)
-    if not all(side.origins or is_page_locked(process, side.pointer) for side in sides):
-        # The program may reuse pageable host memory as soon as the call returns.
+    # The program may reuse pageable host memory as soon as the call returns.
+    is_locked = all(side.origins or is_page_locked(process, side.pointer) for side in sides)
+    process.queues.submit(found, work, is_awaited=not is_locked)
+    if not is_locked:
         process.finish(found, until=work.sequence)
 
 
@@ -260,11 +262,12 @@ def fill(
         )
     if not count:
         return
-    side = _side(process, pointer, count)
+    side = side_of(process, pointer, count)
+    ranges = ((pointer, count),)
+    work = Work(call, ranges, lambda: _write(side, pattern), written=ranges)
     if stream is None:
-        _write(side, pattern)
+        process.queues.run_now(work)
         return
-    work = Work(call, ((pointer, count),), lambda: _write(side, pattern))
     process.queues.submit(find_stream(process, stream), work)
 
 

@@ -13,7 +13,7 @@ from crossmem_emulated.acl.plain import check_attributes
 from crossmem_emulated.acl.process import AclProcess, Again
 from crossmem_emulated.pages import HOST
 
-__all__ = ["is_page_locked"]
+__all__ = ["is_page_locked", "is_registered"]
 
 _ON_HOST, _ON_DEVICE, _UNKNOWN = range(3)
 _TYPES: Final = frozenset({0, 0x4, 0x8})
@@ -96,7 +96,7 @@ def _host_register_v2(process: AclProcess, pointer: int, size: int, flags: int) 
 def _host_get_device_pointer(process: AclProcess, pointer: int, flags: int) -> int:
     if not pointer or flags:
         raise Refused(Code.INVALID_PARAM, "the address is null, or flags are not 0")
-    if _is_registered(process, pointer):
+    if is_registered(process, pointer):
         return pointer
     text = f"{pointer:#x} is not registered"
     raise Refused(Code.HOST_MEMORY_NOT_REGISTERED, text, "ACL-E41")
@@ -106,9 +106,12 @@ def _host_get_device_pointer(process: AclProcess, pointer: int, flags: int) -> i
 def _host_unregister(process: AclProcess, pointer: int) -> None:
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
-    if process.registered.pop(pointer, None) is None:
+    size = process.registered.get(pointer)
+    if size is None:
         text = f"{pointer:#x} is not registered"
         raise Refused(Code.HOST_MEMORY_NOT_REGISTERED, text, "ACL-E41")
+    process.check_idle("rt.host_unregister", pointer, size)
+    del process.registered[pointer]
 
 
 # Whose an address is ----------------------------------------------------------------------
@@ -129,13 +132,14 @@ def _pointer_get_attributes(process: AclProcess, pointer: int) -> dict[str, Any]
     return {"location": {"id": number, "type": kind}, "page_size": page_nbytes, "rsv": [0] * 4}
 
 
-def _is_registered(process: AclProcess, pointer: int) -> bool:
+def is_registered(process: AclProcess, pointer: int) -> bool:
+    """Whether an address is in the program's own memory that devices may use."""
     return any(one <= pointer < one + nbytes for one, nbytes in process.registered.items())
 
 
 def is_page_locked(process: AclProcess, pointer: int) -> bool:
     """Whether the driver knows host memory, because ACL allocated it or a program registered it."""
-    return _block_of(process, pointer) is not None or _is_registered(process, pointer)
+    return _block_of(process, pointer) is not None or is_registered(process, pointer)
 
 
 def _block_of(process: AclProcess, pointer: int) -> tuple[int, int] | None:

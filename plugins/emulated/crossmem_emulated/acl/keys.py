@@ -17,7 +17,14 @@ from crossmem_emulated.addresses import Piece
 from crossmem_emulated.machine import ticks_since_boot
 from crossmem_emulated.pages import HOST, Pages
 
-__all__ = ["KeyImport", "admit_by_key", "check_known", "check_owner", "is_withdrawn"]
+__all__ = [
+    "KeyImport",
+    "admit_by_key",
+    "check_known",
+    "check_owner",
+    "check_peer_access",
+    "is_withdrawn",
+]
 
 _LONGEST_BUFFER: Final = 1024
 _LARGEST_LIST: Final = 31
@@ -211,7 +218,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
             raise Refused(
                 Code.RT_DRV_INTERNAL_ERROR, "this process may not import the key", "ACL-E24"
             )
-        _check_peer_access(process, context.device, key.device, flags)
+        check_peer_access(process, context.device, key.device, flags)
         made = _open(process, text, key, target)
         tables.execute(
             "INSERT OR IGNORE INTO acl_key_opener (key, process) VALUES (?, ?)", (key.number, me)
@@ -220,7 +227,8 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
     return made.piece.start
 
 
-def _check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
+def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
+    """Refuse an import from a device without access to it; a flag gives the access."""
     home = process.ordinal_of(index)
     if process.visible[device] == index or home is None:
         return

@@ -20,6 +20,7 @@ from crossmem_emulated.acl.schema import SCHEMA
 from crossmem_emulated.addresses import Space
 from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
+from crossmem_emulated.ordering import Ordering
 from crossmem_emulated.pages import NoRoomError, PageStore
 from crossmem_emulated.queues import Queues, Work
 
@@ -130,7 +131,7 @@ class AclProcess:
         self.profile = profile
         self.strict = strict
         self.visible = visible
-        self._is_slow = slow_streams
+        self.is_slow = slow_streams
         self.machine = Machine(folder, SCHEMA)
         self.store = PageStore(self.machine, capacity_nbytes)
         self.journal = Journal(self.machine)
@@ -160,7 +161,9 @@ class AclProcess:
         self.devices: dict[int, DeviceState] = {}
         self.contexts: dict[int, Context] = {}
         self.streams: dict[int, Stream] = {}
-        self.queues = Queues(self.lock, self.thread, self.streams, is_slow=self._is_slow)
+        self.queues = Queues(self.lock, self.thread, self.streams, is_slow=self.is_slow)
+        if self.is_slow and self.strict:
+            Ordering(self.machine, self.space, self.queues, self._violate_order)
         self.physical: dict[int, Any] = {}
         """Handles of physical memory."""
         self.opened_keys: dict[str, Any] = {}
@@ -170,6 +173,7 @@ class AclProcess:
         self.accesses: dict[int, set[int]] = {}
         """By address, the devices that may use the memory mapped there, as host-wide indices."""
         self.events: dict[int, Event] = {}
+        self.notifies: dict[int, Any] = {}
         self.host_blocks: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
         """Size of each range of the program's own host memory that devices may use."""
@@ -247,6 +251,9 @@ class AclProcess:
             # A forked child may have lost the host.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
+
+    def _violate_order(self, call: str, text: str) -> None:
+        self.violate(call, "ACL-X8", text)
 
     # What most functions ask ------------------------------------------------------------------
 

@@ -66,6 +66,12 @@ class Profile:
         Whether shareable handles for a fabric exist, as in super nodes.
     ipc_events
         Whether events can be opened in other processes.
+    stream_values
+        Whether streams write and wait for values in memory.
+    notifies
+        The number of notifies that a device has.
+    ipc_notifies
+        Whether notifies can be shared by key.
     """
 
     name: str
@@ -80,6 +86,9 @@ class Profile:
     retains: bool = True
     fabric: bool = False
     ipc_events: bool = True
+    stream_values: bool = True
+    notifies: int = 8192
+    ipc_notifies: bool = True
 
     @property
     def is_documented(self) -> bool:
@@ -100,6 +109,8 @@ PROFILES: Final[dict[str, Profile]] = {
             newer=False,
             retains=False,
             ipc_events=False,
+            stream_values=False,
+            ipc_notifies=False,
         ),
         _A2,
         replace(
@@ -116,8 +127,18 @@ PROFILES: Final[dict[str, Profile]] = {
             generation=3,
             attributes=_COMMON | {Attribute.HBM_MEM_HUGE1G},
             ipc_events=False,
+            notifies=65535,
         ),
-        Profile("310b-rc", soc="Ascend310B1", vmm=False, keys=False, ipc_events=False),
+        Profile(
+            "310b-rc",
+            soc="Ascend310B1",
+            vmm=False,
+            keys=False,
+            ipc_events=False,
+            stream_values=False,
+            notifies=2048,
+            ipc_notifies=False,
+        ),
         replace(
             _A2, name="old-driver", disables_validation="late", retains=False, ipc_events=False
         ),

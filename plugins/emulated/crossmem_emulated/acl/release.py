@@ -18,7 +18,7 @@ def release_device(process: AclProcess, device: int) -> None:
     """Release everything that this process has on a device, by its number here."""
     index = process.visible[device]
     for stream in [one for one in process.streams.values() if one.device == device]:
-        stream.queue.clear()
+        process.queues.drop(stream)
         del process.streams[stream.handle]
     process.queues.changed.notify_all()
     for context in [one for one in process.contexts.values() if one.device == device]:

@@ -42,4 +42,21 @@ CREATE TABLE IF NOT EXISTS acl_event (
     token BLOB PRIMARY KEY, owner INTEGER NOT NULL REFERENCES process ON DELETE CASCADE,
     pending INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS acl_notify (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, device INTEGER NOT NULL,
+    is_recorded INTEGER NOT NULL DEFAULT 0, text TEXT UNIQUE, owner INTEGER NOT NULL,
+    validates INTEGER NOT NULL DEFAULT 1
+) STRICT;
+CREATE TABLE IF NOT EXISTS acl_notify_admitted (
+    notify INTEGER NOT NULL REFERENCES acl_notify ON DELETE CASCADE,
+    tgid INTEGER NOT NULL, since INTEGER NOT NULL, PRIMARY KEY (notify, tgid)
+) STRICT;
+CREATE TABLE IF NOT EXISTS acl_notify_holder (
+    notify INTEGER NOT NULL REFERENCES acl_notify ON DELETE CASCADE,
+    process INTEGER NOT NULL REFERENCES process ON DELETE CASCADE, PRIMARY KEY (notify, process)
+) STRICT;
+CREATE TRIGGER IF NOT EXISTS acl_notify_forgotten AFTER DELETE ON acl_notify_holder BEGIN
+    DELETE FROM acl_notify WHERE number = OLD.notify
+    AND NOT EXISTS (SELECT * FROM acl_notify_holder WHERE notify = OLD.notify);
+END;
 """

@@ -66,7 +66,7 @@ def _destroy_stream(process: AclProcess, handle: int) -> None:
 def _destroy_stream_force(process: AclProcess, handle: int) -> None:
     stream = find_stream(process, handle)
     _check_own(process, stream)
-    stream.queue.clear()
+    process.queues.drop(stream)
     del process.streams[handle]
     process.queues.changed.notify_all()
 

@@ -196,7 +196,7 @@ def _prepared(
     start = side_of(process, source[0], nbytes, source[1], READ)
     check_direction(process, call, kind, to, start)
     ranges = ((target[0], nbytes), (source[0], nbytes))
-    work = Work(call, ranges, lambda: move(to.parts, start.parts))
+    work = Work(call, ranges, lambda: move(to.parts, start.parts), written=ranges[:1])
     return work, is_waiting(to, start)
 
 
@@ -214,7 +214,7 @@ def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> N
     waits
         Whether the host waits for it.
     """
-    submit(process, stream, work)
+    submit(process, stream, work, is_awaited=waits)
     if waits:
         finish(process, [stream], work.sequence)
 

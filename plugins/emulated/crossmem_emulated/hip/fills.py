@@ -66,7 +66,7 @@ def _add_fill(name: str, nbytes: int, size: str) -> None:
             pattern = (value & mask).to_bytes(nbytes, "little")
             side = filled_side(process, pointer, nbytes * count, stream.device)
             ranges = ((pointer, nbytes * count),)
-            work = Work(name, ranges, lambda: fill(side.parts, pattern))
+            work = Work(name, ranges, lambda: fill(side.parts, pattern), written=ranges)
             give_fill(process, stream, work, side, is_async=bool(more))
 
     add(name, current_legacy)

@@ -146,7 +146,9 @@ def copy_planes(
             move(targets, sources)
 
     ranges = ((target.pointer, target.nbytes), (source.pointer, source.nbytes))
-    return Work(call, ranges, run), is_waiting(to, start)
+    # Bytes between rows are not written.
+    written = () if target.has_gaps else ranges[:1]
+    return Work(call, ranges, run, written=written), is_waiting(to, start)
 
 
 _CUPY_ANSWERS: Final = Status.UNKNOWN
@@ -220,7 +222,8 @@ def fill_plane(
         for parts in plane.rows(side, is_whole=not plane.has_gaps):
             fill(parts, pattern)
 
-    work = Work(call, ((plane.pointer, plane.nbytes),), run)
+    ranges = ((plane.pointer, plane.nbytes),)
+    work = Work(call, ranges, run, written=() if plane.has_gaps else ranges)
     give_fill(process, stream, work, side, is_async=is_async)
 
 

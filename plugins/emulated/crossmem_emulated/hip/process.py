@@ -20,6 +20,7 @@ from crossmem_emulated.hip.profiles import Profile
 from crossmem_emulated.hip.schema import SCHEMA
 from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
+from crossmem_emulated.ordering import Ordering
 from crossmem_emulated.pages import NoRoomError, Pages, PageStore
 from crossmem_emulated.queues import Queues
 
@@ -147,6 +148,8 @@ class HipProcess:
             is_slow=self.setup.slow_streams,
             coupled=_coupled,
         )
+        if self.setup.slow_streams and self.setup.strict:
+            Ordering(self.machine, self.space, self.queues, self._violate_order)
         self.graphs: dict[int, Any] = {}
         self.events: dict[int, Any] = {}
         self.slabs: list[Any] = []
@@ -256,6 +259,9 @@ class HipProcess:
             # A forked child may have lost the host.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
+
+    def _violate_order(self, call: str, text: str) -> None:
+        self.violate(call, "HIP-X13", text)
 
     @property
     def fault(self) -> CrossmemError | None:

@@ -4,10 +4,6 @@
 The functions are AMD's ``hipStreamWriteValue64`` and so on. NVIDIA has them in its driver library.
 """
 
-import sqlite3
-import threading
-import time
-from contextlib import suppress
 from typing import Final
 
 from crossmem_emulated.hip.blocks import find_host_block
@@ -17,9 +13,8 @@ from crossmem_emulated.hip.copies import side_of
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import Stream, find_stream, finish, submit
 from crossmem_emulated.hip.virtual import READ, READ_WRITE
-from crossmem_emulated.machine import HostLostError
-from crossmem_emulated.queues import Caller, Work
-from crossmem_emulated.words import SLOW_S, Comparison, is_satisfied, load, store, wait_until
+from crossmem_emulated.queues import Work
+from crossmem_emulated.words import Comparison, finish_later, is_satisfied, load, store, waiting
 
 __all__: list[str] = []
 
@@ -44,18 +39,6 @@ def _place_of(process: HipProcess, stream: Stream, pointer: int, nbytes: int, ac
     return side.parts[0][0]
 
 
-def _finish_later(process: HipProcess, stream: Stream, work: Work) -> None:
-    """Let a slow stream do its work up to a write, as a device does without a waiting host."""
-
-    def run() -> None:
-        time.sleep(SLOW_S)
-        # If the host is lost, nobody waits for the value.
-        with process.lock, suppress(HostLostError, sqlite3.OperationalError):
-            finish(process, [stream], work.sequence)
-
-    threading.Thread(target=run, name="crossmem-value", daemon=True).start()
-
-
 def _write(  # noqa: PLR0917 - as C passes them
     process: HipProcess, call: str, nbytes: int, handle: int, pointer: int, value: int, flags: int
 ) -> None:
@@ -68,7 +51,7 @@ def _write(  # noqa: PLR0917 - as C passes them
     work = Work(call, ((pointer, nbytes),), lambda: store(place, nbytes, value))
     submit(process, stream, work)
     if process.setup.slow_streams and stream.capture is None:
-        _finish_later(process, stream, work)
+        finish_later(process.lock, lambda: finish(process, [stream], work.sequence))
 
 
 def _wait(  # noqa: PLR0917 - as C passes them
@@ -94,11 +77,7 @@ def _wait(  # noqa: PLR0917 - as C passes them
         word = load(place, nbytes)
         return is_satisfied(comparison, word, value, nbytes=nbytes, mask=masked)
 
-    def run() -> None:
-        # The stream may lose this work.
-        wait_until(lambda: work not in stream.queue or is_over())
-
-    work = Work(call, ((pointer, nbytes),), run, caller=Caller(), is_over=is_over)
+    work = waiting(call, stream, process.lock, (pointer, nbytes), is_over)
     submit(process, stream, work)
 
 

@@ -6,6 +6,7 @@ installation is called instead of the emulation, and has to answer as that profi
 """
 
 import ctypes
+import mmap
 import os
 import threading
 import time
@@ -85,6 +86,14 @@ class Program(HostProgram):
         """Return the address of memory that is the process's own, and stays."""
         self.buffers.append(ctypes.create_string_buffer(data, len(data)))
         return ctypes.addressof(self.buffers[-1])
+
+    def map_words(self, path: str, nbytes: int) -> int:
+        """Map a file that other processes map too; return its address for devices."""
+        with Path(path).open("r+b") as file:
+            self.words = mmap.mmap(file.fileno(), nbytes)
+        pointer = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
+        address: int = ok(self.acl.rt.host_register(pointer, nbytes, 0))
+        return address
 
     def write(self, pointer: int, data: bytes) -> int:
         source = self.acl.util.bytes_to_ptr(data)

@@ -106,7 +106,8 @@ def test_functions_take_no_keywords(host: Path) -> None:
 def test_every_function_has_blank_outputs_in_a_failure(start: Start) -> None:
     """Of the right number and type; outside of the emulated device nothing raises."""
     acl = start(device=None)
-    samples = {"k": 64, "K": 64, "i": 0, "I": 0, "s": "x", "d": properties(), "p": [1], "o": 0}
+    samples = {"k": 64, "K": 64, "L": 0, "i": 0, "I": 0, "s": "x", "d": properties(), "p": [1]}
+    samples["o"] = 0
     for name, called in calls.ENTRIES.items():
         required = called.codes.partition("|")[0].replace("*", "")
         acl.call("fail", name, 424242, {})

@@ -10,9 +10,9 @@ import crossmem_emulated.acl
 HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "acl-rules.md"
 SOURCE = Path(crossmem_emulated.acl.__file__).parent
-PLAIN = [f"ACL-E{number}" for number in range(1, 44)]
+PLAIN = [f"ACL-E{number}" for number in range(1, 46)]
 FURTHER = {"ACL-E1": ["ACL-E1b", "ACL-E1c"], "ACL-E14": ["ACL-E14b", "ACL-E14c"]}
-OWN = ["ACL-X1", "ACL-X3", "ACL-X4", "ACL-X5", "ACL-X6", "ACL-X7"]
+OWN = ["ACL-X1", "ACL-X3", "ACL-X4", "ACL-X5", "ACL-X6", "ACL-X7", "ACL-X8"]
 RULES = [rule for plain in PLAIN for rule in (plain, *FURTHER.get(plain, []))] + OWN
 RULE = re.compile(r"ACL-[EX]\d+[a-z]?")
 

@@ -73,6 +73,16 @@ def test_events_of_two_processes(compile_program: Compile, run: Run, host: Path,
     assert broken_rules(host) == ["ACL-E37"]
 
 
+@pytest.mark.parametrize("slow", ["0", "1"])
+def test_notifies_and_values_of_two_processes(
+    compile_program: Compile, run: Run, host: Path, slow: str
+) -> None:
+    variables = {"CROSSMEM_EMULATED_SLOW_STREAMS": slow}
+
+    assert run(compile_program("notify"), **variables) == "notified\n"
+    assert broken_rules(host) == ["ACL-E45", "ACL-E45", "ACL-E44"]
+
+
 @pytest.mark.parametrize("language", ["c", pytest.param("c++", marks=pytest.mark.long)])
 def test_functions_of_the_program_are_work_of_streams(
     compile_program: Compile, run: Run, host: Path, language: str

@@ -13,7 +13,7 @@ from crossmem_emulated.options import Options
 HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "hip-rules.md"
 SOURCE = Path(crossmem_emulated.hip.__file__).parent
-KINDS = {"E": 26, "V": 13, "X": 12}
+KINDS = {"E": 26, "V": 13, "X": 13}
 RULES = [f"HIP-{kind}{number + 1}" for kind, count in KINDS.items() for number in range(count)]
 CASES = [f"T{number}" for number in range(1, 17)]
 RECORDED = re.compile(r'"(HIP-[EVX]\d+)"')

@@ -186,3 +186,15 @@ aclError aclrtIpcMemImportPidInterServer(const char *key, aclrtServerPid *server
 aclError aclrtIpcMemSetAttr(const char *key, aclrtIpcMemAttrType type, uint64_t attr);
 aclError aclrtIpcMemImportByKey(void **devPtr, const char *key, uint64_t flags);
 aclError aclrtIpcMemClose(const char *key);
+
+/* Values and notifies */
+aclError aclrtValueWrite(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
+aclError aclrtValueWait(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
+aclError aclrtCreateNotify(aclrtNotify *notify, uint64_t flag);
+aclError aclrtDestroyNotify(aclrtNotify notify);
+aclError aclrtRecordNotify(aclrtNotify notify, aclrtStream stream);
+aclError aclrtWaitAndResetNotify(aclrtNotify notify, aclrtStream stream, uint32_t timeout);
+aclError aclrtGetNotifyId(aclrtNotify notify, uint32_t *notifyId);
+aclError aclrtNotifyGetExportKey(aclrtNotify notify, char *key, size_t len, uint64_t flags);
+aclError aclrtNotifySetImportPid(aclrtNotify notify, int32_t *pid, size_t num);
+aclError aclrtNotifyImportByKey(aclrtNotify *notify, const char *key, uint64_t flags);

@@ -132,6 +132,16 @@ CALLED: Final[Mapping[str, str]] = {
     "aclrtIpcMemSetAttr": "c.ipc_mem_set_attr",
     "aclrtIpcMemImportByKey": "rt.ipc_mem_import_by_key",
     "aclrtIpcMemClose": "rt.ipc_mem_close",
+    "aclrtValueWrite": "rt.value_write",
+    "aclrtValueWait": "rt.value_wait",
+    "aclrtCreateNotify": "rt.create_notify",
+    "aclrtDestroyNotify": "rt.destroy_notify",
+    "aclrtRecordNotify": "rt.record_notify",
+    "aclrtWaitAndResetNotify": "rt.wait_and_reset_notify",
+    "aclrtGetNotifyId": "rt.get_notify_id",
+    "aclrtNotifyGetExportKey": "rt.notify_get_export_key",
+    "aclrtNotifySetImportPid": "rt.notify_set_import_pid",
+    "aclrtNotifyImportByKey": "rt.notify_import_by_key",
 }
 """The emulation's function, by the C function's name. C functions share one if they differ only in
 an argument, or in a feature without effect here: a schedule, or a condition that always holds."""

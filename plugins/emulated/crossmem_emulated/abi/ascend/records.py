@@ -358,12 +358,23 @@ def _mem_import_from_shareable_handle_v2(
 def _ipc_mem_get_export_key(  # noqa: PLR0917 - the vendor's order
     binding: _Binding, name: str, pointer: Any, size: int, key: Any, length: int, flags: int
 ) -> int:
+    return _export_key(binding, name, (_address(binding.ffi, pointer), size), key, length, flags)
+
+
+def _notify_get_export_key(
+    binding: _Binding, name: str, notify: Any, key: Any, length: int, flags: int
+) -> int:
+    return _export_key(binding, name, (_address(binding.ffi, notify),), key, length, flags)
+
+
+def _export_key(
+    binding: _Binding, name: str, exported: tuple[int, ...], key: Any, length: int, flags: int
+) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
     # Only pyACL uses the rest of the buffer.
     room = min(length, KEY_NBYTES)
-    address = _address(binding.ffi, pointer)
-    outputs, code = binding.call(name, address, size, room, flags)
+    outputs, code = binding.call(name, *exported, room, flags)
     if outputs is not None:
         binding.ffi.memmove(key, outputs[0].encode("ascii") + b"\0", KEY_NBYTES)
     return code
@@ -395,6 +406,20 @@ def _ipc_mem_import_pid_inter_server(
     return binding.call(name, text_of(ffi, key), listed)[1]
 
 
+# Notifies ---------------------------------------------------------------------------------
+
+
+def _notify_set_import_pid(binding: _Binding, name: str, notify: Any, pids: Any, count: int) -> int:
+    if pids == binding.ffi.NULL:
+        return binding.missing(name)
+    if not count:
+        return binding.finish(name, Code.RT_PARAM_INVALID, "there are no pids")
+    if code := _check_count(binding, name, count, _MOST_PIDS_OF_KEYS):
+        return code
+    listed = _numbers(binding.ffi, pids, count)
+    return binding.call(name, _address(binding.ffi, notify), listed)[1]
+
+
 FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "aclInit": _init,
     "aclFinalizeReference": _finalize_reference,
@@ -424,6 +449,8 @@ FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "aclrtMemImportFromShareableHandleV2": _mem_import_from_shareable_handle_v2,
     "aclrtIpcMemGetExportKey": _ipc_mem_get_export_key,
     "aclrtIpcMemSetImportPid": _ipc_mem_set_import_pid,
+    "aclrtNotifyGetExportKey": _notify_get_export_key,
+    "aclrtNotifySetImportPid": _notify_set_import_pid,
     "aclrtIpcMemImportPidInterServer": _ipc_mem_import_pid_inter_server,
 }
 """The Python function for each C function."""

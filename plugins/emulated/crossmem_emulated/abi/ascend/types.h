@@ -8,6 +8,7 @@ typedef uint16_t aclFloat16;
 typedef void *aclrtContext;
 typedef void *aclrtStream;
 typedef void *aclrtEvent;
+typedef void *aclrtNotify;
 typedef void *aclrtDrvMemHandle;
 typedef struct aclDataBuffer aclDataBuffer;
 typedef void (*aclrtHostFunc)(void *args);

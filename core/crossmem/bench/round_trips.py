@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Round trips between two processes that wait for each other: a program that prints one JSON line.
+
+Each process is bound to its CPU. The first one signals and waits for the answer, and the second one
+answers. All ways of waiting take turns in one pair of processes. Times are in seconds.
+"""
+
+import gc
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from statistics import median
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, Final
+
+import crossmem
+from crossmem.bench.channel import Channel
+
+__all__ = ["main"]
+
+_DEADLINE_S: Final = 120
+_LINE_WORDS: Final = 8
+"""Words in a line of the processor's cache. The two directions have a line each."""
+_PAUSE_S: Final = 0.002
+"""How long the first process does nothing, so that the second one falls asleep."""
+
+# The pauses of the reader that polls.
+_SHORTEST_S: Final = 20e-6
+_LONGEST_S: Final = 2e-3
+
+
+class _Ends:
+    """The means of the two processes to reach each other.
+
+    Parameters
+    ----------
+    channel
+        The channel to the other process.
+    words
+        A page that both have mapped.
+    events
+        An eventfd for each direction.
+    is_first
+        Whether this is the first process.
+    """
+
+    def __init__(
+        self, channel: Channel, words: memoryview, events: tuple[int, int], *, is_first: bool
+    ) -> None:
+        self.is_first = is_first
+        self.channel = channel
+        self.words = words
+        self.out, self.back = events if is_first else (events[1], events[0])
+
+    def exchange(self, blob: bytes) -> bytes:
+        """Send bytes to the other process, and return what it sends."""
+        self.channel.send(blob)
+        return self.channel.receive()
+
+
+_Way = tuple[Callable[[int], object], Callable[[int], object]]
+"""Two functions: one signals a value to the other process, one waits for its signal of a value."""
+
+
+def _plain_word(ends: _Ends) -> _Way:
+    """Spin on a word in shared memory."""
+    words = ends.words
+    out, back = (0, _LINE_WORDS) if ends.is_first else (_LINE_WORDS, 0)
+
+    def tell(value: int) -> None:
+        words[out] = value
+
+    def wait(value: int) -> None:
+        while words[back] < value:
+            pass
+
+    return tell, wait
+
+
+def _eventfd(ends: _Ends) -> _Way:
+    """Sleep in the read of an eventfd."""
+    out, back = ends.out, ends.back
+    return lambda _: os.eventfd_write(out, 1), lambda _: os.eventfd_read(back)
+
+
+def _timeline(ends: _Ends) -> _Way:
+    """Use a timeline of crossmem for each direction."""
+    own = crossmem.device("host").timeline()
+    other = crossmem.open_timeline(ends.exchange(own.export().to_bytes()))
+    return own.signal, other.wait
+
+
+def _shared_tree(ends: _Ends) -> _Way:
+    """Publish the next version of a tree, and wait for it."""
+    own = crossmem.share(crossmem.empty(16, "uint8", device="host"))
+    other = crossmem.Shared.from_bytes(ends.exchange(own.to_bytes()))
+    return lambda _: own.publish(), lambda value: other.wait(value - 1)
+
+
+def _polling(ends: _Ends) -> _Way:
+    """Publish a version as a word in shared memory, which its reader polls between sleeps."""
+    words, lock = ends.words, threading.Lock()
+    out, back = (2, 3) if ends.is_first else (3, 2)
+    out, back = out * _LINE_WORDS, back * _LINE_WORDS
+
+    def publish(value: int) -> None:
+        with lock:
+            _order_memory()
+            words[out] = value
+
+    def wait(value: int) -> None:
+        end = time.monotonic() + _DEADLINE_S
+        pause_s = _SHORTEST_S
+        while True:
+            version = words[back]
+            _order_memory()
+            if version >= value:
+                return
+            time.sleep(min(pause_s, end - time.monotonic()))
+            pause_s = min(2 * pause_s, _LONGEST_S)
+
+    return publish, wait
+
+
+def _order_memory() -> None:
+    """Act as a fence, by means of a lock."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+
+
+_WAYS: Final[Mapping[str, Callable[[_Ends], _Way]]] = MappingProxyType(
+    {
+        "timeline": _timeline,
+        "plain word": _plain_word,
+        "eventfd": _eventfd,
+        "shared tree": _shared_tree,
+        "polling": _polling,
+    }
+)
+_NEEDS: Final = MappingProxyType({"shared tree": "numpy"})
+"""The modules without which a way is not measured."""
+
+_AWAKE: Final = ("timeline", "plain word", "shared tree", "polling")
+_ASLEEP: Final = ("timeline", "eventfd")
+
+
+def _turns(rounds: int) -> list[tuple[str, str]]:
+    """Return what is measured, in order: a way, and whether its processes are awake."""
+    each = [(name, "awake") for name in _AWAKE] + [(name, "asleep") for name in _ASLEEP]
+    # The first round starts what starts at the first use, and is not counted.
+    return [one for number in range(rounds + 1) for one in each[:: 1 if number % 2 else -1]]
+
+
+def _run(ends: _Ends, count: int, rounds: int) -> dict[str, list[float]]:
+    """Make all round trips; the first process returns the median of each turn's."""
+    ways = {
+        name: make(ends) for name, make in _WAYS.items() if find_spec(_NEEDS.get(name, "crossmem"))
+    }
+    values = dict.fromkeys(ways, 0)
+    found: dict[str, list[float]] = {}
+    for name, state in _turns(rounds):
+        if name not in ways:
+            continue
+        start = values[name] + 1
+        values[name] += count
+        numbers = range(start, start + count)
+        ends.exchange(b"ready")
+        if ends.is_first:
+            times = _ask(ways[name], numbers, pause_s=_PAUSE_S if state == "asleep" else 0.0)
+            found.setdefault(f"{name}, {state}", []).append(median(times))
+        else:
+            _answer(ways[name], numbers)
+    ends.exchange(b"done")
+    return {name: times[1:] for name, times in found.items()}
+
+
+def _ask(way: _Way, numbers: range, *, pause_s: float) -> list[float]:
+    (ask, wait), clock, times = way, perf_counter, []
+    for number in numbers:
+        if pause_s:
+            time.sleep(pause_s)
+        begin = clock()
+        ask(number)
+        wait(number)
+        times.append(clock() - begin)
+    return times
+
+
+def _answer(way: _Way, numbers: range) -> None:
+    tell, wait = way
+    for number in numbers:
+        wait(number)
+        tell(number)
+
+
+def _start(cpu: int) -> None:
+    os.sched_setaffinity(0, {cpu})
+    # The last resort if the other process dies: some ways of waiting have no end.
+    signal.alarm(_DEADLINE_S)
+    gc.disable()
+
+
+def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
+    """Return the time of a round trip in each round, by way and state.
+
+    Parameters
+    ----------
+    count
+        Round trips of each way in a round.
+    rounds
+        Number of rounds.
+    cpus
+        The CPUs of the two processes.
+    """
+    first, second = cpus
+    _start(first)
+    memory = os.memfd_create("words")
+    os.truncate(memory, mmap.PAGESIZE)
+    events = os.eventfd(0), os.eventfd(0)
+    channel, theirs = Channel.couple(timeout_s=_DEADLINE_S)
+    given: dict[str, Any] = {
+        "count": count,
+        "rounds": rounds,
+        "cpu": second,
+        "descriptors": [theirs.fileno(), memory, *events],
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-P", __file__, "answer", json.dumps(given)],
+        pass_fds=given["descriptors"],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        theirs.close()
+        with mmap.mmap(memory, mmap.PAGESIZE) as page, memoryview(page).cast("Q") as words:
+            return _run(_Ends(channel, words, events, is_first=True), count, rounds)
+    finally:
+        channel.close()
+        try:
+            child.wait(_DEADLINE_S)
+        finally:
+            child.kill()
+
+
+def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[str, list[float]]:
+    """Be the second process."""
+    _start(cpu)
+    number, memory, out, back = descriptors
+    channel = Channel(socket.socket(fileno=number), timeout_s=_DEADLINE_S)
+    with mmap.mmap(memory, mmap.PAGESIZE) as page, memoryview(page).cast("Q") as words:
+        return _run(_Ends(channel, words, (out, back), is_first=False), count, rounds)
+
+
+def main(arguments: list[str]) -> None:
+    """Run one process: its part, then its arguments as JSON."""
+    part, given = arguments
+    run = measure if part == "measure" else answer
+    found = run(**json.loads(given))
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a run that measures how fast a process sees another one's signal."""
+
+from crossmem.bench.cases import run_case
+from crossmem.bench.suite import Suite
+
+__all__ = ["run"]
+
+
+def run(suite: Suite) -> None:
+    """Measure, and add the rows to the suite's report; a brief run has none of them."""
+    plan, cpus = suite.plan, suite.cpus
+    if plan.is_brief:
+        return
+    if cpus.producer == cpus.consumer:
+        suite.note("round trips were not measured: two processes that spin need a CPU each")
+        return
+    suite.say("round trips of signals and waits")
+    found = run_case(
+        suite,
+        "round_trips",
+        "measure",
+        count=plan.repeats,
+        rounds=plan.repeat_rounds,
+        cpus=[cpus.producer, cpus.consumer],
+    )
+    for name, seconds in found.items():
+        subject, _, state = name.partition(", ")
+        suite.report.add("round trips", subject, state, [one * 1e6 for one in seconds], "us")

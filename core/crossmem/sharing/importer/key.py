@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller wants to import, and the key by which imports share one vendor open."""
+
+from typing import NamedTuple
+
+from crossmem.models import Access, PoolCore, ProcessIdentity, ShareableHandle
+from crossmem.sharing.base.devices import LocalDevice
+
+__all__ = ["ImportKey", "ImportRequest"]
+
+ImportKey = tuple[ProcessIdentity, int, LocalDevice, Access, int, object]
+"""Exporter, allocation number, device that uses the memory, access, ordinal of the device that
+holds the memory, and the bytes of a raw handle."""
+
+
+class ImportRequest(NamedTuple):
+    """One import that a caller asks for.
+
+    Parameters
+    ----------
+    handle
+        The handle of the memory.
+    device
+        The device that uses the memory.
+    access
+        The requested access.
+    home
+        Ordinal in this process of the device that holds the memory.
+    reservation
+        The handle's reservation number in a message, 0 without a reservation.
+    pool
+        The pool, if the handle is that of a pool's arena.
+    """
+
+    handle: ShareableHandle
+    device: LocalDevice
+    access: Access
+    home: int
+    reservation: int = 0
+    pool: PoolCore | None = None
+
+    @property
+    def key(self) -> ImportKey:
+        """The key of the import table: requests with equal keys share one record."""
+        handle = self.handle
+        number, raw = handle.allocation, handle.raw
+        return handle.owner, number, self.device, self.access, self.home, raw

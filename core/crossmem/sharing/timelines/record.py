@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resources of a timeline, how its owner ends it, and how its streams wait."""
+
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED
+from crossmem.errors import ClosedError, CrossmemError, OwnerGoneError
+from crossmem.locks import Rank, ordered_lock
+from crossmem.models import TimelineHandle
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.timelines.cell import IDENTITY, ISSUED, VALUE, VOID, Awaited, Cell
+from crossmem.sharing.timelines.events import EventLevel
+from crossmem.sharing.timelines.levels import HostLevel, Level, WordLevel
+from crossmem.sharing.timelines.memory import Page, Pages
+from crossmem.sharing.timelines.readers import ReaderWord
+from crossmem.sharing.timelines.watcher import StreamWatcher
+
+__all__ = ["IS_FENCED", "TimelineRecord"]
+
+IS_FENCED: Final = not (IS_ORDERED and IS_REGISTERED)
+"""Whether a store needs fences, which :meth:`Cell.write` adds."""
+_LEVELS: Final = {"host": HostLevel, "word": WordLevel}
+
+
+class TimelineRecord(Record):
+    """The resources of a timeline: its words, and what the vendor gave for its streams."""
+
+    __slots__ = (
+        "cell",
+        "handle",
+        "level",
+        "lock",
+        "mapping",
+        "own_words",
+        "page",
+        "process",
+        "reader",
+        "words",
+    )
+
+    def __init__(
+        self,
+        process: Process,
+        handle: TimelineHandle,
+        cell: Cell,
+        device: LocalDevice,
+        source: Page | Mapping,
+    ) -> None:
+        super().__init__()
+        self.process = process
+        self.handle = handle
+        self.cell = cell
+        self.lock = ordered_lock(Rank.ALLOCATION)
+        """Held while the driver works for this timeline."""
+        self.page = source if isinstance(source, Page) else None
+        """The memory of a timeline that this process signals."""
+        self.mapping = source if isinstance(source, Mapping) else None
+        """The memory of a timeline that another process signals."""
+        self.reader: ReaderWord | None = None
+        """The acknowledgements of this process, from the first one on."""
+        self.words = cell.words
+        is_one_store = self.page is not None and handle.level != "event" and not IS_FENCED
+        self.own_words = cell.words if is_one_store else None
+        """The words, if this process may signal by one store."""
+        self.level: Level
+        if handle.level == "event":
+            self.level = EventLevel(process, device, cell, is_own=self.page is not None)
+        else:
+            self.level = _LEVELS[handle.level](process, device, cell)
+
+    @property
+    def device(self) -> LocalDevice:
+        """The device whose streams this process uses."""
+        return self.level.device
+
+    @property
+    def is_owner_alive(self) -> bool:
+        """Whether the process that signals the timeline still runs."""
+        return self.mapping is None or self.mapping.owner_alive
+
+    def check(self) -> None:
+        """Raise if no value will be signalled any more.
+
+        Raises
+        ------
+        ClosedError, OwnerGoneError
+            The signalling process closed the timeline, or is dead.
+        """
+        pid = self.handle.memory.owner.pid
+        if self.cell.read(IDENTITY) != self.handle.identity:
+            msg = f"process {pid}, which signals this timeline, closed it"
+            raise ClosedError(msg, operation="wait")
+        if not self.is_owner_alive:
+            msg = f"process {pid}, which signals this timeline, is dead"
+            raise OwnerGoneError(msg, operation="wait")
+
+    def hold(self, awaited: Awaited, stream: int) -> None:
+        """Hold the later work of a stream until a value is reached."""
+        if self.level.blocks_host:
+            with self.lock:
+                self.level.wait(awaited, stream)
+            return
+        self.check()
+        watcher = self.process.part(StreamWatcher)
+        before = watcher.watch(self, awaited.value)
+        try:
+            with self.lock:
+                awaited.check()
+                self.level.wait(awaited, stream)
+        except CrossmemError:
+            watcher.forget(self, awaited.value, before)
+            raise
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Release the words when no stream uses them any more."""
+        deferred = self.process.deferred
+        with self.lock:
+            if self.is_done:
+                return
+            if self.page is not None:
+                self._end_own()
+            if self._is_in_use():
+                deferred.waiting.add(self)
+                deferred.start_reaper()
+                return
+            if self.reader is not None:
+                self.reader.leave()
+            self.level.close()
+            if self.page is not None:
+                self.process.part(Pages).leave(self.page, self)
+            self.is_done = True
+            self.page = self.mapping = None
+        deferred.waiting.discard(self)
+
+    def _end_own(self) -> None:
+        """Tell waiters that no value follows. A second call changes nothing."""
+        if self.cell.read(IDENTITY):
+            level = self.level
+            if level.device.driver not in self.process.stuck:
+                level.settle()
+                if level.issued > level.reached:
+                    # A stream must not write over the last value.
+                    wait_for_work(level.device)
+            self.cell.write(IDENTITY, 0)
+            self.cell.write(ISSUED, VOID)
+            self.cell.write(VALUE, VOID)
+
+    def _is_in_use(self) -> bool:
+        if self.process.part(StreamWatcher).is_needed(self):
+            return True
+        # An event must not be destroyed before the processes that opened it have closed it.
+        return self.handle.level == "event" and self.page is not None and not self.page.retire()

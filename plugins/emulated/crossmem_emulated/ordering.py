@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for accesses that do not wait for writes in slow streams (HIP-X13, ACL-X8).
+
+On a device, such an access often comes late enough, and rarely too early. A slow stream makes it
+early, and this search reports it even if nobody looks at the data.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from crossmem_emulated.addresses import Space
+from crossmem_emulated.machine import HostLostError, Machine
+from crossmem_emulated.queues import Queue, Queues, Work
+
+__all__ = ["Ordering"]
+
+_Ranges = Iterable[tuple[int, int]]
+
+
+class Ordering:
+    """The pending writes of this process's slow streams, and of other processes'.
+
+    A write counts if a device could have done it by now: it waits for no program function, no
+    value, and no other stream.
+
+    Parameters
+    ----------
+    machine
+        The emulated host.
+    space
+        The device addresses of this process.
+    queues
+        The work of all streams, in which this object registers itself.
+    violate
+        Records a violation: the call, and a text.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        space: Space,
+        queues: Queues,
+        violate: Callable[[str, str], None],
+    ) -> None:
+        self._machine = machine
+        self._space = space
+        self._queues = queues
+        self._violate = violate
+        queues.ordering = self
+
+    def submitted(self, stream: Queue, work: Work) -> None:
+        """Publish a write, for accesses by other processes."""
+        if not work.written or not self._queues.is_free(stream, work):
+            return
+        lost = suppress(HostLostError, sqlite3.OperationalError)
+        with lost, self._machine.transaction() as tables:
+            me = self._machine.me(tables)
+            for pages, first, nbytes in self._places(work.written):
+                statement = (
+                    "INSERT INTO pending_write (pages, first, nbytes, call, process) "
+                    "VALUES (?, ?, ?, ?, ?)"
+                )
+                values = (pages, first, nbytes, work.call, me)
+                work.rows.append(tables.execute(statement, values).lastrowid or 0)
+
+    def begins(self, work: Work, stream: Queue | None = None) -> None:
+        """Record a violation if work accesses memory that earlier work has still to write."""
+        if work.is_over is not None or not work.ranges:
+            return
+        for earlier in self._queues.pending_before(work, stream):
+            if _overlap(earlier.written, work.ranges):
+                text = f"its memory is still written by an earlier {earlier.call}"
+                self._violate(work.call, f"{text} of another stream")
+                return
+        with suppress(HostLostError, sqlite3.OperationalError):
+            call = self._pending_elsewhere(work)
+            if call is not None:
+                text = f"its memory is still written by a {call} of another process"
+                self._violate(work.call, text)
+
+    def _pending_elsewhere(self, work: Work) -> str | None:
+        """Return the call of another process that has still to write memory of some work."""
+        with self._machine.transaction() as tables:
+            me = self._machine.me(tables)
+            for pages, first, nbytes in self._places(work.ranges):
+                query = (
+                    "SELECT process, call FROM pending_write WHERE pages = ? AND process != ? "
+                    "AND first < ? AND first + nbytes > ?"
+                )
+                found = tables.execute(query, (pages, me, first + nbytes, first)).fetchall()
+                for process, call in found:
+                    if self._machine.lives(tables, process):
+                        return str(call)
+        return None
+
+    def ended(self, work: Work) -> None:
+        """Withdraw a write that is done or lost."""
+        if work.rows:
+            lost = suppress(HostLostError, sqlite3.OperationalError)
+            with lost, self._machine.transaction() as tables:
+                statement = "DELETE FROM pending_write WHERE number = ?"
+                tables.executemany(statement, [(one,) for one in work.rows])
+            work.rows.clear()
+
+    def _places(self, ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
+        """Yield number of pages, offset in them, and size in bytes, of memory of devices."""
+        for pointer, nbytes in ranges:
+            for piece, place, size in self._space.spans(pointer, nbytes):
+                pages: Any = piece.pages
+                yield pages.number, place - pages.address, size
+
+
+def _overlap(some: _Ranges, others: _Ranges) -> bool:
+    return any(
+        first < start + nbytes and start < first + size
+        for first, size in some
+        for start, nbytes in others
+    )
