@@ -196,7 +196,10 @@ def l04_the_void_value_is_written_once() -> None:
 
 @timeline_mutant
 def l04_the_watcher_never_ends() -> None:
-    always(watcher.StreamWatcher, "forget", None)
+    @instead(watcher.StreamWatcher, "__init__")
+    def _(old: Any, self: Any, process: Any) -> None:
+        old(self, process)
+        self._thread._is_needed = lambda: True
 
 
 @timeline_mutant

@@ -66,7 +66,7 @@ def find_tests(law: str) -> dict[Path, list[str]]:
 def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
     """Run a law's tests in a process in which crossmem is broken; return exit code and output."""
     options = ["-rf", "-x"]
-    streams = {}
+    slow = None
     if mutant in load_mutants().FOREIGN:
         # Its exports are no descriptors, so not every test of the kit is for it.
         options += ["--crossmem-device", "foreign:0", "--crossmem-fork-peers"]
@@ -74,7 +74,7 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
     elif mutant in load_mutants().TIMELINES:
         options += ["--crossmem-device", "hip:0", "--crossmem-runtime", "emulated"]
         selected = f"test_{law}_ and test_timelines"
-        streams = {"CROSSMEM_EMULATED_SLOW_STREAMS": "1"}
+        slow = "1"
     else:
         # The mutants are of a driver that has two devices.
         options += ["--crossmem-device", "emulated:0"]
@@ -87,7 +87,7 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
         CROSSMEM_PLUGINS="crossmem_mutants,crossmem_foreign",
         CROSSMEM_MUTANT=mutant,
         PYTHONPATH=str(HERE),
-        **streams,
+        CROSSMEM_EMULATED_SLOW_STREAMS=slow,
     )
 
 

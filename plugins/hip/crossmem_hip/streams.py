@@ -8,7 +8,7 @@ from crossmem.driver import SharedEvent
 from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError
 from crossmem.models import TimelineLevel
-from crossmem_hip.errors import NOT_READY
+from crossmem_hip.errors import NOT_READY, error_for
 from crossmem_hip.runtime import Vendor
 
 __all__ = ["StreamOrder"]
@@ -179,6 +179,8 @@ class StreamOrder:
             if error.code != NOT_READY:
                 raise
             return False
+        if code and code != NOT_READY:
+            raise error_for(self._vendor.family, "eventQuery", code)
         return not code
 
     # Work of the conformance kit ----------------------------------------------------------
