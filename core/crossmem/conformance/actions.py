@@ -17,6 +17,7 @@ from typing import Any
 
 import crossmem
 from crossmem.conformance import blocks, resources
+from crossmem.conformance.ends import ends
 from crossmem.driver import Driver, TracingDriver, witness_of
 from crossmem.sharing.base.process import current
 from crossmem.sharing.importer import messages
@@ -374,22 +375,9 @@ def use_environment(name: str, value: str | None) -> None:
 
 def reset() -> dict[str, Any]:
     """Release all resources of the named objects, and return the remaining resources."""
-    from crossmem.conformance import streams_of_tests  # noqa: PLC0415 - it imports this module
-
     for one in objects.values():
         if isinstance(one, memoryview):
             one.release()
-    ends: tuple[tuple[type, str], ...] = (
-        (streams_of_tests.StreamOfTest, "close"),
-        (crossmem.Timeline, "close"),
-        (crossmem.Piece, "unmap"),
-        (crossmem.AddressRange, "release"),
-        (crossmem.Mapping, "unmap"),
-        (crossmem.Import, "close"),
-        (crossmem.Allocation, "free"),
-        (crossmem.Block, "free"),
-        (crossmem.Pool, "close"),
-    )
     for kind, method in ends:
         for one in objects.values():
             if isinstance(one, kind) and not getattr(one, "closed", False):

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.conformance.ends import ends
 from crossmem.conformance.patterns import pattern
 from crossmem.driver import stream_work_of
 from crossmem.models import TimelineLevel
@@ -75,6 +76,10 @@ class StreamOfTest:
             self.synchronize()
             stream, self.ptr = self.ptr, 0
             self._work.destroy_stream(self._device.ordinal, stream)
+
+
+# Streams end first, because their work may use everything else.
+ends.insert(0, (StreamOfTest, "close"))
 
 
 class MakeStream(Protocol):

@@ -7,7 +7,6 @@ depend on them.
 """
 
 import atexit
-import logging
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from itertools import count, repeat
 from operator import methodcaller
 from typing import Any, ClassVar, Final, TypeVar
 
-from crossmem.control.leases import name_holders
+from crossmem.control.leases import warn_of_leases
 from crossmem.control.server import LeaseServer
 from crossmem.driver.recording import call_into
 from crossmem.errors import ClosedError, ForkedProcessError
@@ -44,8 +43,6 @@ __all__ = [
     "refuse_foreign",
     "refuse_forked_backend",
 ]
-
-_log = logging.getLogger(__name__)
 
 CATCH_UP_S: Final = 1.0
 """How long the lease server's thread may take to read the importers' messages."""
@@ -227,15 +224,8 @@ class Process:
                 open_pools.clear()
 
     def _await_leases(self, server: LeaseServer) -> None:
-        if server.leases.wait_all_idle(self.settings.exit_wait_s):
-            return
-        for unit, _exports, leases in server.leases.report():
-            if leases:
-                _log.warning(
-                    "exiting while allocation %d is leased by %s",
-                    unit.allocation,
-                    name_holders(leases),
-                )
+        if not server.leases.wait_all_idle(self.settings.exit_wait_s):
+            warn_of_leases(server.leases.report())
 
     def abandon(self) -> frozenset[str]:
         """Close every descriptor; for a forked child, which owns nothing of its parent.

@@ -156,12 +156,8 @@ def attach(
             process, found, device, readonly, timeout, ends_with_owner=ends_with_owner
         )
     if isinstance(found, ReadyHandle):
-        (mapping,) = attach_many(
-            (found,),
-            device=device,
-            readonly=readonly,
-            timeout=timeout,
-            on_owner_death=on_owner_death,
+        ((mapping, _use),) = _attach_all(
+            process, ((found, 0),), device, readonly, timeout, ends_with_owner=ends_with_owner
         )
         return mapping
     use = Use(process, found.core)
