@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import crossmem
-from crossmem import ClosedError, Timeline
+from crossmem import ClosedError, ConfigurationError, Timeline
 from crossmem.models import TIMELINE_LEVELS, TimelineLevel
 
 LEVELS = pytest.mark.parametrize("level", TIMELINE_LEVELS)
@@ -99,3 +99,33 @@ def test_a_stream_does_not_wait_for_a_closed_timeline(
             other.wait(2, stream=streams.new(), timeout=0)
         with pytest.raises(ClosedError):
             other.wait(1, stream=streams.new(), timeout=0)
+
+
+# Faults -----------------------------------------------------------------------------------
+
+SIGNALS: dict[TimelineLevel, str] = {
+    "word": "streamWriteValue64",
+    "event": "eventRecord",
+    "host": "streamSynchronize",
+}
+
+
+@LEVELS
+def test_a_refused_signal_takes_no_value_back(streams: Streams, level: TimelineLevel) -> None:
+    with streams.device.timeline(level) as timeline, opened(timeline) as other:
+        stream = streams.new()
+        if level != "host":
+            stream, end = streams.busy()
+        for value in (1, 2, 3):
+            timeline.signal(value, stream=stream)
+        streams.rt.faults.add(SIGNALS[level], 1)
+        with pytest.raises(crossmem.DriverError):
+            timeline.signal(4, stream=stream)
+        if level != "host":
+            end()
+
+        for value in (1, 3):
+            with pytest.raises(ConfigurationError, match="the next value is 4"):
+                timeline.signal(value)
+        timeline.signal(4)
+        assert other.wait(4, timeout=LONG_S) == 4

@@ -81,7 +81,8 @@ class Level:
         """After an interrupted signal, wait for all work of the device."""
         if self._is_unsure:
             self.device.driver.synchronize(self.device.ordinal)
-            self.cell.write(ISSUED, 0)
+            # At level "event", the value may be behind what was reached.
+            self.cell.write(ISSUED, self.reached)
             self._is_unsure, self._last = False, None
 
     def signal(self, value: int, stream: int) -> None:
