@@ -209,11 +209,13 @@ class ImportRecord:
             self.end_unused()
 
     def close(self) -> CrossmemError | None:
-        """Release everything. The caller holds the lock, and no user is left.
+        """Release everything. The caller holds the lock, and no user needs the memory any more.
 
         If this raises, a later call continues. The lease lasts until then, because the memory is
         still open.
         """
+        # At exit, users may be left, whose work may be running.
+        self.has_unawaited_work = self.has_unawaited_work or bool(self.mapped_uses)
         failure = self._stop_mapping() if self.mapped else None
         self._close()
         self.forget(self)

@@ -136,10 +136,14 @@ class EventLevel(Level):
         return reached
 
     @override
-    def wait(self, awaited: Awaited, stream: int) -> None:
-        self.cell.wait(ISSUED, awaited)
+    def prepare(self, awaited: Awaited) -> int:
+        self.streams  # noqa: B018 - raises if the device has no streams
+        return self.cell.wait(ISSUED, awaited)
+
+    @override
+    def wait(self, value: int, stream: int) -> None:
         for issued, entry in self._entries():
-            if issued >= awaited.value:
+            if issued >= value:
                 cast("StreamEvents", self.streams).wait_event(self._event(entry), stream)
                 return
 

@@ -109,11 +109,31 @@ class TimelineRecord(Record):
             msg = f"process {pid}, which signals this timeline, is dead"
             raise OwnerGoneError(msg, operation="wait")
 
+    def refuse_void(self, reached: int) -> None:
+        """Raise if a wait has ended because no value will be signalled any more.
+
+        Raises
+        ------
+        ClosedError, OwnerGoneError
+            As for :meth:`check`.
+        """
+        if reached >= VOID:
+            self.check()
+            pid = self.handle.memory.owner.pid
+            msg = f"process {pid}, which signals this timeline, died before it signalled the value"
+            raise OwnerGoneError(msg, operation="wait")
+
     def hold(self, awaited: Awaited, stream: int) -> None:
         """Hold the later work of a stream until a value is reached."""
-        if self.level.blocks_host:
+        level = self.level
+        if level.blocks_host:
+            # Without the lock, which the thread that signals needs.
+            self.refuse_void(level.prepare(awaited))
             with self.lock:
-                self.level.wait(awaited, stream)
+                level.wait(awaited.value, stream)
+            return
+        if awaited.value <= self.cell.read(VALUE) < VOID:
+            # The stream needs no wait. The signalling process may be dead.
             return
         self.check()
         watcher = self.process.part(StreamWatcher)
@@ -121,7 +141,7 @@ class TimelineRecord(Record):
         try:
             with self.lock:
                 awaited.check()
-                self.level.wait(awaited, stream)
+                level.wait(awaited.value, stream)
         except CrossmemError:
             watcher.forget(self, awaited.value, before)
             raise
