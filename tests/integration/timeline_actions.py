@@ -13,7 +13,7 @@ import pytest
 import crossmem
 from crossmem.conformance import actions
 from crossmem.sharing.timelines import timeline
-from crossmem.sharing.timelines.cell import IDENTITY, SEQUENCE, VALUE, WAITING
+from crossmem.sharing.timelines.cell import CARE, IDENTITY, SEQUENCE, VALUE, WAITING
 
 
 def make(name: str, **options: Any) -> bytes:
@@ -227,7 +227,8 @@ def late_readers(name: str, value: int) -> bool:
 
 def set_waiting(name: str) -> None:
     """Set the flag of sleepers, as one does that is not asleep yet."""
-    actions.objects[name]._record.cell.words[WAITING] = 1
+    cell = actions.objects[name]._record.cell
+    cell.words[CARE], cell.words[WAITING] = 2, 1
 
 
 def signal_again(name: str, value: int) -> bool:

@@ -14,6 +14,7 @@ from crossmem.errors import OwnerGoneError
 from crossmem.sharing import device as facade
 from crossmem.sharing.importer import record as imports
 from crossmem.sharing.timelines import cell, ends, events, levels, readers, timeline, watcher
+from crossmem.sharing.timelines import record as timeline_records
 from crossmem_hip.streams import StreamOrder
 
 
@@ -145,12 +146,12 @@ def l02_a_level_that_lacks_becomes_a_weaker_one() -> None:
 
 @timeline_mutant
 def l03_a_waiting_host_does_not_look_at_the_owner() -> None:
-    property_is(timeline.TimelineRecord, "is_owner_alive", value=True)
+    property_is(timeline_records.TimelineRecord, "is_owner_alive", value=True)
 
 
 @timeline_mutant
 def l03_a_closed_timeline_is_waited_for() -> None:
-    always(timeline.TimelineRecord, "check", None)
+    always(timeline_records.TimelineRecord, "check", None)
 
 
 @timeline_mutant
@@ -162,7 +163,7 @@ def l03_a_timeout_is_taken_lightly() -> None:
 
 @timeline_mutant
 def l03_a_stopped_process_is_called_dead() -> None:
-    @instead(timeline.TimelineRecord, "check")
+    @instead(timeline_records.TimelineRecord, "check")
     def _(old: Any, self: Any) -> None:
         pid = self.handle.memory.owner.pid
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:  # noqa: PTH123
@@ -213,7 +214,7 @@ def l04_the_words_end_with_the_object() -> None:
 
 @timeline_mutant
 def l04_a_closed_timeline_releases_no_stream() -> None:
-    @instead(timeline.TimelineRecord, "_end_own")
+    @instead(timeline_records.TimelineRecord, "_end_own")
     def _(_old: Any, self: Any) -> None:
         self.cell.write(cell.IDENTITY, 0)
 

@@ -48,6 +48,18 @@ def test_the_barrier_before_the_second_look_is_needed(order: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ["tso", "weak"])
+def test_each_part_that_saves_barriers_is_needed(order: Any) -> None:
+    for broken in (
+        {"settles_late": False},
+        {"trusts_pending": True},
+        {"has_care": False},
+        {"has_waiter_fence": False},
+    ):
+        with pytest.raises(LostWakeError):
+            explore(Rules(order=order, **broken))
+
+
+@pytest.mark.parametrize("order", ["tso", "weak"])
 def test_a_signaller_that_is_not_registered_needs_its_fence(order: Any) -> None:
     with pytest.raises(LostWakeError):
         explore(Rules(order=order, is_fenced=True, has_fence=False))

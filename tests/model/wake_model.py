@@ -12,15 +12,15 @@ from typing import Any, Final, Literal, NamedTuple
 
 __all__ = ["LostWakeError", "Rules", "explore"]
 
-VALUE, WAITING, SEQUENCE = 0, 1, 2
+VALUE, WAITING, SEQUENCE, CARE = 0, 1, 2, 3
 """Addresses."""
 _LOAD: Final = -1
 """In place of an address: a load of the sequence that takes effect late."""
 
 SIGNALLER: Final = 0
 WAITERS: Final = (1, 2)
-VALUES: Final = 3
-TARGETS: Final = {1: (1, 3), 2: (2, 3)}
+VALUES: Final = 2
+TARGETS: Final = {1: (1, 2), 2: (2,)}
 """The values for which each waiter waits, one after another."""
 
 
@@ -42,7 +42,15 @@ class Rules:
     has_fence
         It really does.
     has_barrier
-        A waiter takes the barrier between the flag and its second look.
+        The first waiter takes the barrier between the flag and its second look.
+    settles_late
+        It says so after the barrier, not before it.
+    trusts_pending
+        Another waiter relies on a barrier that may not be complete.
+    has_care
+        The signalling process takes a fence after it has seen that a waiter slept.
+    has_waiter_fence
+        A later waiter takes a fence between the flag and its second look.
     looks_again
         A waiter looks once more after it has set the flag.
     has_sequence
@@ -61,6 +69,10 @@ class Rules:
     is_fenced: bool = False
     has_fence: bool = True
     has_barrier: bool = True
+    settles_late: bool = True
+    trusts_pending: bool = False
+    has_care: bool = True
+    has_waiter_fence: bool = True
     looks_again: bool = True
     has_sequence: bool = True
     clears_first: bool = True
@@ -83,6 +95,8 @@ class State(NamedTuple):
     awaited: tuple[frozenset[int] | None, ...]
     """For each process: whose accesses its barrier waits for; None outside of a barrier."""
     asleep: frozenset[int]
+    careful: tuple[bool, ...]
+    """For each process: whether it relies on fences."""
 
 
 def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
@@ -92,11 +106,13 @@ def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
 def _signaller(rules: Rules) -> tuple[str, ...]:
     clear, wake = ("clear", "release"), ("increment", "wake")
     order = (*clear, *wake) if rules.clears_first else (*wake, *clear)
-    return ("idle", "signal", "fence", "unless_waiting", *order, "again")
+    return ("idle", "signal", "unless_alone", "fence", "unless_waiting", *order, "again")
 
 
 def _waiter(rules: Rules) -> tuple[str, ...]:
-    read, look = ("read", "observed"), ("set", "barrier", "look")
+    read = "read", "observed"
+    settle = ("barrier", "settle") if rules.settles_late else ("settle", "barrier")
+    look = "care", "mark", "set", *settle, "look"
     return (
         ("begin", *read, *look, "sleep")
         if rules.reads_sequence_first
@@ -117,7 +133,14 @@ class _Model:
     def start(self) -> State:
         nobody: frozenset[int] = frozenset()
         return State(
-            (0, 0, 0), ((), (), ()), (0, 0, 0), (0, 0, 0), (0, 0, 0), (None, None, None), nobody
+            (0, 0, 0, 0),
+            ((), (), ()),
+            (0, 0, 0),
+            (0, 0, 0),
+            (0, 0, 0),
+            (None, None, None),
+            nobody,
+            (False, False, False),
         )
 
     def following(self, state: State) -> Iterator[State]:
@@ -199,8 +222,13 @@ class _Model:
     def signal(self, state: State, who: int) -> State:
         return self.store(state, who, VALUE, state.turns[who] + 1)
 
+    def unless_alone(self, state: State, who: int) -> State:
+        """Go on if a waiter has slept, or the barrier does not reach this process."""
+        goes_on = self.rules.is_fenced or self.load(state, who, CARE)
+        return self.next(state, who) if goes_on else self.again(state, who)
+
     def fence(self, state: State, who: int) -> State | None:
-        is_used = self.rules.is_fenced and self.rules.has_fence
+        is_used = self.rules.has_fence if self.rules.is_fenced else self.rules.has_care
         return self.drained(state, who) if is_used else self.next(state, who)
 
     def unless_waiting(self, state: State, who: int) -> State:
@@ -243,12 +271,26 @@ class _Model:
         is_used = self.rules.observes_sequence
         return self.drained(state, who) if is_used else self.next(state, who)
 
+    def care(self, state: State, who: int) -> State:
+        """Find out whether the signalling process takes fences."""
+        found = self.load(state, who, CARE)
+        is_careful = found == 2 or (self.rules.trusts_pending and found == 1)
+        return self.next(state._replace(careful=_put(state.careful, who, is_careful)), who)
+
+    def mark(self, state: State, who: int) -> State:
+        return self.next(state, who) if state.careful[who] else self.store(state, who, CARE, 1)
+
+    def settle(self, state: State, who: int) -> State:
+        return self.next(state, who) if state.careful[who] else self.store(state, who, CARE, 2)
+
     def set(self, state: State, who: int) -> State:
         return self.store(state, who, WAITING, 1)
 
     def barrier(self, state: State, who: int) -> State | None:
         """Order all accesses of this process, and those of each registered one."""
         following = self.next(state, who)
+        if state.careful[who]:
+            return self.drained(state, who) if self.rules.has_waiter_fence else following
         if not self.rules.has_barrier:
             return following
         awaited = state.awaited[who]

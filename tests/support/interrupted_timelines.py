@@ -16,7 +16,7 @@ import timeline_actions  # type: ignore[import-not-found]
 
 import crossmem
 from crossmem import Timeline
-from crossmem.sharing.timelines.cell import WAITING
+from crossmem.sharing.timelines.cell import CARE, WAITING
 
 ONLY: Final = crossmem.Allow(pids=(os.getpid(),))
 """A page for these processes ends with its last timeline, so one that stays is seen."""
@@ -69,7 +69,8 @@ def signal_on_stream(_world: World, kept: dict[str, Any]) -> None:
 
 def set_waiting(_world: World, kept: dict[str, Any]) -> None:
     """Set the flag of sleepers."""
-    kept["memory"]._record.cell.words[WAITING] = 1
+    cell = kept["memory"]._record.cell
+    cell.words[CARE], cell.words[WAITING] = 2, 1
 
 
 def wait_in_vain(_world: World, kept: dict[str, Any]) -> None:

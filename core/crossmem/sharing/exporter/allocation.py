@@ -161,7 +161,7 @@ class Allocation(Memory):
             msg = "a raw handle cannot say when the work of a stream is complete"
             hint = "leave out stream=, or export with lease=True"
             raise UnsupportedError(msg, operation="export", hint=hint)
-        return self.device.ready_handle(base, stream, allow)
+        return self.device._ready_handle(base, stream, allow)
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Withdraw a handle: refuse importers that do not hold the memory yet (C28).

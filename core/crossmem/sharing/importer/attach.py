@@ -294,7 +294,7 @@ def _attach_all(
                 end_with_owner(mapping, use, use)
         for (mapping, _use), name in zip(made, named, strict=True):
             if isinstance(name, ReadyHandle):
-                mapping.rename(name)
+                mapping._rename(name)
     except BaseException as error:
         _give_up(process, [*uses, *holds], error)
         raise

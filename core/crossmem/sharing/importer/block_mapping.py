@@ -138,7 +138,7 @@ class BlockMapping(Mapping):
         return ShareableHandle.from_bytes(named) if isinstance(named, bytes) else named
 
     @override
-    def rename(self, handle: ShareableHandle) -> None:
+    def _rename(self, handle: ShareableHandle) -> None:
         self._named = handle
 
 

@@ -204,7 +204,7 @@ class Mapping(Memory):
             raise self._ended()
         return self._pointer
 
-    def rename(self, handle: ShareableHandle) -> None:
+    def _rename(self, handle: ShareableHandle) -> None:
         """Replace the handle by another one of the same memory."""
         self.handle = handle
 
@@ -239,7 +239,7 @@ class Mapping(Memory):
         self.ptr  # noqa: B018 - raises if the memory may not be used
         handle = self.handle
         if isinstance(handle, ReadyHandle):
-            self.device.await_ready(handle, stream, timeout)
+            self.device._await_ready(handle, stream, timeout)
 
     def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
@@ -266,7 +266,7 @@ class Mapping(Memory):
         """
         use = self._record
         if stream is not None and use is not None:
-            use.landing = self.device.landing_of(stream)
+            use.landing = self.device._landing_of(stream)
             try:
                 self._end()
             finally:

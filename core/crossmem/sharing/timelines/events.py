@@ -36,29 +36,53 @@ class EventLevel(Level):
 
     name: ClassVar[TimelineLevel] = "event"
 
-    def __init__(self, process: Process, device: LocalDevice, cell: Cell, *, is_own: bool) -> None:
+    def __init__(
+        self,
+        process: Process,
+        device: LocalDevice,
+        cell: Cell,
+        *,
+        is_own: bool,
+        maker: "EventLevel | None" = None,
+    ) -> None:
+        """Begin without events.
+
+        Parameters
+        ----------
+        process, device, cell
+            As for :class:`Level`.
+        is_own
+            Whether this object signals.
+        maker
+            The level of the same timeline that signals in this process. A vendor may refuse to open
+            an event in the process that has created it.
+        """
         super().__init__(process, device, cell)
         self._is_own = is_own
-        self._open: dict[int, list[SharedEvent]] = {}
+        self._is_made_here = maker is not None
+        self._open: dict[int, list[SharedEvent]] = {} if maker is None else maker._open
         """The open events, by the first word of their entries."""
         self._turn = 0
 
     def _event(self, entry: int) -> SharedEvent:
         """Return the event of an entry, created or opened at its first use."""
         box = self._open.setdefault(entry, [])
-        if not box:
-            driver, ordinal = cast("StreamEvents", self.streams), self.device.ordinal
-            start = self.cell.words.cast("B")[8 * entry + 16 : 8 * (entry + _ENTRY_WORDS)]
-            if self._is_own:
-                payload = call_into(box, driver.create_event, ordinal).payload
+        driver, ordinal = cast("StreamEvents", self.streams), self.device.ordinal
+        start = self.cell.words.cast("B")[8 * entry + 16 : 8 * (entry + _ENTRY_WORDS)]
+        nbytes = words.load(self.cell.words, entry + 1)
+        if self._is_own:
+            if not box:
+                call_into(box, driver.create_event, ordinal)
+            if not nbytes:
+                payload = box[0].payload
                 start[: len(payload)] = payload
+                words.release()
                 words.store(self.cell.words, entry + 1, len(payload))
-            else:
-                nbytes = words.load(self.cell.words, entry + 1)
-                if not 0 < nbytes <= _PAYLOAD_NBYTES:
-                    msg = f"an event of the timeline has {nbytes} bytes"
-                    raise InvalidHandleError(msg, operation="wait")
-                call_into(box, driver.open_event, ordinal, bytes(start[:nbytes]))
+        elif not box:
+            if not 0 < nbytes <= _PAYLOAD_NBYTES:
+                msg = f"an event of the timeline has {nbytes} bytes"
+                raise InvalidHandleError(msg, operation="wait")
+            call_into(box, driver.open_event, ordinal, bytes(start[:nbytes]))
         return box[0]
 
     def _entries(self) -> list[tuple[int, int]]:
@@ -121,7 +145,7 @@ class EventLevel(Level):
 
     @override
     def close(self) -> None:
-        driver = stream_events_of(self.device.driver)
+        driver = None if self._is_made_here else stream_events_of(self.device.driver)
         for box in self._open.values():
             while box and driver is not None:
                 # A repeated call does nothing if an interrupted one has destroyed the event.

@@ -69,9 +69,19 @@ class TimelineRecord(Record):
         """The words, if this process may signal by one store."""
         self.level: Level
         if handle.level == "event":
-            self.level = EventLevel(process, device, cell, is_own=self.page is not None)
+            is_own = self.page is not None
+            self.level = EventLevel(process, device, cell, is_own=is_own, maker=self._maker(device))
         else:
             self.level = _LEVELS[handle.level](process, device, cell)
+
+    def _maker(self, device: LocalDevice) -> EventLevel | None:
+        """Return the level that signals this timeline, if it belongs to this process and driver."""
+        for one in list(self.process.part(Pages).signalled):
+            if isinstance(one, TimelineRecord) and one.handle == self.handle:
+                level = one.level
+                if isinstance(level, EventLevel) and level.device.driver is device.driver:
+                    return level
+        return None
 
     @property
     def device(self) -> LocalDevice:

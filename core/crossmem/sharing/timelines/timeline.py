@@ -21,11 +21,11 @@ from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.timelines.cell import (
+    CARE,
     IDENTITY,
     ISSUED,
     VALUE,
     VOID,
-    WAITING,
     Awaited,
     Cell,
 )
@@ -142,7 +142,7 @@ class Timeline(Endable):
                 with record.lock:
                     if load(own, ISSUED) <= load(own, VALUE) < value < VOID:
                         store(own, VALUE, value)
-                        if load(own, WAITING):
+                        if load(own, CARE):
                             record.cell.wake()
                         return
         self._signal(value, None if stream is None else stream_of(stream))
