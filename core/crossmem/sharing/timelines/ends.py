@@ -4,7 +4,8 @@
 from typing import Any
 
 from crossmem.control.records import Allow
-from crossmem.errors import CrossmemError
+from crossmem.driver import streams_of
+from crossmem.errors import CrossmemError, UnsupportedError
 from crossmem.models import ReadyHandle, TimelineHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import leave_to_references
@@ -48,6 +49,10 @@ class HandOver(Part):
         key = device, allow, stream_of(stream)
         timeline = self._own.get(key)
         if timeline is None:
+            if streams_of(device.driver) is None:
+                # Before a timeline is made, which would stay.
+                msg = f"{device.name} has no streams"
+                raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
             made = make_timeline(self._process, device, None, allow)
             timeline = self._own.setdefault(key, leave_to_references(made))
         return StreamEnd(timeline, timeline.signal_next(key[2]))
