@@ -126,7 +126,8 @@ class Cell:
             words.store(self.words, WAITING, 0)
             words.release()
             sequence = words.load(self.words, SEQUENCE)
-            words.store(self.words, SEQUENCE, sequence + 1)
+            # Another process may have written anything.
+            words.store(self.words, SEQUENCE, (sequence + 1) % 2**64)
             futex.wake_all(self.pointer + 8 * SEQUENCE)
 
     def wait(self, word: int, awaited: Awaited) -> int:

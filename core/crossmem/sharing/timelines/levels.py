@@ -43,7 +43,7 @@ class Level:
         self.cell = cell
         self._last: tuple[int, int] | None = None
         """Stream and thread of the last signal. Each thread may have its own default stream."""
-        self._is_unsure = False
+        self.is_unsure = False
         """Whether a signal was interrupted, so it is unknown what the vendor will write."""
 
     @property
@@ -79,11 +79,11 @@ class Level:
 
     def settle(self) -> None:
         """After an interrupted signal, wait for all work of the device."""
-        if self._is_unsure:
+        if self.is_unsure:
             self.device.driver.synchronize(self.device.ordinal)
             # At level "event", the value may be behind what was reached.
             self.cell.write(ISSUED, self.reached)
-            self._is_unsure, self._last = False, None
+            self.is_unsure, self._last = False, None
 
     def signal(self, value: int, stream: int) -> None:
         """Signal a value after the work that was issued on a stream.
@@ -93,9 +93,9 @@ class Level:
         streams, key = self.streams, (stream, threading.get_ident())
         if key != self._last and self.issued > self.reached:
             self._order(stream)
-        self._is_unsure = True
+        self.is_unsure = True
         self._issue(streams, value, stream)
-        self._is_unsure, self._last = False, key
+        self.is_unsure, self._last = False, key
 
     def set(self, value: int) -> None:
         """Set the value at once. All issued values are reached."""
