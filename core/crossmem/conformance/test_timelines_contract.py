@@ -231,18 +231,24 @@ def test_l01_an_acknowledgement_comes_after_the_work_before_it(
     assert settle(lambda: _readers_of(timeline)) == []
 
 
+@pytest.mark.parametrize("other", ["timeline", "second"])
 def test_l01_acknowledgements_on_streams_in_turn_never_shrink(
-    word: TimelineLevel, make_timeline: MakeTimeline, make_stream: MakeStream, fresh_peer: FreshPeer
+    word: TimelineLevel,
+    make_timeline: MakeTimeline,
+    make_stream: MakeStream,
+    fresh_peer: FreshPeer,
+    other: str,
 ) -> None:
     gate, timeline, reader = make_timeline(word), make_timeline(word), fresh_peer()
-    for name, one in (("gate", gate), ("timeline", timeline)):
+    for name, one in (("gate", gate), ("timeline", timeline), ("second", timeline)):
         reader.call(streams.open_, name, one.export().to_bytes())
     for name in ("held", "free"):
         reader.call(streams.new_stream, name)
     reader.call(actions.call, "timeline", "done", 0)
     reader.call(streams.wait, "gate", 1, "held")
     for value, name in enumerate(("held", "free", "held"), start=1):
-        reader.call(streams.acknowledge, "timeline", value, name)
+        by = other if name == "free" else "timeline"
+        reader.call(streams.acknowledge, by, value, name)
     with pytest.raises(crossmem.WaitTimeoutError):
         timeline.wait_for_readers(1, timeout=0.2)
     gate.signal(1)
@@ -253,7 +259,7 @@ def test_l01_acknowledgements_on_streams_in_turn_never_shrink(
     # A smaller value changes nothing, and one of the host comes after those of streams.
     reader.call(actions.call, "timeline", "done", 2)
     reader.call(streams.acknowledge, "timeline", 4, "free")
-    reader.call(actions.call, "timeline", "done", 5)
+    reader.call(actions.call, other, "done", 5)
     assert timeline.wait_for_readers(5, timeout=SOON_S) == 1
     reader.kill()
 
