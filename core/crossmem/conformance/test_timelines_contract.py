@@ -301,6 +301,25 @@ def test_c21_an_export_on_a_stream_is_ready_after_its_work(
 
 
 @pytest.mark.crossmem_not_of_blocks("a block is exported once, before its streams are known")
+def test_c21_an_export_waits_for_work_after_an_export_that_did_not(
+    make_stream: MakeStream, fresh_peer: FreshPeer
+) -> None:
+    owner = fresh_peer()
+    owner.call(streams.new_stream, "stream")
+    owner.call(streams.make_work, "work")
+    first = owner.call(actions.export, "work")
+    owner.call(actions.call, "work", "withdraw", first)
+    ready = crossmem.ShareableHandle.from_bytes(owner.call(streams.export_on, "work", "stream"))
+    assert isinstance(ready, ReadyHandle)
+    assert owner.call(actions.export, "work", synchronize=False) == ready.base.to_bytes()
+    synchronized = owner.call(actions.calls).get("synchronize", 0)
+
+    for _ in range(2):
+        assert owner.call(actions.export, "work") == ready.base.to_bytes()
+    assert owner.call(actions.calls)["synchronize"] == synchronized + 1
+
+
+@pytest.mark.crossmem_not_of_blocks("a block is exported once, before its streams are known")
 def test_c21_a_ready_handle_outlives_the_wire_and_its_parts(
     make_stream: MakeStream, fresh_peer: FreshPeer
 ) -> None:
