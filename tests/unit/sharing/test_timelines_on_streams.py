@@ -190,3 +190,40 @@ def test_a_refused_signal_takes_no_value_back(streams: Streams, level: TimelineL
                 timeline.signal(value)
         timeline.signal(4)
         assert other.wait(4, timeout=LONG_S) == 4
+
+
+def test_memory_stays_if_nobody_knows_whether_its_work_is_complete(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with streams.device.allocate(64) as allocation:
+        mapping = crossmem.attach(allocation.export(), device=streams.device)
+        use = mapping._record
+        stream, end = streams.busy()
+        mapping.unmap(stream=stream)
+
+        def refuse(_: Timeline) -> int:
+            msg = "the vendor refuses"
+            raise crossmem.DriverError(msg)
+
+        monkeypatch.setattr(Timeline, "value", property(refuse))
+        # The reaper looks, and then waits for all work of the device.
+        time.sleep(0.7)
+        assert use is not None
+        is_released = use.is_done
+        end()
+
+        assert not is_released
+        assert settle(lambda: [] if use.is_done else ["mapped"]) == []
+
+
+def test_a_closed_timeline_opens_no_event(streams: Streams) -> None:
+    with streams.device.timeline("event") as timeline:
+        stream, end = streams.busy()
+        timeline.signal(1, stream=stream)
+        end()
+        record = timeline._record
+        assert record is not None
+        record.level.close()
+
+        with pytest.raises(ClosedError):
+            _ = record.level.reached

@@ -246,14 +246,12 @@ class BlockHold(Use):
 
         The same wait serves all holds that are ready: their objects have ended before it.
         """
-        failure, ended, landing = None, [self], self.landing
+        failure, ended = None, [self]
         if not self.is_done:
             device = self.arena.record.device
-            if landing is not None and not landing.has_landed:
-                # The record stays in the queue.
-                self.process.deferred.start_reaper()
+            if self.is_needed:
                 return
-            if landing is None and self.arena.is_asynchronous:
+            if self.landing is None and self.arena.is_asynchronous:
                 ready = list(self.process.deferred.ready)
                 ended = [one for one in ready if isinstance(one, BlockHold) and one.is_of(device)]
                 failure = wait_for_work(device)

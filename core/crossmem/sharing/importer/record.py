@@ -362,15 +362,31 @@ class Use(Record):
         self.is_done = True
         return True
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the work that was issued before the end of the mapping is running.
+
+        The record then stays in the queue.
+        """
+        try:
+            if self.landing is None or self.landing.has_landed:
+                return False
+        except CrossmemError:
+            # Nobody knows, because the vendor refuses or this process exits. So the release waits
+            # for all work of the device.
+            self.landing = None
+            return False
+        self.process.deferred.start_reaper()
+        return True
+
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Leave the import when no work uses it any more. The last user closes it."""
-        record, landing = self.record, self.landing
+        record = self.record
         if record is None:
             self.is_done = True
             return
-        if landing is not None and not landing.has_landed:
-            self.process.deferred.start_reaper()
+        if self.is_needed:
             return
         taken: list[bool] = []
         lock = record.lock

@@ -3,21 +3,23 @@
 
 from typing import Any
 
+from typing_extensions import override
+
 from crossmem.control.records import Allow
 from crossmem.driver import streams_of
-from crossmem.errors import CrossmemError, UnsupportedError
+from crossmem.errors import UnsupportedError
 from crossmem.models import ReadyHandle, TimelineHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import leave_to_references
 from crossmem.sharing.base.process import Part, Process
-from crossmem.sharing.base.streams import stream_of
+from crossmem.sharing.base.streams import Landing, stream_of
 from crossmem.sharing.timelines.making import make_timeline
 from crossmem.sharing.timelines.timeline import Timeline, open_timeline
 
 __all__ = ["HandOver", "StreamEnd"]
 
 
-class StreamEnd:
+class StreamEnd(Landing):
     """The end of the work that was issued on a stream before a signal."""
 
     __slots__ = ("timeline", "value")
@@ -27,12 +29,9 @@ class StreamEnd:
         self.value = value
 
     @property
+    @override
     def has_landed(self) -> bool:
-        """Whether the work is complete, or this process is exiting."""
-        try:
-            return self.timeline.value >= self.value
-        except CrossmemError:
-            return True
+        return self.timeline.value >= self.value
 
 
 class HandOver(Part):
