@@ -162,6 +162,24 @@ def test_any_sequence_can_be_incremented(streams: Streams) -> None:
         assert (words[SEQUENCE], words[WAITING], timeline.value) == (0, 0, 1)
 
 
+def test_an_import_can_be_closed_after_its_mapping_was_ended_on_a_stream(streams: Streams) -> None:
+    allocation = streams.device.allocate(64)
+    stream, end = streams.busy()
+    with crossmem.import_handle(allocation.export(synchronize=False)) as imported:
+        mapping = imported.map()
+        use = mapping._record
+        with pytest.raises(crossmem.BusyError):
+            imported.close()
+        mapping.unmap(stream=stream)
+
+    assert use is not None
+    is_released = use.is_done
+    end()
+    assert (imported.closed, is_released) == (True, False)
+    assert settle(lambda: [] if use.is_done else ["mapped"]) == []
+    allocation.free()
+
+
 # Faults -----------------------------------------------------------------------------------
 
 SIGNALS: dict[TimelineLevel, str] = {

@@ -121,14 +121,20 @@ class Import(Endable):
     @override
     def _refuse_if_used(self, operation: str) -> None:
         use = self._record
-        if use is not None and use.children:
-            msg = f"{self!r} has {len(use.children)} mappings and pieces of address ranges"
+        # A mapping that was ended on a stream needs no import object any more.
+        open_ = [one for one in use.children or () if not _ends(one)] if use is not None else []
+        if open_:
+            msg = f"{self!r} has {len(open_)} mappings and pieces of address ranges"
             raise BusyError(msg, operation=operation, hint="unmap them first")
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         msg = "an Import stays in its process; send its handle, which forwards the original export"
         raise UnsupportedError(msg)
+
+
+def _ends(child: object) -> bool:
+    return isinstance(child, Use) and child.landing is not None
 
 
 def children_of(use: Use) -> set[object]:
