@@ -14,7 +14,7 @@ import crossmem
 from crossmem import ClosedError, ConfigurationError, Timeline
 from crossmem.conformance.pool import settle
 from crossmem.models import TIMELINE_LEVELS, TimelineLevel
-from crossmem.sharing.timelines.cell import IDENTITY, SEQUENCE, WAITING
+from crossmem.sharing.timelines.cell import CARE, IDENTITY, SEQUENCE, WAITING
 
 LEVELS = pytest.mark.parametrize("level", TIMELINE_LEVELS)
 LONG_S = 10.0
@@ -156,7 +156,7 @@ def test_a_close_does_not_believe_the_shared_words(streams: Streams) -> None:
 def test_any_sequence_can_be_incremented(streams: Streams) -> None:
     with streams.device.timeline("host") as timeline, opened(timeline) as other:
         words = other._record.words  # type: ignore[union-attr]
-        words[SEQUENCE], words[WAITING] = 2**64 - 1, 1
+        words[SEQUENCE], words[WAITING], words[CARE] = 2**64 - 1, 1, 1
         timeline.signal(1)
 
         assert (words[SEQUENCE], words[WAITING], timeline.value) == (0, 0, 1)
