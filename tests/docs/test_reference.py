@@ -298,3 +298,17 @@ def test_the_byte_tables_of_timelines_are_their_wire_form(page: GetPage) -> None
     )
     assert blob[start:] == words + handle.to_bytes()
     assert int.from_bytes(blob[byte_table(page)["flags"]], "little") == 1 << 3
+
+
+def test_rows_of_tables_have_the_columns_of_their_heads(pages: list[Any]) -> None:
+    wrong = []
+    for one in pages:
+        head = 0
+        for line in one.prose.splitlines():
+            # A pipe in code is escaped, too.
+            columns = line.replace("\\|", "").count("|") if line.startswith("|") else 0
+            head = head if head and columns else columns
+            if columns != head:
+                wrong.append(f"{one.path.name}: {line}")
+
+    assert wrong == []

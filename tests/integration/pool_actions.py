@@ -89,7 +89,10 @@ def stay_untidy() -> None:
 
 
 def count(fatal: int = 0, death: int = signal.SIGKILL) -> None:
-    """As :func:`word_actions.count`; the owner's look at all rows is one access more."""
+    """As :func:`word_actions.count`; the owner's look at all rows is one access more.
+
+    The hot paths of pools subscript the words of arenas, so those count, too.
+    """
     word_actions.ACCESSES = (*word_actions.ACCESSES, "busy")
     busy = Arena._busy
 
@@ -99,7 +102,29 @@ def count(fatal: int = 0, death: int = signal.SIGKILL) -> None:
 
     words.busy = lambda: None  # type: ignore[attr-defined]
     Arena._busy = looked  # type: ignore[method-assign,assignment]
-    word_actions.count(fatal, death)
+    counted: Any = word_actions.number(fatal, death)
+    server, make, open_ = current().server, Arena.__init__, ArenaImport.__init__
+
+    def of_owner(arena: Any) -> None:
+        arena.words = counted(arena.words)
+
+    def of_importer(arena: Any) -> None:
+        arena.row, arena.control = counted(arena.row), counted(arena.control)
+
+    def made(arena: Arena, *arguments: Any) -> None:
+        make(arena, *arguments)
+        of_owner(arena)
+
+    def opened(arena: ArenaImport, *arguments: Any) -> None:
+        open_(arena, *arguments)
+        of_importer(arena)
+
+    Arena.__init__ = made  # type: ignore[method-assign,assignment]
+    ArenaImport.__init__ = opened  # type: ignore[method-assign,assignment]
+    for arena in server.leases.pools.arenas.values() if server is not None else ():
+        of_owner(arena)
+    for one in current().part(PoolImports).arenas.values():
+        of_importer(one)
 
 
 def unless(error: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> bool:

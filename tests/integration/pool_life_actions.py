@@ -20,7 +20,7 @@ from crossmem.conformance import actions
 from crossmem.control import words
 from crossmem.control.arenas import Arena
 from crossmem.sharing.importer.messages import discard, reserve
-from crossmem.sharing.pools.block import BlockRecord
+from crossmem.sharing.pools.block_record import BlockRecord
 
 if TYPE_CHECKING:
     from tests.integration import life_actions, step_actions

@@ -86,9 +86,7 @@ def test_what_is_open_does_not_grow_when_the_exporter_says_so(start_peer: "Start
     before = importer.call(resources.descriptors)
 
     for attempt in (actions.attach, actions.import_):
-        with pytest.raises(
-            crossmem.InvalidHandleError, match=r"but this process has \d+ in \d+ open"
-        ):
+        with pytest.raises(crossmem.InvalidHandleError, match=r"but the open memory has"):
             importer.call(attempt, "never", larger)
 
     assert importer.call(resources.descriptors) == before

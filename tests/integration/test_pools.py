@@ -420,3 +420,34 @@ def test_rubbish_in_a_row_pins_blocks_at_worst(
     blob = owner.call(pool_actions.give, "again", "pool", b"n")
     survivor.call(actions.attach, "again", blob)
     assert survivor.call(pool_actions.shown, "again") == b"n"
+
+
+@pytest.mark.parametrize(("device", "mechanism"), [("hip:0", "legacy"), ("ascend:0", "key")])
+def test_holds_that_end_together_wait_once_for_the_device(
+    run_dir: Path, tmp_path: Path, device: str, mechanism: str
+) -> None:
+    places = {"CROSSMEM_RUN_DIR": str(run_dir), "CROSSMEM_EMULATED_STATE": str(tmp_path)}
+    owner, importer = (
+        Peer(device, runtime="emulated", mechanism=mechanism, environment=places) for _ in range(2)
+    )
+
+    def waits() -> int:
+        found: int = importer.call(actions.calls).get("synchronize", 0)
+        return found
+
+    with owner, importer:
+        owner.call(pool_actions.make_here, "pool", NBYTES, BLOCKS)
+        blobs = [owner.call(pool_actions.give, name, "pool") for name in "abcd"]
+        importer.call(actions.attach_many, "abcd", blobs)
+        before = waits()
+        importer.call(actions.drop, *"abc")
+        importer.call(actions.collect)
+        assert waits() == before + 1
+        assert owner.call(pool_actions.stats, "pool").holders == {importer.pid: 1}
+        owner.call(actions.free, "a")
+        with pytest.raises(crossmem.StaleHandleError):
+            importer.call(actions.attach_many, "bca", [blobs[1], blobs[2], blobs[0]])
+        assert waits() == before + 2
+        importer.call(actions.unmap, "d")
+        assert waits() == before + 3
+        assert owner.call(pool_actions.stats, "pool").holders == {}

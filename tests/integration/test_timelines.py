@@ -284,8 +284,9 @@ def test_a_waiter_that_is_cut_off_after_it_set_the_flag(
     blob = owner.call(timeline_actions.make, "t")
     for one in (waiter, other):
         one.call(timeline_actions.open_, "t", blob)
-    # SEQUENCE, the flag, and then the barrier at which it dies.
-    waiter.call(word_actions.count, 3, death)
+    # One look, the sequence, two accesses to CARE, the flag, and then the barrier at which it dies.
+    waiter.call(timeline_actions.look_once)
+    waiter.call(word_actions.count, 6, death)
     waiter.start(timeline_actions.seconds_of_wait, "t", 1, LONG_S)
     assert owner.call(timeline_actions.await_sleeper, "t")
     sleeping = other.start(timeline_actions.seconds_of_wait, "t", 1, LONG_S)

@@ -8,14 +8,27 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 import crossmem
 from crossmem.conformance import actions
-from crossmem.sharing.timelines.cell import IDENTITY, SEQUENCE, VALUE, WAITING
+from crossmem.sharing.timelines import timeline
+from crossmem.sharing.timelines.cell import CARE, IDENTITY, SEQUENCE, VALUE, WAITING
 
 
 def make(name: str, **options: Any) -> bytes:
     """Make a timeline of host memory, and return the bytes of its handle."""
     actions.objects[name] = made = crossmem.device("host").timeline(**options)
+    return made.export().to_bytes()
+
+
+def make_on_device(name: str, value: int, level: Any = None) -> bytes:
+    """Make a timeline of the device under test, with a value."""
+    actions.objects[name] = made = actions.device().timeline(level)
+    if level == "event":
+        made.signal(value, stream=0)
+    else:
+        made.signal(value)
     return made.export().to_bytes()
 
 
@@ -82,18 +95,18 @@ def serve(mine: str, theirs: str, count: int) -> list[int]:
 
 def follow(name: str, last: int) -> list[int]:
     """Return each value that is seen until the last one, which is signalled without a pause."""
-    timeline, seen = actions.objects[name], [0]
+    one, seen = actions.objects[name], [0]
     while seen[-1] < last:
-        seen.append(timeline.wait(seen[-1] + 1, timeout=30))
-        assert timeline.value >= seen[-1]
+        seen.append(one.wait(seen[-1] + 1, timeout=30))
+        assert one.value >= seen[-1]
     return seen
 
 
 def race(name: str, first: int, last: int) -> None:
     """Signal values as fast as possible."""
-    timeline = actions.objects[name]
+    one = actions.objects[name]
     for value in range(first, last + 1):
-        timeline.signal(value)
+        one.signal(value)
 
 
 # Waiting and waking -----------------------------------------------------------------------
@@ -124,40 +137,40 @@ def waits_in_threads(name: str, value: int, timeout: float, count: int) -> list[
 
 def signal_at_random(name: str, base: int, count: int, seed: int, longest_s: float) -> list[float]:
     """Signal the values behind ``base`` after random pauses; return when each was signalled."""
-    timeline, randomness, times = actions.objects[name], random.Random(seed), [0.0]
+    one, randomness, times = actions.objects[name], random.Random(seed), [0.0]
     for value in range(base + 1, base + count + 1):
         end = time.perf_counter() + randomness.random() * longest_s
         while time.perf_counter() < end:
             # So short that a sleep would be longer.
             pass
         times.append(time.monotonic())
-        timeline.signal(value)
+        one.signal(value)
     return times
 
 
 def wakes(name: str, base: int, last: int) -> list[tuple[int, float]]:
     """Wait for each value behind ``base``; return what was reached, and when that was known."""
-    timeline, found, value = actions.objects[name], [], base
+    one, found, value = actions.objects[name], [], base
     while value < last:
-        value = timeline.wait(value + 1, timeout=60)
+        value = one.wait(value + 1, timeout=60)
         found.append((value, time.monotonic()))
     return found
 
 
 def wait_in_a_forked_child(name: str) -> dict[str, str]:
     """Return the error of each method in a forked child."""
-    timeline = actions.objects[name]
+    mine = actions.objects[name]
     calls = {
-        "value": lambda: timeline.value,
-        "void": lambda: timeline.void,
-        "owner_alive": lambda: timeline.owner_alive,
-        "export": timeline.export,
-        "signal": lambda: timeline.signal(5),
-        "wait": lambda: timeline.wait(1, timeout=0.01),
-        "done": lambda: timeline.done(1),
-        "wait_for_readers": lambda: timeline.wait_for_readers(1, timeout=0.01),
-        "close": timeline.close,
-        "with": timeline.__enter__,
+        "value": lambda: mine.value,
+        "void": lambda: mine.void,
+        "owner_alive": lambda: mine.owner_alive,
+        "export": mine.export,
+        "signal": lambda: mine.signal(5),
+        "wait": lambda: mine.wait(1, timeout=0.01),
+        "done": lambda: mine.done(1),
+        "wait_for_readers": lambda: mine.wait_for_readers(1, timeout=0.01),
+        "close": mine.close,
+        "with": mine.__enter__,
     }
     reading, writing = os.pipe()
     child = os.fork()
@@ -169,7 +182,7 @@ def wait_in_a_forked_child(name: str) -> dict[str, str]:
                 found.append(f"{one}=nothing")
             except Exception as error:  # noqa: BLE001 - its name is the answer
                 found.append(f"{one}={type(error).__name__}")
-        os.write(writing, " ".join([*found, f"repr={timeline!r}".replace(" ", "_")]).encode())
+        os.write(writing, " ".join([*found, f"repr={mine!r}".replace(" ", "_")]).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
@@ -184,3 +197,50 @@ def forge(name: str, blob: bytes) -> bytes:
     page = actions.objects[name] = crossmem.device("host").allocate(4096)
     page.write(handle.identity.to_bytes(8, "little"), offset=8 * IDENTITY)
     return dataclasses.replace(handle, memory=page.export().slice(0, 64)).to_bytes()
+
+
+# Accesses, one by one ---------------------------------------------------------------------
+
+
+def look_once() -> None:
+    """Let a wait look once before it sleeps, so that few accesses are to be tried."""
+    pytest.MonkeyPatch().setattr(timeline, "_SPINS", 1)
+
+
+def wait_in_vain(name: str, value: int) -> bool:
+    """Return whether a wait that looks once is in vain."""
+    try:
+        actions.objects[name].wait(value, timeout=0)
+    except crossmem.WaitTimeoutError:
+        return True
+    return False
+
+
+def late_readers(name: str, value: int) -> bool:
+    """Return whether readers have not acknowledged a value."""
+    try:
+        actions.objects[name].wait_for_readers(value, timeout=0)
+    except crossmem.WaitTimeoutError:
+        return True
+    return False
+
+
+def set_waiting(name: str) -> None:
+    """Set the flag of sleepers, as one does that is not asleep yet."""
+    cell = actions.objects[name]._record.cell
+    cell.words[CARE], cell.words[WAITING] = 2, 1
+
+
+def signal_again(name: str, value: int) -> bool:
+    """Return whether a value that does not grow is refused."""
+    try:
+        actions.objects[name].signal(value)
+    except crossmem.ConfigurationError:
+        return True
+    return False
+
+
+def open_and_wait(name: str, blob: bytes) -> None:
+    """Open a timeline, and look whether any value was signalled."""
+    open_(name, blob)
+    actions.objects[name].wait(1, timeout=0)

@@ -35,15 +35,39 @@ _made: list[str] = []
 """The accesses since :func:`count`."""
 
 
+class CountedWords:
+    """Words whose accesses by subscripts are numbered, too."""
+
+    def __init__(self, view: memoryview, note: Callable[[str], None]) -> None:
+        self.view = view
+        self._note = note
+
+    def __getitem__(self, index: Any) -> Any:
+        self._note("load")
+        return self.view[index]
+
+    def __setitem__(self, index: int, word: int) -> None:
+        self._note("store")
+        self.view[index] = word
+
+
 def count(fatal: int = 0, death: int = signal.SIGKILL) -> None:
     """Number each access to shared words from now on; end or stop right before the ``fatal``-th."""
+    number(fatal, death)
+
+
+def number(fatal: int, death: int) -> Callable[[memoryview], CountedWords]:
+    """As :func:`count`; return what makes the subscripts of words count, too."""
+
+    def note(name: str) -> None:
+        _made.append(name)
+        if len(_made) == fatal:
+            os.kill(os.getpid(), death)
 
     def counted(name: str, access: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            _made.append(name)
-            if len(_made) == fatal:
-                os.kill(os.getpid(), death)
-            return access(*arguments)
+            note(name)
+            return access(*(getattr(one, "view", one) for one in arguments))
 
         return call
 
@@ -53,6 +77,7 @@ def count(fatal: int = 0, death: int = signal.SIGKILL) -> None:
         if hasattr(timeline, name):
             # The hot path has names of its own.
             setattr(timeline, name, access)
+    return lambda view: CountedWords(view, note)
 
 
 def counted() -> int:

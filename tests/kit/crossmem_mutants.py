@@ -20,6 +20,7 @@ import mutants_foreign
 import mutants_forks  # noqa: F401 - the same
 import mutants_pools  # noqa: F401 - the same
 import mutants_ranges  # noqa: F401 - the same
+import mutants_timelines  # noqa: F401 - the same
 import mutants_words  # noqa: F401 - the same
 from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override

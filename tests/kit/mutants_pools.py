@@ -1,15 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broken crossmems whose pools give blocks out too early, too late, or without a word."""
 
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 from mutation import always, instead, mutant
 
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.control import arenas, registry, words
-from crossmem.sharing.importer import block_holds
+from crossmem.sharing.importer import block_holds, blocks
 from crossmem.sharing.pools import block, pool
+
+
+class _Words:
+    """The words of an arena, of which some are stored otherwise."""
+
+    def __init__(self, view: memoryview, stored: Callable[[memoryview, int, int], int]) -> None:
+        self.view = view
+        self._stored = stored
+
+    def __getitem__(self, at: int) -> int:
+        return self.view[at]
+
+    def __setitem__(self, at: int, word: int) -> None:
+        self.view[at] = self._stored(self.view, at, word)
+
+
+def _stores(stored: Callable[[memoryview, int, int], int]) -> None:
+    """Let owners store another word than they should."""
+
+    @instead(arenas.Arena, "__init__")
+    def _(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        self.words = _Words(self.words, stored)
 
 
 @mutant
@@ -19,12 +42,13 @@ def p01_rows_are_not_read() -> None:
 
 @mutant
 def p01_a_freed_block_is_free_at_once() -> None:
-    @instead(block.BlockRecord, "leave_to_others")
-    def _(old: Any, self: Any) -> Any:
-        with_others = old(self)
-        self.arena.free.extend(self.arena.freed)
-        self.arena.freed.clear()
-        return with_others
+    @instead(block.Block, "_end")
+    def _(old: Any, self: Any) -> None:
+        record = self._record
+        old(self)
+        if record is not None:
+            record.arena.free.extend(record.arena.freed)
+            record.arena.freed.clear()
 
 
 @mutant
@@ -74,31 +98,33 @@ def p01_a_stopped_importer_is_called_dead() -> None:
 
 @mutant
 def p01_each_kind_of_access_counts_alone() -> None:
-    @instead(block_holds.ArenaImport, "__init__")
-    def _(old: Any, self: Any, use: Any, handle: Any, base: int, _holders: Any) -> None:
-        old(self, use, handle, base, {})
+    @instead(blocks.PoolImports, "open")
+    def _(old: Any, self: Any, *args: Any) -> Any:
+        known = list(self.arenas.values())
+        arena = old(self, *args)
+        if arena not in known:
+            arena.holders = {}
+        return arena
 
 
 @mutant
 def p02_the_generation_stays() -> None:
     always(arenas.Arena, "retire", None)
-    setattr(block, "words", SimpleNamespace(store=lambda *_: None))  # noqa: B010 - as elsewhere
+    _stores(lambda view, at, word: word if word % 2 else view[at])
 
 
 @mutant
 def p02_generations_begin_anew() -> None:
-    @instead(arenas.Arena, "begin")
-    def _(_old: Any, self: Any, index: int) -> int:
-        words.store(self.words, self.at + index, 1)
-        return 1
+    _stores(lambda _view, _at, word: 1 if word % 2 else word)
 
 
 @mutant
 def p02_control_is_not_read() -> None:
-    @instead(block_holds.BlockHold, "take")
-    def _(old: Any, self: Any, generation: int) -> bool:
-        old(self, generation)
-        return True
+    @instead(block_holds.ArenaImport, "__init__")
+    def _(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        # Whatever this process holds, it takes for live.
+        self.control = self.row
 
 
 @mutant

@@ -8,6 +8,8 @@ from typing import Any
 
 MUTANTS: dict[str, Callable[[], None]] = {}
 """What breaks crossmem, by name."""
+TIMELINES: set[str] = set()
+"""Mutants that only streams show."""
 FOREIGN: set[str] = set()
 """Mutants that only a device with foreign memory shows."""
 
@@ -21,6 +23,12 @@ def mutant(apply: Callable[[], None]) -> Callable[[], None]:
 def foreign_mutant(apply: Callable[[], None]) -> Callable[[], None]:
     """Register a mutant for the backend ``foreign``."""
     FOREIGN.add(apply.__name__)
+    return mutant(apply)
+
+
+def timeline_mutant(apply: Callable[[], None]) -> Callable[[], None]:
+    """Register a mutant for timelines of emulated GPUs with slow streams."""
+    TIMELINES.add(apply.__name__)
     return mutant(apply)
 
 

@@ -33,6 +33,7 @@ def cases() -> list[Any]:
             for part in (
                 *(run.backend, run.mechanism, run.part, run.profile),
                 "blocks" if run.on_blocks else "",
+                "slow" if run.slow_streams else "",
             )
             if part
         )

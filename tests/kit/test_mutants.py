@@ -16,12 +16,12 @@ from kit_runs import run_kit
 
 import crossmem.conformance
 from crossmem.conformance.report import LAWS as LAWS_OF_ALL
-from crossmem.conformance.report import POOL_LAWS
+from crossmem.conformance.report import POOL_LAWS, TIMELINE_LAWS
 from crossmem.conformance.speed import SLOWNESS
 
 HERE = Path(__file__).parent
 KIT = Path(crossmem.conformance.__file__).parent
-LAWS = [f"{law[0].lower()}{int(law[1:]):02}" for law in (*LAWS_OF_ALL, *POOL_LAWS)]
+LAWS = [f"{law[0].lower()}{int(law[1:]):02}" for law in (*LAWS_OF_ALL, *POOL_LAWS, *TIMELINE_LAWS)]
 
 # A mutant that is found takes some seconds; one that hangs the kit is found too, but too late.
 LIMIT_S = 300 * SLOWNESS
@@ -36,7 +36,7 @@ def load_mutants() -> Any:
     sys.path.insert(0, str(HERE))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.mutants_foreign
+    return sys.modules["mutation"]
 
 
 def names_of_mutants() -> list[str]:
@@ -66,10 +66,15 @@ def find_tests(law: str) -> dict[Path, list[str]]:
 def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
     """Run a law's tests in a process in which crossmem is broken; return exit code and output."""
     options = ["-rf", "-x"]
+    slow = None
     if mutant in load_mutants().FOREIGN:
         # Its exports are no descriptors, so not every test of the kit is for it.
         options += ["--crossmem-device", "foreign:0", "--crossmem-fork-peers"]
         selected = f"test_{law}_ and foreign"
+    elif mutant in load_mutants().TIMELINES:
+        options += ["--crossmem-device", "hip:0", "--crossmem-runtime", "emulated"]
+        selected = f"test_{law}_ and test_timelines"
+        slow = "1"
     else:
         # The mutants are of a driver that has two devices.
         options += ["--crossmem-device", "emulated:0"]
@@ -82,6 +87,7 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
         CROSSMEM_PLUGINS="crossmem_mutants,crossmem_foreign",
         CROSSMEM_MUTANT=mutant,
         PYTHONPATH=str(HERE),
+        CROSSMEM_EMULATED_SLOW_STREAMS=slow,
     )
 
 

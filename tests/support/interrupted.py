@@ -33,9 +33,11 @@ from interrupted_world import (
 
 # isort: split
 from interrupted_pools import HOST_PICKLES, HOST_POOLS, PICKLES, POOLS
+from interrupted_timelines import EVENTS, HOST_TIMELINES, STREAMS, TIMELINES
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.driver.groups import streams_of
 
 memory = put("memory", lambda w, _k: w.device.allocate(NBYTES))
 exported = put("handle", lambda _w, k: k["memory"].export())
@@ -152,10 +154,14 @@ def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
     warnings.simplefilter("ignore")
     state = own_machine()
     world = World(backend, mechanism)
-    found = OPERATIONS | POOLS | PICKLES
+    found = OPERATIONS | POOLS | PICKLES | TIMELINES
     capabilities = world.device.capabilities
     if capabilities.host_visible:
-        found |= HOST | HOST_POOLS | HOST_PICKLES
+        found |= HOST | HOST_POOLS | HOST_PICKLES | HOST_TIMELINES
+    if streams_of(world.device.driver) is not None:
+        found |= STREAMS
+    if "event" in capabilities.timeline_levels:
+        found |= EVENTS
     if capabilities.foreign_memory:
         found |= FOREIGN
     if capabilities.address_ranges:

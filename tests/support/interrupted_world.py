@@ -45,7 +45,7 @@ from crossmem.conformance.interrupts import Interrupted, Interrupts  # noqa: E40
 from crossmem.conformance.peers import Peer  # noqa: E402
 from crossmem.control import descriptors  # noqa: E402
 from crossmem.control.segments import HEADER_WORDS  # noqa: E402
-from crossmem.sharing.base.process import current  # noqa: E402
+from crossmem.sharing.base.process import current, open_pools  # noqa: E402
 from crossmem.sharing.exporter.record import Allocations  # noqa: E402
 from crossmem.sharing.importer.blocks import PoolImports  # noqa: E402
 
@@ -143,7 +143,7 @@ class World:
         }
         leases = process.start_server().leases
         state["arenas"] = len(leases.pools.arenas)
-        state["imported arenas"] = len(pools.arenas), len(pools._holders), len(process.open_pools)
+        state["imported arenas"] = len(pools.arenas), len(pools._holders), len(open_pools)
         state["own holds"] = sum(
             bool(word)
             for row in leases.pools.own_rows.values()

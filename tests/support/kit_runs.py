@@ -44,6 +44,8 @@ class KitRun(NamedTuple):
     """Edition of the vendor's rules, where it is not the default one."""
     on_blocks: bool = False
     """Whether blocks of pools are tested in place of allocations."""
+    slow_streams: bool = False
+    """Whether streams work only when they are waited for, or some time after a signal."""
 
     @property
     def options(self) -> list[str]:
@@ -58,9 +60,10 @@ class KitRun(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that choose the profile."""
+        """The variables that choose the profile and the speed of streams."""
         api = "ACL" if self.backend == "ascend" else "HIP"
-        return {f"CROSSMEM_EMULATED_{api}_PROFILE": self.profile} if self.profile else {}
+        found = {f"CROSSMEM_EMULATED_{api}_PROFILE": self.profile} if self.profile else {}
+        return found | ({"CROSSMEM_EMULATED_SLOW_STREAMS": "1"} if self.slow_streams else {})
 
 
 RUNS: Final = (
@@ -94,6 +97,11 @@ RUNS: Final = (
             *(("ascend", "shareable"), ("ascend", "key"), ("cuda", "legacy"), ("cuda", "vmm")),
         )
     ),
+    KitRun("hip", "legacy", "core", "ci", slow_streams=True),
+    *(
+        KitRun(backend, mechanism, "core", "long", slow_streams=True)
+        for backend, mechanism in (("hip", "vmm"), ("cuda", "legacy"), ("cuda", "vmm"))
+    ),
     # ROCm 5 has no virtual memory.
     *(KitRun("hip", "vmm", "whole", "long", profile) for profile in ("clr24", "clr26")),
 )
@@ -116,7 +124,7 @@ def run_kit(
     within: float,
     measured: bool = False,
     fresh: bool = False,
-    **environment: str,
+    **environment: str | None,
 ) -> tuple[int, str]:
     """Run the kit in a process of its own, away from every project; return exit code and output.
 
@@ -133,7 +141,7 @@ def run_kit(
     fresh
         Whether the process is started anew, for variables that are read when crossmem is imported.
     environment
-        Variables to set.
+        Variables to set, or to remove.
     """
     changed: dict[str, str | None] = {
         "CROSSMEM_RUN_DIR": None,
@@ -183,15 +191,20 @@ def tables() -> str:
     all_tests = Counter(one.law for one in kit_tests())
     core = Counter(one.law for one in kit_tests() if one.is_core)
     lines = [
-        "| backend | mechanism | the kit's core runs in | the whole kit runs in | on blocks |",
-        "|---|---|---|---|---|",
+        "| backend | mechanism | core of the kit in | whole kit in | on blocks | slow streams |",
+        "|---|---|---|---|---|---|",
     ]
     for backend, mechanism in dict.fromkeys((run.backend, run.mechanism) for run in RUNS):
+        slow = [
+            run
+            for run in RUNS
+            if (run.backend, run.mechanism) == (backend, mechanism) and run.slow_streams
+        ]
         tiers = {
             run.part: run.tier
             for run in RUNS
-            if (run.backend, run.mechanism, run.profile, run.on_blocks)
-            == (backend, mechanism, "", False)
+            if (run.backend, run.mechanism, run.profile, run.on_blocks, run.slow_streams)
+            == (backend, mechanism, "", False, False)
         }
         on_blocks = {
             run.part: run.tier
@@ -201,7 +214,8 @@ def tables() -> str:
         lines.append(
             f"| `{backend}` | `{mechanism}` | {tiers.get('core', tiers['whole'])} "
             f"| {tiers['whole']} "
-            f"| {', '.join(f'{part} in {tier}' for part, tier in on_blocks.items())} |"
+            f"| {', '.join(f'{part} in {tier}' for part, tier in on_blocks.items())} "
+            f"| {', '.join(f'{run.part} in {run.tier}' for run in slow)} |"
         )
     lines += ["", "| law | tests | of these in the core |", "|---|---|---|"]
     lines += [

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import crossmem
 from crossmem.bench import suite_copies, suite_crossmem, suite_frameworks, suite_timelines
+from crossmem.bench.pages import write_page
 from crossmem.bench.pair import BenchError
 from crossmem.bench.peer import PEERS
 from crossmem.bench.plan import PLANS
@@ -30,6 +31,7 @@ __all__ = [
     "render",
     "run",
     "targets_table",
+    "write_page",
 ]
 
 Mode = Literal["smoke", "brief", "quick", "full"]

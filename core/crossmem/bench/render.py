@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TextIO
 
+from crossmem.bench.charts import LOADS
 from crossmem.bench.report import Report, Row, Target
 from crossmem.bench.summary import make_summary
 from crossmem.bench.tables import Table, number
@@ -13,15 +14,6 @@ from crossmem.bench.targets import size_name
 
 __all__ = ["make_tables", "render", "targets_table"]
 
-# Column titles of the busy exporter's table, by the load's name.
-_BUSY_HEADS = {
-    "idle": "idle",
-    "busy": "1 thread\nspins",
-    "4 threads": "4 threads\nspin",
-    "asyncio": "asyncio\nbusy",
-    "GIL held": "GIL held\nin C",
-    "stopped": "SIGSTOP",
-}
 _LIFE_METRICS = ("create", "export", "attach", "detach", "free", "life", "total")
 _LIFE_HEADS = (
     "create",
@@ -53,8 +45,8 @@ def make_tables(report: Report) -> list[Table]:
                 report,
                 f"Attach beside a busy exporter, µs, {name}",
                 "busy",
-                tuple(load + suffix for load in _BUSY_HEADS),
-                tuple(_BUSY_HEADS.values()),
+                tuple(load + suffix for load in LOADS),
+                tuple(LOADS.values()),
             )
             for name, suffix in (("median", ""), ("p99", ", p99"))
         ),

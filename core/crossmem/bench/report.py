@@ -161,3 +161,27 @@ class Report:
     def to_json(self) -> str:
         """Return the report as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """Return the report of a JSON text.
+
+        Raises
+        ------
+        ValueError
+            The text is not a report, or has another version.
+        """
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            msg = f"the document is no report of version {SCHEMA}"
+            raise ValueError(msg)
+        try:
+            rows = [Row(**{**row, "rounds": tuple(row["rounds"])}) for row in data.pop("rows")]
+            targets = [
+                Target(**{name: one[name] for name in one if name != "met"})
+                for one in data.pop("targets")
+            ]
+            return cls(**data, rows=rows, targets=targets)
+        except (KeyError, TypeError) as error:
+            msg = f"the document is no report: {error}"
+            raise ValueError(msg) from error

@@ -3,16 +3,41 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Table", "number"]
+__all__ = ["Table", "markdown", "number"]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A heading, column heads and rows of text; the first column is the widest."""
+    """A heading, column heads and rows of text; the first column is the widest.
+
+    Raises
+    ------
+    ValueError
+        A row has more or fewer cells than there are heads.
+    """
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.heads):
+                msg = (
+                    f"{self.title!r} has {len(self.heads)} columns, and a row of {len(row)}: {row}"
+                )
+                raise ValueError(msg)
+
+
+def markdown(table: Table) -> str:
+    """Return a table with its heading as Markdown."""
+
+    def line(cells: tuple[str, ...]) -> str:
+        shown = (cell.replace("\n", " ").replace("|", "\\|") for cell in cells)
+        return f"| {' | '.join(shown)} |"
+
+    rule = f"|{'---|' * len(table.heads)}"
+    return "\n".join([f"## {table.title}", "", line(table.heads), rule, *map(line, table.rows), ""])
 
 
 def number(value: float | None) -> str:

@@ -2,7 +2,7 @@
 """The command ``crossmem bench`` and its options, for typer."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
@@ -11,6 +11,9 @@ from crossmem.cli.problems import BenchmarkError, ExitCode, UsageProblem, write_
 from crossmem.cli.render import show_step
 from crossmem.errors import UnsupportedError
 from crossmem.guards import clause
+
+if TYPE_CHECKING:
+    from crossmem.bench import Report
 
 __all__ = ["BENCH_EXAMPLES", "bench"]
 
@@ -58,6 +61,18 @@ def bench(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to FILE."),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page", metavar="FOLDER", help="Write tables (Markdown) and charts (SVG) to FOLDER."
+        ),
+    ] = None,
+    read: Annotated[
+        Path | None,
+        typer.Option(
+            "--read", metavar="FILE", help="Measure nothing; read the JSON document of FILE."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     r"""Measure crossmem beside other ways to share host memory, in one run.
@@ -80,20 +95,45 @@ def bench(
                 hint = f"choose from {', '.join(suite.PEERS)}"
                 raise UsageProblem(f"--peer {name!r} is unknown", hint=hint)
         mode: suite.Mode = "smoke" if smoke else "full" if full else "quick" if check else "brief"
-        if mode == "brief":
+        if mode == "brief" and read is None:
             show_step("measuring, which takes less than half a minute")
         say = (lambda _: None) if mode == "brief" else show_step
         try:
-            report = suite.run(mode, peers=peer, device=device, say=say)
+            if read is not None:
+                report = _read(read)
+                mode = cast("suite.Mode", report.mode)
+            else:
+                report = suite.run(mode, peers=peer, device=device, say=say)
         except suite.BenchError as error:
             raise BenchmarkError(clause(str(error)), details=str(error)) from error
         except UnsupportedError as error:
             raise UsageProblem(error.message, hint=error.hint) from error
         if output is not None:
             write_text(output, report.to_json() + "\n")
+        if page is not None:
+            _write_page(report, page)
         if as_json:
             print(report.to_json())
         else:
             suite.render(report, [suite.targets_table(report)] if mode == "quick" else None)
         if check and mode != "smoke" and any(target.met is False for target in report.targets):
             raise typer.Exit(ExitCode.MISMATCH)
+
+
+def _read(path: Path) -> "Report":
+    from crossmem.bench import Report
+
+    try:
+        return Report.from_json(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        msg = f"cannot read {str(path)!r}: {clause(str(error), 80)}"
+        raise UsageProblem(msg, hint="name a file that crossmem bench -o has written") from error
+
+
+def _write_page(report: "Report", folder: Path) -> None:
+    from crossmem.bench import write_page
+
+    try:
+        write_page(report, folder)
+    except OSError as error:
+        raise UsageProblem(f"cannot write to {str(folder)!r}: {error.strerror}") from error

@@ -16,9 +16,10 @@ from crossmem.control.words import load
 from crossmem.driver import TracingDriver
 from crossmem.models import Access
 from crossmem.sharing.base.process import Part, Process, current
-from crossmem.sharing.importer.block_holds import ArenaImport
+from crossmem.sharing.importer.block_holds import ArenaImport, all_of
 from crossmem.sharing.importer.blocks import PoolImports
-from crossmem.sharing.pools.block import Block, BlockRecord
+from crossmem.sharing.pools.block import Block
+from crossmem.sharing.pools.block_record import BlockRecord
 
 __all__ = ["BlockTracer", "allocate", "are_used", "close_idle", "close_pools", "exports", "use"]
 
@@ -149,7 +150,7 @@ class BlockTracer(TracingDriver):
 def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
     """Return the holders of each block of one imported pool, by the block's index."""
     return {
-        index: [one for one in list(holders) if one.arena is arena]
+        index: [one for one in all_of(holders) if one.arena is arena]
         for index, holders in list(arena.holders.items())
     }
 

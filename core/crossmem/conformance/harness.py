@@ -114,12 +114,12 @@ class Kit:
         # not count as the leak of a test.
         with self.device.allocate(1) as allocation:
             allocation.export()
-        # The first timeline allocates a page, which stays as well.
-        self.device.timeline().close()
         # Each test collects garbage twice. The freeze makes that faster: the collector skips the
         # objects that exist now, mostly those of pytest.
         gc.collect()
         gc.freeze()
+        # The first timeline allocates a page, which stays until it is full.
+        self.device.timeline().close()
 
     def close(self) -> None:
         """End every peer and remove the files of the run."""

@@ -19,7 +19,7 @@ def account() -> Account:
     """
     crossmem.collect()
     holders: dict[int | bytes, tuple[bool, set[int]]] = {}
-    for info in crossmem.exports():
+    for info in actions.exports():
         handle = info.handle
         which = handle.to_bytes() if blocks.are_used() else handle.allocation
         _, known = holders.setdefault(which, (info.waiting, set()))

@@ -5,10 +5,15 @@ import struct
 from binascii import crc32
 from typing import Final
 
-__all__ = ["pattern", "reforged"]
+from crossmem.models.block_handle import BLOCK_START
+
+__all__ = ["checksum_of", "pattern", "reforged"]
 
 _HEADER: Final = struct.Struct("<4sHHII")
 """Magic, version, flags, total length, checksum: the start of a handle's wire form."""
+
+_BLOCK: Final = 1 << 2
+"""The flag of a block's handle."""
 
 _PART: Final = struct.Struct("<QQ")
 """Offset and length, which follow the header."""
@@ -26,5 +31,16 @@ def reforged(blob: bytes, *, part: tuple[int, int] | None = None, clear_flags: i
     if part is not None:
         body = _PART.pack(*part) + body[_PART.size :]
     flags &= ~clear_flags
-    checksum = crc32(body, crc32(_HEADER.pack(magic, version, flags, total, 0)))
+    checksum = checksum_of(_HEADER.pack(magic, version, flags, total, 0) + body)
     return _HEADER.pack(magic, version, flags, total, checksum) + body
+
+
+def checksum_of(blob: bytes) -> int:
+    """Return the checksum that a handle's bytes should have."""
+    magic, version, flags, total, _ = _HEADER.unpack_from(blob)
+    cleared = _HEADER.pack(magic, version, flags, total, 0)
+    body = blob[_HEADER.size :]
+    if flags & _BLOCK:
+        # The bytes that all handles of a pool have in common come first.
+        body = blob[BLOCK_START:] + blob[_HEADER.size : BLOCK_START]
+    return crc32(body, crc32(cleared))

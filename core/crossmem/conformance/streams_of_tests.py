@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.conformance.ends import ends
 from crossmem.conformance.patterns import pattern
 from crossmem.driver import stream_work_of
 from crossmem.models import TimelineLevel
@@ -26,7 +27,6 @@ __all__ = [
     "is_watching",
     "is_written",
     "issue_work",
-    "live_of",
     "make",
     "make_work",
     "new_stream",
@@ -76,6 +76,10 @@ class StreamOfTest:
             self.synchronize()
             stream, self.ptr = self.ptr, 0
             self._work.destroy_stream(self._device.ordinal, stream)
+
+
+# Streams end first, because their work may use everything else.
+ends.insert(0, (StreamOfTest, "close"))
 
 
 class MakeStream(Protocol):
@@ -233,11 +237,6 @@ def await_ready_and_copy(name: str, stream: str, target: str) -> None:
 def unmap_on(name: str, stream: str) -> None:
     """Unmap memory when the work of a stream is complete."""
     actions.objects[name].unmap(stream=actions.objects[stream])
-
-
-def live_of(kind: str) -> int:
-    """Return how many resources of a kind the driver has open. This is no call of crossmem."""
-    return actions.objects.setdefault("tracer of streams", actions.tracer()).live[kind]
 
 
 def is_watching() -> bool:

@@ -20,6 +20,7 @@ from crossmem.conformance import actions, resources
 from crossmem.conformance.harness import Allocate, FreshPeer, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
+from crossmem.conformance.test_limits import NOTHING as NOTHING_LIVE
 from crossmem.driver import TracingDriver
 from crossmem.sharing.base.process import current
 
@@ -60,6 +61,20 @@ def _report(device: crossmem.Device, before: list[str]) -> None:
     print(_LAST_WORDS + json.dumps(words), flush=True)  # noqa: T201 - the test reads it
 
 
+def report_waits_at_exit() -> None:
+    """Print, after crossmem's part of the exit, how often it has waited for work meanwhile."""
+    current().registry.adapt(TracingDriver)
+    tracer = actions.device().driver
+    assert isinstance(tracer, TracingDriver)
+    before = tracer.calls["synchronize"]
+
+    def report() -> None:
+        waits = tracer.calls["synchronize"] - before
+        print(_LAST_WORDS + json.dumps({"waits": waits}), flush=True)  # noqa: T201
+
+    util.Finalize(None, report, exitpriority=-100)
+
+
 def last_words(output: str) -> dict[str, Any]:
     (line,) = (line for line in output.splitlines() if line.startswith(_LAST_WORDS))
     words: dict[str, Any] = json.loads(line.removeprefix(_LAST_WORDS))
@@ -67,7 +82,7 @@ def last_words(output: str) -> dict[str, Any]:
 
 
 NOTHING: dict[str, Any] = {
-    "live": {"blocks": 0, "exports": 0, "imports": 0, "mappings": 0, "ranges": 0},
+    "live": NOTHING_LIVE,
     "violations": [],
     "threads": ["MainThread"],
     "descriptors": [],
@@ -111,6 +126,18 @@ def test_c20_nothing_is_left_of_an_importer(
 
     allocation.free(busy="raise")
     assert _files(kit) <= before
+
+
+def test_c20_an_exit_waits_for_work_before_it_unmaps(
+    allocate: Allocate, fresh_peer: FreshPeer
+) -> None:
+    allocation = allocate(_NBYTES)
+    importer = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
+    importer.call(report_waits_at_exit)
+    importer.call(actions.attach, "attached", allocation.export().to_bytes())
+
+    # Law C9: work of the device may still use the memory.
+    assert last_words(importer.exit())["waits"] >= 1
 
 
 @pytest.mark.crossmem_requires("readonly_imports")

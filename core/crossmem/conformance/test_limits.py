@@ -15,7 +15,19 @@ from crossmem.conformance.pool import settle
 from crossmem.driver import TracingDriver
 
 NBYTES = 5000
-NOTHING = {"blocks": 0, "exports": 0, "imports": 0, "mappings": 0, "ranges": 0}
+NOTHING = dict.fromkeys(
+    (
+        "blocks",
+        "exports",
+        "imports",
+        "mappings",
+        "ranges",
+        "streams",
+        "registrations",
+        "events",
+    ),
+    0,
+)
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, -(2**63), 2**63, 2**64, True, 1.0, "1", None])

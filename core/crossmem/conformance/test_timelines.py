@@ -3,6 +3,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -318,7 +319,7 @@ def test_l02_devices_without_streams_refuse_them(
     opened = crossmem.open_timeline(
         peer.call(actions.call, "theirs", "export").to_bytes(), device=timeline.device
     )
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "signal": lambda: timeline.signal(1, stream=0),
         "wait": lambda: opened.wait(1, stream=0),
         "done": lambda: opened.done(1, stream=0),

@@ -6,7 +6,6 @@ import pickle
 import random
 import struct
 import time
-from binascii import crc32
 from typing import Any, Final
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 import crossmem
 from crossmem.conformance import actions, blocks, strategies
 from crossmem.conformance.harness import Allocate
+from crossmem.conformance.patterns import checksum_of
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S
 from crossmem.driver import TracingDriver
@@ -54,8 +54,7 @@ def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHan
 
 def _sealed(blob: bytes) -> bytes:
     """Return the same bytes with a matching checksum."""
-    cleared = blob[:_CHECKSUM_AT] + bytes(4) + blob[_CHECKSUM_AT + 4 :]
-    return blob[:_CHECKSUM_AT] + struct.pack("<I", crc32(cleared)) + blob[_CHECKSUM_AT + 4 :]
+    return blob[:_CHECKSUM_AT] + struct.pack("<I", checksum_of(blob)) + blob[_CHECKSUM_AT + 4 :]
 
 
 def _forged(blob: bytes, **changes: Any) -> bytes:

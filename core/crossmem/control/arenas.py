@@ -10,7 +10,7 @@ word. One barrier serves many freed blocks.
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from crossmem.control import words
 from crossmem.control.barrier import IS_ORDERED
@@ -29,6 +29,9 @@ BATCH: Final = 32
 """Largest number of freed blocks that wait for one barrier."""
 _FRESH: Final = 64
 """Number of unused blocks that enter the free list at once."""
+_SPREAD: Final = 4
+"""A range of words is read at once if it has at most this many words for each block."""
+_ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
 
@@ -76,7 +79,10 @@ class Arena:
         self.reserved: dict[int, Unit] = {}
         """The lease units of the blocks that messages in transit reserve, by block."""
         self.waiting: dict[object, None] = {}
-        """Calls that wait for a block."""
+        """Calls that wait for a block, or free one unless it is held. While there is one, each free
+        takes the lock of the state."""
+        self._reclaims = 0
+        """Number of the times at which freed blocks were moved."""
         with registry.lock:
             slot = registry.slots.take_range(self.blocks + BLOCKS_AT)
             slot.move_on(is_live=True)
@@ -110,13 +116,6 @@ class Arena:
                 self.free += range(last - 1, first - 1, -1)
                 self.fresh = last
         return last > first
-
-    def begin(self, index: int) -> int:
-        """Begin the next generation of a block, and return it."""
-        at = self.at + index
-        generation = words.load(self.words, at) + 1 | 1
-        words.store(self.words, at, generation)
-        return generation
 
     def retire(self, index: int, generation: int) -> None:
         """Refuse new holds of a block by its generation. A second call does nothing."""
@@ -165,27 +164,35 @@ class Arena:
         if self.wait_for_work is not None:
             self.wait_for_work()
         with self.registry.lock:
-            freed, held, free = self.freed, self.held, self.free
-            todo = dict.fromkeys(freed)
-            count = len(todo)
-            # No thread and no signal handler runs between these two statements.
-            held |= todo
-            del freed[:count]
-            looked_at = list(held if all_of_them else todo)
+            number, held = self._reclaims, self.held
+            looked_at = tuple(self.freed)
+            first = slice(len(looked_at))
+            if all_of_them:
+                looked_at += tuple(held)
             if not looked_at:
                 return 0
             # After the barrier, an importer that saw an old generation has its word in its row.
             words.barrier()
             busy = self._busy(looked_at)
-            idle = [index for index in looked_at if index not in busy]
+            idle, still = looked_at, {}
+            if busy:
+                # Messages also reserve blocks that are live.
+                idle = tuple([one for one in looked_at if one not in busy])
+                still = dict.fromkeys([one for one in looked_at if one in busy])
             if idle and not IS_ORDERED:
                 # A store to the block may become visible after the 0 that ended its hold.
                 words.barrier()
-            for index in idle:
-                # A signal handler may have reclaimed the block since.
-                if index in held:
-                    free += (index,)
-                    del held[index]
+            # No thread and no signal handler runs between these statements.
+            if number != self._reclaims:
+                # A signal handler has moved blocks since.
+                return 0
+            self._reclaims = number + 1
+            del self.freed[first]
+            self.free += idle
+            if all_of_them:
+                self.held = still
+            elif still:
+                held |= still
             events = self.registry.events
             if idle and events.registry.observed:
                 text = f"{len(idle)} of {self.blocks} blocks"
@@ -194,10 +201,17 @@ class Arena:
 
     def _busy(self, indices: Sequence[int]) -> set[int]:
         """Return the given blocks that a row or a message holds. The caller holds the lock."""
-        first = self.at
-        look = itemgetter(first, *[first + index for index in indices])
         busy: set[int] = set()
+        least, most = min(indices), max(indices) + 1
+        at, count = self.at + least, most - least
+        is_dense = count <= _SPREAD * len(indices)
+        look: Any = None
         for row in self._rows():
+            # The comparison of two ranges reads a word in a fifth of the time.
+            if is_dense and row[at : at + count] == _ZEROS[:count]:
+                continue
+            first = self.at
+            look = look or itemgetter(first, *[first + index for index in indices])
             busy.update(compress(indices, look(row)[1:]))
         for index, unit in list(self.reserved.items()) if self.reserved else ():
             if unit.leases or unit.pins:

@@ -54,6 +54,9 @@ class ExportEnds:
         for export in list(unit.exports.values()) if withdrawn is None else (withdrawn,):
             slot = export.slot
             if slot is not None:
+                if slot.generation % 2:
+                    # It was never granted, so no caller has ended its generation.
+                    slot.move_on(is_live=False)
                 self._granted.pop(slot.number, None)
                 # No signal handler runs between these statements, so the slot is returned exactly
                 # once.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of leases, and the leases that no row records: own leases, and reservations."""
 
+import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakSet
@@ -11,7 +12,10 @@ from weakref import WeakSet
 from crossmem.control.records import Export, Unit
 from crossmem.control.segments import Segment
 
-__all__ = ["Holder", "Lease", "LeaseTable", "Row", "name_holders", "new_number"]
+__all__ = ["Holder", "Lease", "LeaseTable", "Row", "name_holders", "new_number", "warn_of_leases"]
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -190,3 +194,11 @@ def name_holders(leases: Iterable[Lease]) -> str:
     parts = [found[False] and f"process {found[False]}"]
     parts.append(found[True] and f"an unreceived message of process {found[True]}")
     return " and ".join(filter(None, parts)) or "a process that is being answered"
+
+
+def warn_of_leases(report: Iterable[tuple[Unit, object, Sequence[Lease]]]) -> None:
+    """Log the memory that is still leased while this process exits."""
+    for unit, _exports, leases in report:
+        if leases:
+            holders = name_holders(leases)
+            _log.warning("exiting while allocation %d is leased by %s", unit.allocation, holders)

@@ -39,7 +39,11 @@ class StreamWords(Protocol):
         ...
 
     def unregister_host(self, ordinal: int, pointer: int) -> None:
-        """Undo :meth:`register_host`. No stream uses the page any more."""
+        """Undo :meth:`register_host`. No stream uses the page any more.
+
+        Core repeats a call that a signal handler has interrupted. The driver calls the vendor only
+        if it has not done so yet.
+        """
         ...
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:

@@ -3,9 +3,10 @@
 
 import struct
 from binascii import crc32
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -33,8 +34,13 @@ BLOCK_START: Final = HEADER.size + _BODY.size
 """Offset of the bytes that are the same in all handles of a pool."""
 _MIN_NBYTES: Final = BLOCK_START + MIN_CORE_NBYTES + _GEOMETRY.size
 
+Fields = tuple[int, int, int, int, int]
+"""Offset and length of the part; index, generation and size of the block."""
+_POOL, _FIELDS, _BYTES = range(3)
 
-class PoolCore(NamedTuple):
+
+@dataclass(frozen=True, slots=True)
+class PoolCore:
     """The contents that are the same in all handles of a pool.
 
     Parameters
@@ -49,9 +55,12 @@ class PoolCore(NamedTuple):
         Number of blocks.
     shared
         The last bytes of each handle, which encode the pool.
-    head, head_checksum
-        The first twelve bytes of each handle, and the checksum of the header with a zero in the
-        checksum's place.
+    head
+        The first twelve bytes of each handle.
+    start
+        The checksum of the header, with a zero in the checksum's place, and then of ``shared``. The
+        checksum of a handle continues it over the other bytes: a process that has the pool open
+        compares the shared bytes and computes the rest.
     """
 
     arena: ShareableHandle
@@ -60,7 +69,7 @@ class PoolCore(NamedTuple):
     blocks: int
     shared: bytes
     head: bytes
-    head_checksum: int
+    start: int
 
     @classmethod
     def of(cls, arena: ShareableHandle, slot: int, stride: int) -> "PoolCore":
@@ -70,32 +79,35 @@ class PoolCore(NamedTuple):
         flags = FLAG_BLOCK | int.from_bytes(core[:2], "little")
         header = HEADER.pack(MAGIC, VERSION, flags, BLOCK_START + len(shared), 0)
         blocks = arena.nbytes // stride
-        return cls(arena, slot, stride, blocks, shared, header[:-4], crc32(header))
+        return cls(arena, slot, stride, blocks, shared, header[:-4], crc32(shared, crc32(header)))
 
 
 class BlockHandle(ShareableHandle):
-    """An immutable name for one block of a pool, valid in any process of the same host.
+    """An immutable name for one block of a pool, valid in any process of the same host."""
 
-    Attributes
-    ----------
-    pool
-        The contents that are the same in all handles of the pool.
-    """
+    __slots__ = ("_parts",)
 
-    __slots__ = ("_fields", "pool")
+    _parts: list[Any]
+    """The pool, the numbers of this block and part, and the wire form or None. One list, because
+    each slot of an immutable object is written by a call of its descriptor."""
 
-    pool: PoolCore
-    _fields: tuple[int, int, int, int, int]
-    """Offset and length of the part; index, generation and size of the block."""
-
-    def __init__(self, pool: PoolCore, fields: tuple[int, int, int, int, int]) -> None:
+    def __init__(self, pool: PoolCore, fields: Fields, blob: bytes | None = None) -> None:
         """Make a handle of a part of a block. Only the pool's owner begins new generations."""
-        _set_pool(self, pool)
-        _set_fields(self, fields)
-        _set_bytes(self, None)
+        _set_parts(self, [pool, fields, blob])
 
     # Properties cost no store when a handle is made, and most handles are made and dropped.
     _core = property(attrgetter("pool.arena._core"))
+
+    @property
+    def pool(self) -> PoolCore:
+        """The contents that are the same in all handles of the pool."""
+        pool: PoolCore = self._parts[_POOL]
+        return pool
+
+    @property
+    def _fields(self) -> Fields:
+        fields: Fields = self._parts[_FIELDS]
+        return fields
 
     @property
     @override
@@ -148,12 +160,13 @@ class BlockHandle(ShareableHandle):
 
     @override
     def to_bytes(self) -> bytes:
-        blob = self._bytes
+        pool: PoolCore
+        blob: bytes | None
+        pool, fields, blob = parts = self._parts
         if blob is None:
-            pool = self.pool
-            body = _pack_body(*self._fields) + pool.shared
-            blob = _pack_head(pool.head, crc32(body, pool.head_checksum)) + body
-            _set_bytes(self, blob)
+            body = _pack_body(*fields)
+            blob = _pack_head(pool.head, crc32(body, pool.start)) + body + pool.shared
+            parts[_BYTES] = blob
         return blob
 
     @override
@@ -171,9 +184,7 @@ class BlockHandle(ShareableHandle):
 
 
 # A handle refuses attribute assignments. The descriptor of a slot bypasses that.
-_set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
-_set_pool: Final = BlockHandle.__dict__["pool"].__set__
-_set_fields: Final = BlockHandle.__dict__["_fields"].__set__
+_set_parts: Final = BlockHandle.__dict__["_parts"].__set__
 _pack_body: Final = _BODY.pack
 _pack_head: Final = struct.Struct("<12sI").pack
 
@@ -182,18 +193,19 @@ def _decode_block(blob: bytes) -> BlockHandle:
     """Decode the wire form of a block's handle. All its fields are untrusted."""
     if len(blob) < _MIN_NBYTES:
         raise refuse(f"{len(blob)} bytes, expected at least {_MIN_NBYTES}")
-    pool = _decode_pool(blob[BLOCK_START:], blob[: HEADER.size - 4])
+    head = blob[: HEADER.size - 4]
+    pool = _decode_pool(blob[BLOCK_START:], head)
     checksum = int.from_bytes(blob[HEADER.size - 4 : HEADER.size], "little")
-    if crc32(blob[HEADER.size :], pool.head_checksum) != checksum:
+    # Over the bytes themselves, and not over those that another handle of the pool would have.
+    start = crc32(blob[BLOCK_START:], crc32(head + bytes(4)))
+    if crc32(blob[HEADER.size : BLOCK_START], start) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
     fields = offset, length, index, generation, nbytes = _BODY.unpack_from(blob, HEADER.size)
     if not (0 < length <= nbytes - offset and nbytes <= pool.stride and index < pool.blocks):
         raise refuse(f"part [{offset}, {offset + length}) of block {index} of {nbytes} bytes")
     if not generation % 2:
         raise refuse(f"generation {generation}, which no block has")
-    handle = BlockHandle(pool, fields)
-    _set_bytes(handle, blob)
-    return handle
+    return BlockHandle(pool, fields, blob)
 
 
 # A process decodes many handles of few pools.

@@ -297,16 +297,16 @@ class Device(LocalDevice):
         return reserve(process, self, nbytes)
 
     @override
-    def landing_of(self, stream: Any) -> Landing:
+    def _landing_of(self, stream: Any) -> Landing:
         return self._process.part(HandOver).signal(self, stream)
 
     @override
-    def ready_handle(self, base: ShareableHandle, stream: Any, allow: Allow | None) -> ReadyHandle:
+    def _ready_handle(self, base: ShareableHandle, stream: Any, allow: Allow | None) -> ReadyHandle:
         end = self._process.part(HandOver).signal(self, stream, allow)
         return ReadyHandle(base, end.timeline.export(), end.value)
 
     @override
-    def await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
+    def _await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
         self._process.part(HandOver).wait(ready, self, stream, timeout)
 
 

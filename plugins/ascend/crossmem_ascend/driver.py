@@ -91,6 +91,8 @@ class AscendDriver(VendorDriver):
             self._offer_ranges(self._shareable)
         self._order = order = StreamOrder(self._vendor, self._on)
         self.synchronize_stream = order.synchronize_stream
+        self.create_stream, self.destroy_stream = order.create_stream, order.destroy_stream
+        self.copy_async = order.copy_async
         if "word" in order.levels:
             self.register_host, self.unregister_host = order.register_host, order.unregister_host
             self.write_value, self.wait_value = order.write_value, order.wait_value

@@ -17,6 +17,7 @@ __all__ = ["StreamOrder"]
 
 _MAPPED: Final = 0
 """``ACL_HOST_REGISTER_MAPPED``: devices get an address for the memory."""
+_DEVICE_TO_DEVICE: Final = 3
 _AT_LEAST: Final = 0
 """The condition of a wait, in a cyclic comparison. Its values are below 2**63."""
 
@@ -45,6 +46,8 @@ class StreamOrder:
             ("host",) if vendor.missing(STREAM_VALUES) else ("word", "host")
         )
         """The levels of timelines, the strongest first. Each edition of CANN has its own."""
+        self._registered: dict[int, list[tuple[int, int]]] = {}
+        """By registered page: the vendor's answer, or nothing when it does not know the page."""
 
     def _check(self, ordinal: int, function: str, *arguments: int) -> None:
         with self._on(ordinal, "timeline"):
@@ -58,6 +61,7 @@ class StreamOrder:
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
         """Make a host page accessible to the devices, and return its address for them."""
         made: list[tuple[int, int]] = []
+        self._registered[pointer] = made
         rt = self._vendor.rt
         try:
             with self._on(ordinal, "timeline"):
@@ -71,7 +75,17 @@ class StreamOrder:
 
     def unregister_host(self, ordinal: int, pointer: int) -> None:
         """Undo :meth:`register_host`."""
-        self._check(ordinal, "host_unregister", pointer)
+        made = self._registered.get(pointer)
+        if made:
+            unregister, answer = self._vendor.rt.host_unregister, made[0]
+            with self._on(ordinal, "timeline"):
+                # No signal handler runs between these two statements.
+                del made[:]
+                code = unregister(pointer)
+                if code != SUCCESS:
+                    made.append(answer)
+                self._vendor.check("rt.host_unregister", code)
+        self._registered.pop(pointer, None)
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
         """Write a word after the earlier work of a stream."""
@@ -80,3 +94,24 @@ class StreamOrder:
     def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
         """Hold a stream until a word is at least a value."""
         self._check(ordinal, "value_wait", address, value, _AT_LEAST, stream)
+
+    # Work for the conformance kit ----------------------------------------------------------
+
+    def create_stream(self, ordinal: int) -> int:
+        """Create a stream in the device's default context, which this makes current.
+
+        A stream belongs to a context. Frameworks use the default one, too.
+        """
+        rt = self._vendor.rt
+        self._vendor.check("rt.set_device", rt.set_device(ordinal))
+        return self._vendor.value("rt.create_stream", rt.create_stream())
+
+    def destroy_stream(self, ordinal: int, stream: int) -> None:
+        """Destroy a stream without work."""
+        self._check(ordinal, "destroy_stream", stream)
+
+    def copy_async(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy memory of the device, as work of a stream."""
+        self._check(
+            ordinal, "memcpy_async", target, nbytes, source, nbytes, _DEVICE_TO_DEVICE, stream
+        )

@@ -120,13 +120,16 @@ class Queues:
         self.is_slow = is_slow
         self._coupled = coupled
 
-    def submit(self, stream: Queue, work: Work) -> None:
-        """Append work to a stream. It is done at once, unless streams are slow or it must wait."""
+    def submit(self, stream: Queue, work: Work, *, is_awaited: bool = False) -> None:
+        """Append work to a stream. It is done at once, unless streams are slow or it must wait.
+
+        The caller says whether it finishes the work in the same call.
+        """
         work.sequence = next(self.sequence)
         stream.queue.append(work)
         if not self.is_slow:
             self._advance(self._needed([stream], work.sequence))
-        elif self.ordering is not None:
+        elif self.ordering is not None and not is_awaited:
             self.ordering.submitted(stream, work)
 
     def run_now(self, work: Work) -> None:

@@ -8,7 +8,7 @@ from crossmem.driver import SharedEvent
 from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError
 from crossmem.models import TimelineLevel
-from crossmem_hip.errors import NOT_READY
+from crossmem_hip.errors import NOT_READY, error_for
 from crossmem_hip.runtime import Vendor
 
 __all__ = ["StreamOrder"]
@@ -57,6 +57,8 @@ class StreamOrder:
     def __init__(self, vendor: Vendor, on: _On) -> None:
         self._vendor = vendor
         self._on = on
+        self._registered: dict[int, list[object]] = {}
+        """By registered page: a list that is empty when the vendor does not know the page."""
 
     def levels(self, ordinal: int) -> tuple[TimelineLevel, ...]:
         """Return the levels of timelines that a device offers, the strongest first."""
@@ -84,8 +86,13 @@ class StreamOrder:
 
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
         """Make a host page accessible to the devices, and return its address for them."""
-        self._call(ordinal, "hostRegister", pointer, nbytes, _MAPPED_FOR_ALL)
+        registered: list[object] = []
+        self._registered[pointer] = registered
         try:
+            with self._on(ordinal, "timeline"), self._vendor.calling("hostRegister"):
+                call_into(
+                    registered, self._vendor.rt.hostRegister, pointer, nbytes, _MAPPED_FOR_ALL
+                )
             address: int = self._call(ordinal, "hostGetDevicePointer", pointer, 0)
         except BaseException:
             self.unregister_host(ordinal, pointer)
@@ -94,7 +101,18 @@ class StreamOrder:
 
     def unregister_host(self, ordinal: int, pointer: int) -> None:
         """Undo :meth:`register_host`."""
-        self._call(ordinal, "hostUnregister", pointer)
+        registered = self._registered.get(pointer)
+        with self._on(ordinal, "timeline"), self._vendor.calling("hostUnregister"):
+            unregister = self._vendor.rt.hostUnregister
+            if registered:
+                try:
+                    # No signal handler runs between these two statements.
+                    del registered[:]
+                    unregister(pointer)
+                except Exception:
+                    registered.append(None)
+                    raise
+        self._registered.pop(pointer, None)
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
         """Write a word after the earlier work of a stream."""
@@ -131,14 +149,18 @@ class StreamOrder:
 
     def destroy_event(self, event: SharedEvent) -> None:
         """Destroy an event."""
-        reference, event.reference = event.reference, None
+        reference = event.reference
         if reference is None:
             return
-        try:
-            self._call(event.ordinal, "eventDestroy", reference)
-        except DriverError:
-            event.reference = reference
-            raise
+        with self._on(event.ordinal, "timeline"), self._vendor.calling("eventDestroy"):
+            destroy = self._vendor.rt.eventDestroy
+            try:
+                # No signal handler runs between these two statements.
+                event.reference = None
+                destroy(reference)
+            except Exception:
+                event.reference = reference
+                raise
 
     def record_event(self, event: SharedEvent, stream: int) -> None:
         """Record an event after the work of a stream."""
@@ -157,6 +179,8 @@ class StreamOrder:
             if error.code != NOT_READY:
                 raise
             return False
+        if code and code != NOT_READY:
+            raise error_for(self._vendor.family, "eventQuery", code)
         return not code
 
     # Work of the conformance kit ----------------------------------------------------------

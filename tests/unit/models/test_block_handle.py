@@ -54,7 +54,8 @@ def resealed(blob: bytes | bytearray) -> bytes:
     """Return the bytes with a checksum that fits them, so that it is not what refuses them."""
     checked = bytearray(blob)
     checked[CHECKSUM:BODY] = bytes(4)
-    checked[CHECKSUM:BODY] = struct.pack("<I", crc32(checked))
+    head, body, shared = checked[:BODY], checked[BODY:OWNER], checked[OWNER:]
+    checked[CHECKSUM:BODY] = struct.pack("<I", crc32(head + shared + body))
     return bytes(checked)
 
 

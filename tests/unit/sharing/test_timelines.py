@@ -129,24 +129,6 @@ def test_values_that_cannot_be_awaited(made: Timeline, opened: Timeline, value: 
             one.wait(value, timeout=0)
 
 
-@pytest.mark.parametrize("value", NO_VALUES, ids=repr)
-def test_values_that_cannot_be_acknowledged(made: Timeline, opened: Timeline, value: Any) -> None:
-    if type(value) is int and value == 0:
-        opened.done(value)
-        assert made.wait_for_readers(value) == 1
-        return
-    with pytest.raises(ConfigurationError, match="value is"):
-        opened.done(value)
-    with pytest.raises(ConfigurationError, match="value is"):
-        made.wait_for_readers(value, timeout=0)
-
-
-@pytest.mark.parametrize("readers", [-1, True, "1", 1.0, 2**31], ids=repr)
-def test_numbers_of_readers_that_are_none(made: Timeline, readers: Any) -> None:
-    with pytest.raises(ConfigurationError, match="readers is"):
-        made.wait_for_readers(1, readers=readers, timeout=0)
-
-
 @pytest.mark.parametrize("timeout", [-1, True, False, "1", float("nan")], ids=repr)
 def test_timeouts_that_are_none(made: Timeline, opened: Timeline, timeout: Any) -> None:
     calls: list[Callable[[], object]] = [
@@ -316,24 +298,6 @@ def test_an_end_lets_go_of_threads_that_wait(made: Timeline) -> None:
     assert max(ends) < 1 + SLOWNESS
 
 
-def test_an_end_lets_go_of_a_thread_that_waits_for_readers(made: Timeline) -> None:
-    errors: list[type] = []
-
-    def wait() -> None:
-        try:
-            made.wait_for_readers(1, readers=1, timeout=60 * SLOWNESS)
-        except crossmem.CrossmemError as error:
-            errors.append(type(error))
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.05)
-    made.close()
-    waiting.join(20 * SLOWNESS)
-
-    assert errors == [ClosedError]
-
-
 @pytest.mark.parametrize("allow", [None, ONLY])
 def test_a_dropped_timeline_warns_and_is_closed(allow: Allow | None) -> None:
     made = crossmem.device("host").timeline(allow=allow)
@@ -431,76 +395,6 @@ def test_timelines_for_few_are_not_in_the_page_for_all() -> None:
 def test_allow_is_an_allow(allow: Any) -> None:
     with pytest.raises(ConfigurationError, match="allow must be"):
         crossmem.device("host").timeline(allow=allow)
-
-
-# Readers ----------------------------------------------------------------------------------
-
-
-def test_a_reader_is_late_until_it_has_acknowledged(made: Timeline, opened: Timeline) -> None:
-    assert made.wait_for_readers(5, timeout=0) == 0
-    with pytest.raises(WaitTimeoutError, match="0 of 1 readers have acknowledged value 0"):
-        made.wait_for_readers(0, readers=1, timeout=0)
-
-    opened.done(0)
-    assert made.wait_for_readers(0, timeout=0) == made.wait_for_readers(0, readers=1) == 1
-    with pytest.raises(WaitTimeoutError, match="0 of 1 readers have acknowledged value 1"):
-        made.wait_for_readers(1, timeout=0)
-    opened.done(3)
-    opened.done(2)
-    assert made.wait_for_readers(3, timeout=0) == 1
-    with pytest.raises(WaitTimeoutError, match="1 of 2 readers have acknowledged value 3"):
-        made.wait_for_readers(3, readers=2, timeout=0.01)
-    opened.done(2**63 - 3)
-    assert made.wait_for_readers(2**63 - 3, timeout=0) == 1
-
-    opened.close()
-
-    assert made.wait_for_readers(4, timeout=0) == 0
-
-
-def test_objects_of_one_process_acknowledge_together(made: Timeline, opened: Timeline) -> None:
-    with crossmem.open_timeline(made.export()) as other:
-        opened.done(1)
-        other.done(5)
-        assert made.wait_for_readers(5, timeout=0) == 1
-
-    # The process is a reader as long as one of them is open.
-    assert made.wait_for_readers(5, timeout=0) == 1
-    with pytest.raises(WaitTimeoutError, match="0 of 1"):
-        made.wait_for_readers(6, timeout=0)
-    opened.done(6)
-    assert made.wait_for_readers(6, timeout=0) == 1
-
-
-def test_timelines_of_one_page_have_readers_of_their_own(made: Timeline, opened: Timeline) -> None:
-    with (
-        crossmem.device("host").timeline() as second,
-        crossmem.open_timeline(second.export()) as reader,
-    ):
-        assert second.export().memory.allocation == made.export().memory.allocation
-        reader.done(9)
-
-        assert made.wait_for_readers(1, timeout=0) == 0
-        opened.done(1)
-        assert second.wait_for_readers(9, timeout=0) == 1
-        assert made.wait_for_readers(1, timeout=0) == 1
-
-
-def test_a_late_reader_ends_the_wait(made: Timeline, opened: Timeline) -> None:
-    opened.done(0)
-    found: list[int] = []
-    waiting = threading.Thread(
-        target=lambda: found.append(made.wait_for_readers(2, timeout=20 * SLOWNESS))
-    )
-    waiting.start()
-    time.sleep(0.05)
-    opened.done(1)
-    time.sleep(0.02)
-    assert found == []
-    opened.done(2)
-    waiting.join(20 * SLOWNESS)
-
-    assert found == [1]
 
 
 # Forms ------------------------------------------------------------------------------------

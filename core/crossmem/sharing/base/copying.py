@@ -186,9 +186,9 @@ class Copyable(Endable):
         # parent may have held the lock at the fork, and nobody would release it.
         self.ptr  # noqa: B018
         with self._process.state:
-            pointer = self.ptr
+            # In this order: a block can end without the lock if it has no copy.
             self._usage.copies[copy] = self
-        return pointer
+            return self.ptr
 
     def _refuse_write(self, operation: str) -> None:
         if self.readonly:

@@ -158,7 +158,7 @@ class LocalDevice:
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 
-    def landing_of(self, stream: Any) -> Landing:
+    def _landing_of(self, stream: Any) -> Landing:
         """Return the end of the work that was issued on a stream. This does not wait for it.
 
         Raises
@@ -170,7 +170,7 @@ class LocalDevice:
         """
         raise NotImplementedError
 
-    def ready_handle(self, base: ShareableHandle, stream: Any, allow: Allow | None) -> ReadyHandle:
+    def _ready_handle(self, base: ShareableHandle, stream: Any, allow: Allow | None) -> ReadyHandle:
         """Return a handle that says when the work that was issued on a stream is complete.
 
         Parameters
@@ -184,7 +184,7 @@ class LocalDevice:
         """
         raise NotImplementedError
 
-    def await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
+    def _await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
         """Wait until memory is ready, on the host or on a stream of this device."""
         raise NotImplementedError
 

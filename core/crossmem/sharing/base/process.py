@@ -7,19 +7,17 @@ depend on them.
 """
 
 import atexit
-import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count, repeat
 from operator import methodcaller
 from typing import Any, ClassVar, Final, TypeVar
 
-from crossmem.control.leases import name_holders
+from crossmem.control.leases import warn_of_leases
 from crossmem.control.server import LeaseServer
 from crossmem.driver.recording import call_into
 from crossmem.errors import ClosedError, ForkedProcessError
@@ -41,11 +39,10 @@ __all__ = [
     "drain",
     "is_current",
     "may_release",
+    "open_pools",
     "refuse_foreign",
     "refuse_forked_backend",
 ]
-
-_log = logging.getLogger(__name__)
 
 CATCH_UP_S: Final = 1.0
 """How long the lease server's thread may take to read the importers' messages."""
@@ -106,9 +103,6 @@ class Process:
         self.arrays = ArrayIndex(self.index_lock, _inherited_arrays)
         """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
-        self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
-        """By the bytes that all handles of a pool share: a function that attaches its blocks, for
-        each open pool."""
         self.stuck: set[object] = set()
         """Drivers whose streams still wait for another process when this process exits. Their
         memory is left to the vendor, because a wait for their work might never end."""
@@ -227,17 +221,11 @@ class Process:
             self.deferred.drain()
             with self.state:
                 self.is_closed = True
+                open_pools.clear()
 
     def _await_leases(self, server: LeaseServer) -> None:
-        if server.leases.wait_all_idle(self.settings.exit_wait_s):
-            return
-        for unit, _exports, leases in server.leases.report():
-            if leases:
-                _log.warning(
-                    "exiting while allocation %d is leased by %s",
-                    unit.allocation,
-                    name_holders(leases),
-                )
+        if not server.leases.wait_all_idle(self.settings.exit_wait_s):
+            warn_of_leases(server.leases.report())
 
     def abandon(self) -> frozenset[str]:
         """Close every descriptor; for a forked child, which owns nothing of its parent.
@@ -269,6 +257,10 @@ class Process:
 def _closing_of(part: Part) -> int:
     return part.closing
 
+
+open_pools: Final[dict[bytes, Any]] = {}
+"""The pools of others that this process has open, by the bytes that a pool's handles share. Empty
+where no object is usable: in a forked child, and when this process has released everything."""
 
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
@@ -390,6 +382,7 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     global _current, _inherited, _inherited_arrays, _forked_backends  # noqa: PLW0603
     parent, _current = _current, None
+    open_pools.clear()
     next(_releases)
     block_inherited()
     if parent is not None:

@@ -38,5 +38,11 @@ class Landing(Protocol):
 
     @property
     def has_landed(self) -> bool:
-        """Whether the work is complete. This neither waits nor calls the vendor's library."""
+        """Whether the work is complete. This does not wait.
+
+        Raises
+        ------
+        CrossmemError
+            The vendor refuses to say, or this process is exiting.
+        """
         ...

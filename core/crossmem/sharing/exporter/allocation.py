@@ -107,7 +107,8 @@ class Allocation(Memory):
             False gives a raw handle. It carries the vendor's bytes, for programs without crossmem.
             Leases do not protect the memory then: keep it until all importers are done.
         synchronize
-            Wait for the device work issued so far before the handle is first returned (C21).
+            Wait for the device work issued so far before a call with True first returns the handle
+            (C21).
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or its
             handle. This call then waits for nothing. The handle says when the work that was issued
@@ -161,7 +162,7 @@ class Allocation(Memory):
             msg = "a raw handle cannot say when the work of a stream is complete"
             hint = "leave out stream=, or export with lease=True"
             raise UnsupportedError(msg, operation="export", hint=hint)
-        return self.device.ready_handle(base, stream, allow)
+        return self.device._ready_handle(base, stream, allow)
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Withdraw a handle: refuse importers that do not hold the memory yet (C28).

@@ -30,16 +30,20 @@ def export_again(
     if lease and process.server is None:
         process.start_server()
     with record.lock:
-        handle = record.handles.get(key)
+        known, is_new = record.handles, False
+        handle = known.get(key)
         if handle is None and record.memory.blocks:
             if synchronize:
                 device.driver.synchronize(device.ordinal)
-            handle = _export(record, allow, access, lease=lease)
-            record.handles[key] = handle
+            # A handle that was returned without a wait has an entry of its own, so that a later
+            # call waits.
+            early = (*key, "early")
+            handle = known.get(early)
+            is_new = handle is None
+            if handle is None:
+                handle = _export(record, allow, access, lease=lease)
+            known[key if synchronize else early] = handle
             record.loose_exports.discard((handle.allocation, handle.export))
-            is_new = True
-        else:
-            is_new = False
     if handle is None:
         msg = f"allocation {record.number} of this process was freed"
         raise ClosedError(msg, operation="export")

@@ -10,11 +10,16 @@ from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle, ProcessIdentity, ReadyHandle, ShareableHandle
 from crossmem.models.block_handle import BLOCK_START
 from crossmem.sharing.base.devices import LocalDevice, check_device
-from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.base.process import Process, drain, open_pools
 from crossmem.sharing.exporter.adoption import Adoption
 from crossmem.sharing.exporter.allocation import Allocation
-from crossmem.sharing.importer.block_holds import BlockHold
-from crossmem.sharing.importer.block_mapping import BlockImport, BlockMapping, mapping_of
+from crossmem.sharing.importer.block_holds import ArenaImport, BlockHold
+from crossmem.sharing.importer.block_mapping import (
+    BlockImport,
+    BlockMapping,
+    attach_bytes,
+    mapping_of,
+)
 from crossmem.sharing.importer.blocks import hold_block
 from crossmem.sharing.importer.mapping import Import, Mapping, Readonly, asked_readonly
 from crossmem.sharing.importer.messages import check_reservation
@@ -134,13 +139,16 @@ def attach(
 
     Parameters and errors are those of :func:`import_handle`.
     """
-    process = drain()
-    if on_owner_death is KEEP and readonly is False and device is None and type(handle) is bytes:
+    if type(handle) is bytes and on_owner_death is KEEP and readonly is False and device is None:
         # If a block's pool is open here, the attach takes no message.
-        attach_bytes = process.open_pools.get(handle[BLOCK_START:])
-        block: Mapping | None = attach_bytes(handle) if attach_bytes else None
-        if block is not None:
-            return block
+        arena: ArenaImport | None = open_pools.get(handle[BLOCK_START:])
+        if arena is not None:
+            if arena.ready or arena.idle:
+                drain()
+            block = attach_bytes(arena, handle)
+            if block is not None:
+                return block
+    process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
     ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, (found,))
     if isinstance(found, BlockHandle):
@@ -148,12 +156,8 @@ def attach(
             process, found, device, readonly, timeout, ends_with_owner=ends_with_owner
         )
     if isinstance(found, ReadyHandle):
-        (mapping,) = attach_many(
-            (found,),
-            device=device,
-            readonly=readonly,
-            timeout=timeout,
-            on_owner_death=on_owner_death,
+        ((mapping, _use),) = _attach_all(
+            process, ((found, 0),), device, readonly, timeout, ends_with_owner=ends_with_owner
         )
         return mapping
     use = Use(process, found.core)
@@ -286,7 +290,7 @@ def _attach_all(
                 end_with_owner(mapping, use, use)
         for (mapping, _use), name in zip(made, named, strict=True):
             if isinstance(name, ReadyHandle):
-                mapping.rename(name)
+                mapping._rename(name)
     except BaseException as error:
         _give_up(process, [*uses, *holds], error)
         raise

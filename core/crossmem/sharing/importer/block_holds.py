@@ -2,6 +2,7 @@
 """The holds of this process on blocks: one word of its row for each block of an open arena."""
 
 import time
+from itertools import chain
 from operator import attrgetter
 from typing import Final
 
@@ -13,15 +14,17 @@ from crossmem.control.client import OwnerConnection
 from crossmem.control.link import Deadline
 from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
+from crossmem.driver import streams_of
 from crossmem.errors import OwnerGoneError
 from crossmem.models import BlockHandle
-from crossmem.sharing.base.devices import wait_for_work
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
 from crossmem.sharing.importer.own import OwnImport
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.remote import RemoteImport
 
-__all__ = ["ASK_S", "ArenaImport", "BlockHold", "LinkedHold"]
+__all__ = ["ASK_S", "ArenaImport", "BlockHold", "Holders", "LinkedHold", "all_of"]
 
 _LOOK_S: Final = 0.5
 """Minimum time between two checks by attaches whether the owner lives."""
@@ -43,7 +46,7 @@ class ArenaImport:
         holder. All imports of one pool, read-only or for other devices, share row and holders.
     """
 
-    def __init__(self, use: Use, handle: BlockHandle, holders: "dict[int, set[BlockHold]]") -> None:
+    def __init__(self, use: Use, handle: BlockHandle, holders: "Holders") -> None:
         record = use.record
         assert record is not None  # noqa: S101 - it is open
         self.process = use.process
@@ -58,12 +61,20 @@ class ArenaImport:
         self.at = HEADER_WORDS + pool.slot % SLOTS
         """Index of the first block's word."""
         self.holders = holders
+        # The hot paths find everything in this object.
+        self.stride, self.blocks = pool.stride, pool.blocks
+        self.head, self.start = pool.head, pool.start
+        self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
+        self.copies = self.usage.copies
         self.is_open = True
         """False after this process has released the arena. Guarded by the lock of the state."""
         self.is_readonly = record.access == "ro"
         self.is_asynchronous = not record.device.capabilities.host_visible
         """Whether running work of the device may still use a block when its mapping ends."""
-        self.hold_kind = LinkedHold if self.is_asynchronous else BlockHold
+        has_streams = streams_of(record.device.driver) is not None
+        self.hold_kind = LinkedHold if self.is_asynchronous or has_streams else BlockHold
+        self.is_plain = IS_ORDERED and not self.is_fenced and self.hold_kind is BlockHold
+        """Whether a hold begins and ends without a fence, a wait for the device, or streams."""
         self.awaited: list[int] = []
         """Blocks whose hold has ended. The owner waits for a message about each."""
         self.look_at = 0.0
@@ -127,7 +138,8 @@ class ArenaImport:
     @property
     def is_held(self) -> bool:
         """Whether this import holds a block. The caller holds the lock of the state."""
-        return any(one.arena is self for some in list(self.holders.values()) for one in list(some))
+        some = chain.from_iterable(map(all_of, list(self.holders.values())))
+        return any(one.arena is self for one in some)
 
 
 class BlockHold(Use):
@@ -139,6 +151,7 @@ class BlockHold(Use):
     parent: Use | None = None
     children: set[object] | None = None
     ends_with_owner = False
+    landing: Landing | None = None
     process = property(attrgetter("arena.process"))
     record = property(attrgetter("arena.record"))
     core = property(attrgetter("arena.use.core"))
@@ -158,12 +171,9 @@ class BlockHold(Use):
         arena, index = self.arena, self.index
         at = arena.at + index
         row = arena.row
-        # This hold is in the set before the store, so a signal handler that ends another hold of
-        # the block keeps the word.
-        holders = arena.holders.get(index)
-        if holders is None:
-            holders = arena.holders.setdefault(index, set())
-        holders.add(self)
+        # This hold is entered before the store, so a signal handler that ends another hold of the
+        # block keeps the word.
+        self._enter(arena.holders)
         word = words.load(row, at)
         if not word:
             words.store(row, at, generation)
@@ -177,28 +187,38 @@ class BlockHold(Use):
         else:
             # A process that maps a freed block may map the block again. A hold that a signal
             # handler interrupted does not count: the owner may not have seen the word.
-            self.is_sure = word == generation and any(one.is_sure for one in list(holders))
+            others = all_of(arena.holders.get(index, ()))
+            self.is_sure = word == generation and any(one.is_sure for one in others)
         return self.is_sure
 
     @override
     def leave_to_others(self) -> bool:
         """End the hold; False if the owner waits for a message. The state's lock is held."""
         arena, index = self.arena, self.index
-        at = arena.at + index
-        holders, row = arena.holders.get(index), arena.row
-        if holders is None:
+        at, row, holders = arena.at + index, arena.row, arena.holders
+        if not IS_ORDERED:
+            words.release()
+        while True:
+            seen = holders.get(index, ())
+            left: tuple[BlockHold, ...] | BlockHold
+            left = tuple([one for one in all_of(seen) if not (one is self or one.is_done)])
+            if len(left) == 1:
+                left = left[0]
+            # One step: no signal handler and no other thread runs before the store.
+            if seen is (holders[index] if index in holders else ()):  # noqa: SIM401 - no call
+                break
+        if left:
+            holders[index] = left
+            self.is_done = True
+            return True
+        if seen:
+            del holders[index]
+        word = row[at]
+        if not word:
             # An interrupt occurred before the hold began.
             self.is_done = True
             return True
-        if not IS_ORDERED:
-            words.release()
-        word = words.load(row, at)
-        holders.discard(self)
-        # A signal handler may begin a hold, but none runs between this check and the store.
-        if holders or not word:
-            self.is_done = True
-            return True
-        words.store(row, at, 0)
+        row[at] = 0
         if arena.is_fenced:
             words.fence()
         # No signal handler runs between these statements.
@@ -208,39 +228,81 @@ class BlockHold(Use):
         self.is_done = True
         return not is_awaited
 
+    def _enter(self, holders: "Holders") -> None:
+        """Enter this hold among the holders of its block."""
+        index = self.index
+        while True:
+            seen = holders.get(index, ())
+            several = (*all_of(seen), self)
+            now = several if seen else self
+            # No signal handler and no other thread runs between this check and the store.
+            if seen is (holders[index] if index in holders else ()):  # noqa: SIM401 - no call
+                holders[index] = now
+                return
+
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """End the hold after the running work of the device has ended."""
-        arena = self.arena
-        failure = None
+        """End the hold after the running work of the device has ended.
+
+        The same wait serves all holds that are ready: their objects have ended before it.
+        """
+        failure, ended = None, [self]
         if not self.is_done:
-            failure = wait_for_work(arena.record.device) if arena.is_asynchronous else None
+            device = self.arena.record.device
+            if self.is_needed:
+                return
+            if self.landing is None and self.arena.is_asynchronous:
+                ready = list(self.process.deferred.ready)
+                ended = [one for one in ready if isinstance(one, BlockHold) and one.is_of(device)]
+                failure = wait_for_work(device)
             with self.process.state:
-                if arena.is_open:
-                    BlockHold.leave_to_others(self)
-                if self.parent is not None and self.parent.children is not None:
-                    self.parent.children.discard(self)
-                self.is_done = True
-        while arena.awaited:
-            arena.record.hint(arena.pool.slot + arena.awaited.pop())
+                for one in (self, *ended):
+                    one.leave()
+        for arena in {one.arena for one in (self, *ended)}:
+            while arena.awaited:
+                arena.record.hint(arena.pool.slot + arena.awaited.pop())
         if failure is not None:
             raise failure
+
+    def is_of(self, device: LocalDevice) -> bool:
+        """Whether a wait for the running work of a device is what the end of this hold needs."""
+        return self.arena.is_asynchronous and self.arena.record.device is device
+
+    def leave(self) -> None:
+        """End the hold. A second call does nothing. The caller holds the lock of the state."""
+        if self.is_done:
+            return
+        if self.arena.is_open:
+            BlockHold.leave_to_others(self)
+        if self.parent is not None and self.parent.children is not None:
+            self.parent.children.discard(self)
+        self.is_done = True
+
+
+Holders = dict[int, BlockHold | tuple[BlockHold, ...]]
+"""The holders of each held block. Most blocks have one, and a tuple would cost time and memory."""
+
+
+def all_of(some: BlockHold | tuple[BlockHold, ...]) -> tuple[BlockHold, ...]:
+    """Return the holders of a block as a tuple."""
+    return some if isinstance(some, tuple) else (some,)
 
 
 class LinkedHold(BlockHold):
     """A hold whose end needs more than one store.
 
     It belongs to an import object, to a mapping made through one, to an object that ends with its
-    owner, or to a device whose running work must end first.
+    owner, or to a device with streams, whose work must end first.
     """
 
-    __slots__ = ("children", "ends_with_owner", "parent")
+    __slots__ = ("children", "ends_with_owner", "landing", "parent")
 
     def __init__(self, arena: ArenaImport, index: int) -> None:
         super().__init__(arena, index)
         self.parent = None
         self.children = None
         self.ends_with_owner = False
+        self.landing = None
 
     @override
     def leave_to_others(self) -> bool:

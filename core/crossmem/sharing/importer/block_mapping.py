@@ -3,12 +3,14 @@
 
 import struct
 from binascii import crc32
+from sys import gettrace
 from time import monotonic
 from typing import ClassVar, Final
 
 from typing_extensions import override
 
 from crossmem.models import BlockHandle, ShareableHandle
+from crossmem.models.block_handle import BLOCK_START
 from crossmem.models.handle import HEADER
 from crossmem.sharing.importer.block_holds import ArenaImport, BlockHold, LinkedHold
 from crossmem.sharing.importer.mapping import (
@@ -23,6 +25,8 @@ from crossmem.sharing.importer.watcher import end_with_owner
 __all__ = ["BlockImport", "BlockMapping", "attach_bytes", "mapping_of"]
 
 _unpack: Final = struct.Struct("<12sIQQIQQ").unpack_from
+_BODY_START: Final = HEADER.size
+_new: Final = object.__new__
 
 
 class BlockImport(Import):
@@ -91,6 +95,41 @@ class BlockMapping(Mapping):
         # The last statement: from here on, the finaliser of this object ends the hold.
         self._record = hold
 
+    @override
+    def _end(self) -> None:
+        hold, process = self._record, self._process
+        if type(hold) is BlockHold and gettrace() is None:
+            arena, index = hold.arena, hold.index
+            at, row, holders = arena.at + index, arena.row, arena.holders
+            # One step: no signal handler and no other thread runs before the end of this branch, so
+            # it needs no lock. Whoever prevents the end enters first and then looks at the record.
+            if not (
+                self._record is None
+                or process.is_inherited
+                or process.is_closed
+                or arena.ready
+                or arena.idle
+                or arena.copies
+                or self._is_lent
+                or self._anchor is not None
+                or not arena.is_plain
+                or index not in holders
+                or holders[index] is not hold
+            ):
+                word = row[at]
+                row[at] = 0
+                del holders[index]
+                self._record = None
+                hold.is_done = True
+                if arena.control[at] <= word + 1:
+                    return
+                # The owner waits for a message.
+                arena.ready[hold] = None
+                arena.awaited += (index,)
+                process.deferred.run(hold)
+                return
+        super()._end()
+
     @property
     @override
     def handle(self) -> ShareableHandle:  # type: ignore[override]
@@ -99,7 +138,7 @@ class BlockMapping(Mapping):
         return ShareableHandle.from_bytes(named) if isinstance(named, bytes) else named
 
     @override
-    def rename(self, handle: ShareableHandle) -> None:
+    def _rename(self, handle: ShareableHandle) -> None:
         self._named = handle
 
 
@@ -117,28 +156,66 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
     After the first attach of a pool, every attach takes this path. It makes no system call.
     """
     head, checksum, offset, length, index, generation, nbytes = _unpack(blob)
-    pool = arena.pool
-    end = offset + length
+    stride = arena.stride
     if (
-        head != pool.head
-        or crc32(blob[HEADER.size :], pool.head_checksum) != checksum
-        or not offset < end <= nbytes <= pool.stride
-        or index >= pool.blocks
-        or not generation % 2
+        head != arena.head
+        or crc32(blob[_BODY_START:BLOCK_START], arena.start) != checksum
+        or not offset < offset + length <= nbytes <= stride
+        or index >= arena.blocks
+        or not generation & 1
         or monotonic() >= arena.look_at
     ):
         return None
+    pointer = arena.base + index * stride + offset
+    if arena.is_plain and gettrace() is None:
+        # Both objects are complete before the hold begins.
+        hold = _new(BlockHold)
+        hold.is_done = False
+        hold.arena = arena
+        hold.index = index
+        hold.is_sure = True
+        mapping = _new(BlockMapping)
+        mapping._process = arena.process
+        mapping.device = arena.device
+        mapping.nbytes = length
+        mapping.readonly = arena.is_readonly
+        mapping._usage = arena.usage
+        mapping._anchor = None
+        mapping._is_lent = False
+        mapping._is_left = False
+        mapping._pointer = pointer
+        mapping._named = blob
+        row, at, holders = arena.row, arena.at + index, arena.holders
+        # One step: no signal handler and no other thread runs before the end of this branch.
+        if arena.is_open and index not in holders and not row[at]:
+            holders[index] = hold
+            row[at] = generation
+            if arena.control[at] == generation:
+                mapping._record = hold
+                return mapping
+            # It vouches for no other hold of the block.
+            hold.is_sure = False
+            arena.ready[hold] = None
+            arena.process.drain()
+            return None
+    return _attach_held(arena, blob, index, generation, length, pointer)
+
+
+def _attach_held(
+    arena: ArenaImport, blob: bytes, index: int, generation: int, length: int, pointer: int
+) -> BlockMapping | None:
+    """Attach a block that this process holds already, or that one step is not enough to hold."""
+    process = arena.process
     hold = arena.hold_kind(arena, index)
     try:
-        with arena.process.state:
+        with process.state:
             if not arena.is_open:
                 return None
             if not hold.take(generation):
                 BlockHold.leave_to_others(hold)
                 return None
-        pointer = arena.base + index * pool.stride + offset
         return BlockMapping(hold, blob, length, pointer, arena.is_readonly)
     except BaseException:
-        arena.process.deferred.ready[hold] = None
-        arena.process.drain()
+        arena.ready[hold] = None
+        process.drain()
         raise

@@ -6,7 +6,6 @@ stays open until the owner closes the pool or dies, so later attaches take no me
 """
 
 import time
-from functools import partial
 from typing import ClassVar, Final
 
 from typing_extensions import override
@@ -18,9 +17,8 @@ from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.forks import keep_from_children, kept
-from crossmem.sharing.base.process import Part, Process, current
-from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
-from crossmem.sharing.importer.block_mapping import attach_bytes
+from crossmem.sharing.base.process import Part, Process, current, open_pools
+from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, Holders, LinkedHold
 from crossmem.sharing.importer.errors import not_of_the_pool
 from crossmem.sharing.importer.mapping import Readonly
 from crossmem.sharing.importer.record import Use
@@ -35,7 +33,7 @@ _USUAL: Final = (None, False)
 """Device and access of most attaches, which have a fast path."""
 
 
-class _Holders(dict[int, set[BlockHold]]):
+class _Holders(Holders):
     """The holders of each block of one pool, for all open arenas of the pool."""
 
     __slots__ = ("arenas",)
@@ -113,8 +111,8 @@ class PoolImports(Part):
                     new.arenas += 1
                     # From here on, this object releases the arena.
                     self.arenas[key] = known = arena
-                    if key[1:] == _USUAL:
-                        process.open_pools[key[0]] = partial(attach_bytes, arena)
+                    if key[1:] == _USUAL and not process.is_closed:
+                        open_pools[key[0]] = arena
         finally:
             if arena is None or self.arenas.get(key) is not arena:
                 process.deferred.ready[use] = None
@@ -141,14 +139,21 @@ class PoolImports(Part):
             if only_unwanted and not arena.is_unwanted:
                 continue
             shared, base, is_usual = key[0], arena.base, key[1:] == _USUAL
-            ready, open_pools = process.deferred.ready, process.open_pools
+            ready = process.deferred.ready
             with process.state:
-                if arena.is_held:
-                    continue
+                try:
+                    # In this order: an attach without the lock enters its hold before it is known.
+                    arena.is_open = False
+                    is_held = arena.is_held
+                except BaseException:
+                    arena.is_open = True
+                    raise
                 # A signal handler may have closed the arena, but none runs from here to the end.
-                if not arena.is_open:
+                if key not in self.arenas or self.arenas[key] is not arena:
                     continue
-                arena.is_open = False
+                if is_held:
+                    arena.is_open = True
+                    continue
                 ready[arena.use] = None
                 del self.arenas[key]
                 if is_usual and shared in open_pools:
@@ -164,6 +169,7 @@ class PoolImports(Part):
     @override
     def close_at_exit(self) -> None:
         """End the thread. The table of imports closes the arenas."""
+        open_pools.clear()
         self._thread.stop()
 
 

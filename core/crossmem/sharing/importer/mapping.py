@@ -121,14 +121,20 @@ class Import(Endable):
     @override
     def _refuse_if_used(self, operation: str) -> None:
         use = self._record
-        if use is not None and use.children:
-            msg = f"{self!r} has {len(use.children)} mappings and pieces of address ranges"
+        # A mapping that was ended on a stream needs no import object any more.
+        open_ = [one for one in use.children or () if not _ends(one)] if use is not None else []
+        if open_:
+            msg = f"{self!r} has {len(open_)} mappings and pieces of address ranges"
             raise BusyError(msg, operation=operation, hint="unmap them first")
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         msg = "an Import stays in its process; send its handle, which forwards the original export"
         raise UnsupportedError(msg)
+
+
+def _ends(child: object) -> bool:
+    return isinstance(child, Use) and child.landing is not None
 
 
 def children_of(use: Use) -> set[object]:
@@ -204,7 +210,7 @@ class Mapping(Memory):
             raise self._ended()
         return self._pointer
 
-    def rename(self, handle: ShareableHandle) -> None:
+    def _rename(self, handle: ShareableHandle) -> None:
         """Replace the handle by another one of the same memory."""
         self.handle = handle
 
@@ -239,7 +245,7 @@ class Mapping(Memory):
         self.ptr  # noqa: B018 - raises if the memory may not be used
         handle = self.handle
         if isinstance(handle, ReadyHandle):
-            self.device.await_ready(handle, stream, timeout)
+            self.device._await_ready(handle, stream, timeout)
 
     def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
@@ -266,7 +272,7 @@ class Mapping(Memory):
         """
         use = self._record
         if stream is not None and use is not None:
-            use.landing = self.device.landing_of(stream)
+            use.landing = self.device._landing_of(stream)
             try:
                 self._end()
             finally:

@@ -29,10 +29,9 @@ class State(Enum):
     """The state of an import."""
 
     NEW = "new"
-    """Nothing is open yet."""
     OPEN = "open"
     CLOSING = "closing"
-    """The last user has left. No user can join, and the vendor has not closed everything yet."""
+    """The last user has left, and no user can join."""
     CLOSED = "closed"
 
 
@@ -100,21 +99,20 @@ class ImportRecord:
         self.lock = ordered_lock(Rank.IMPORT)
         self.state = State.NEW
         self.uses: set[Use] = set()
-        """The users. A user enters before the memory is open, so that no other user closes it."""
+        """The users, from before the memory is open, so that no other user closes it."""
         self.mapped_uses: set[Use] = set()
         """The users that have it mapped."""
         self.mapped: list[Mapped] = []
         """The vendor's mapping, if there is one."""
         self.is_remappable = True
         self.is_leaving = False
-        """Whether an unmap has begun: no user has the address any more, but the vendor may still
-        have it mapped."""
+        """Whether an unmap has begun. The vendor may still have the memory mapped."""
         self.has_unawaited_work = False
         """Whether a user has left without a wait for its work."""
         self.leases: dict[bytes, Any] = {}
         """The leases, by the core of the leased handle."""
         self.ending: list[Any] = []
-        """Leases that no user needs any more, and that this process has not ended yet."""
+        """Leases that no user needs any more, and that have not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
         """The entries of the table's hot path that lead to this record."""
         self.usage = Usage()
@@ -203,17 +201,18 @@ class ImportRecord:
     def tidy(self) -> None:
         """End the leases of users that left during a request for another lease. The lock is held.
 
-        If a lease cannot be ended now, the next user that leaves ends it.
+        The next user that leaves ends what cannot be ended now.
         """
         with suppress(CrossmemError):
             self.end_unused()
 
     def close(self) -> CrossmemError | None:
-        """Release everything. The caller holds the lock, and no user is left.
+        """Release everything. The caller holds the lock, and no user needs the memory any more.
 
-        If this raises, a later call continues. The lease lasts until then, because the memory is
-        still open.
+        If this raises, a later call continues. The lease lasts until the memory is closed.
         """
+        # At exit, users may be left, whose work may be running.
+        self.has_unawaited_work = self.has_unawaited_work or bool(self.mapped_uses)
         failure = self._stop_mapping() if self.mapped else None
         self._close()
         self.forget(self)
@@ -360,15 +359,26 @@ class Use(Record):
         self.is_done = True
         return True
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether work from before the end of the mapping is running. The record stays queued."""
+        try:
+            is_needed = self.landing is not None and not self.landing.has_landed
+        except CrossmemError:
+            # Nobody knows. So the release waits for all work of the device.
+            self.landing, is_needed = None, False
+        if is_needed:
+            self.process.deferred.start_reaper()
+        return is_needed
+
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Leave the import when no work uses it any more. The last user closes it."""
-        record, landing = self.record, self.landing
+        record = self.record
         if record is None:
             self.is_done = True
             return
-        if landing is not None and not landing.has_landed:
-            self.process.deferred.start_reaper()
+        if self.is_needed:
             return
         taken: list[bool] = []
         lock = record.lock

@@ -3,91 +3,28 @@
 
 import copyreg
 import time
+from sys import gettrace
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
-from crossmem.control import words
 from crossmem.control.arenas import Arena
 from crossmem.control.leases import Holder
 from crossmem.control.records import Allow
 from crossmem.errors import BusyError, ConfigurationError, InvalidHandleError, UnsupportedError
 from crossmem.guards import check_choice, check_flag, check_timeout, shorten
 from crossmem.models import Access, BlockHandle, ShareableHandle
-from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.allocation import Busy
 from crossmem.sharing.importer.attach import attach_again
-from crossmem.sharing.pools.record import PoolRecord
+from crossmem.sharing.pools.block_record import BlockRecord
 
-__all__ = ["Block", "BlockRecord", "check_own_block", "name_pids"]
+__all__ = ["Block", "check_own_block", "name_pids"]
 
+_DEFER: Final = "defer"
 _FIRST_PAUSE_S: Final = 0.0002
 _LONGEST_PAUSE_S: Final = 0.005
-
-
-class BlockRecord(Record):
-    """One life of a block, from just before the block leaves the free list until it is freed."""
-
-    __slots__ = ("arena", "generation", "handle", "index", "pool")
-
-    is_shared: ClassVar = True
-
-    def __init__(self, pool: PoolRecord) -> None:
-        self.is_done = False
-        self.pool = pool
-        self.arena = pool.arena
-        self.index = -1
-        """Index of the block; -1 before it is allocated."""
-        self.generation = 0
-        """The generation of the handles that were exported; 0 before the first export."""
-        self.handle: BlockHandle | None = None
-
-    @override
-    def leave_to_others(self) -> bool:
-        """Free the block, unless the rows must be read.
-
-        The caller holds the lock of the state, because another thread may use the same record. The
-        block may begin its next life as soon as it is in the free list.
-        """
-        arena: Arena = self.arena
-        if self.is_done:
-            return False
-        if self.generation:
-            # The same as arena.retire(), without the cost of a call.
-            words.store(arena.words, arena.at + self.index, self.generation + 1)
-            if arena.reserved:
-                arena.retire(self.index, self.generation)
-        # No signal handler and no other thread runs between these statements.
-        if self.generation or arena.wait_for_work is not None:
-            if not self.is_done:
-                arena.freed += (self.index,)
-                self.is_done = True
-        elif not self.is_done:
-            # The block was never exported, so no process can hold it.
-            arena.free += (self.index,)
-            self.is_done = True
-        return len(arena.freed) < arena.batch and not arena.waiting and not self.pool.is_closing
-
-    @override
-    def give_back(self, *, blocking: bool) -> None:
-        """Free the block, and read the rows if enough blocks were freed."""
-        if self.index < 0:
-            self.is_done = True
-            return
-        if not self.is_done:
-            with self.pool.process.state:
-                self.leave_to_others()
-        arena = self.arena
-        try:
-            if len(arena.freed) >= arena.batch:
-                arena.reclaim()
-                arena.tell()
-        finally:
-            arena.ring()
-            if self.pool.is_closing:
-                self.pool.end_if_unused()
 
 
 class Block(Memory):
@@ -106,24 +43,12 @@ class Block(Memory):
 
     __slots__ = ("_pointer",)
 
+    _pointer: int
+
     _is_block: ClassVar = True
     _ended_by: ClassVar = "free"
 
     _record: BlockRecord | None
-
-    def __init__(self, record: BlockRecord, nbytes: int) -> None:
-        pool = record.pool
-        self._process = pool.process
-        self.device = pool.device
-        self.nbytes = nbytes
-        self.readonly = False
-        self._usage = pool.usage
-        self._anchor = None
-        self._is_lent = False
-        self._is_left = False
-        self._pointer = pool.base + record.index * pool.stride
-        # The last statement: from here on, the finaliser of this object frees the block.
-        self._record = record
 
     @override
     def __repr__(self) -> str:
@@ -185,25 +110,37 @@ class Block(Memory):
         record, process = self._record, self._process
         if record is None or process.is_inherited or process.is_closed:
             raise self._ended()
-        handle = record.handle
-        if allow is not None or access is not None or lease is not True:
-            _check_choices(record.arena, allow, access, lease=lease)
-        if handle is not None:
-            return handle
         arena = record.arena
+        if allow is not None or access is not None or lease is not True:
+            _check_choices(arena, allow, access, lease=lease)
+        if record.handle is not None:
+            return record.handle
         if synchronize and arena.wait_for_work is not None:
             device = self.device
             device.driver.synchronize(device.ordinal)
-        with process.state:
-            if self._record is None:
-                raise self._ended()
-            handle = record.handle
-            if handle is None:
-                index, nbytes = record.index, self.nbytes
-                record.generation = generation = arena.begin(index)
-                handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
-                record.handle = handle
+        index, nbytes = record.index, self.nbytes
+        view, at = arena.words, arena.at + index
+        if gettrace() is None:
+            generation = self._begin(record, view, at)
+        else:
+            with process.state:
+                generation = self._begin(record, view, at)
+        # Another thread that exports the block makes an equal handle.
+        handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
+        if record.generation == generation:
+            # Nobody has withdrawn it since.
+            record.handle = handle
         return handle
+
+    def _begin(self, record: BlockRecord, view: memoryview, at: int) -> int:
+        """Begin the first generation of the exported block, unless it has begun, and return it."""
+        # One step: no signal handler and no other thread runs in this function.
+        if self._record is None:
+            raise self._ended()
+        generation = record.generation
+        if not generation:
+            view[at] = record.generation = generation = view[at] + 1 | 1
+        return generation
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Refuse all later first imports by a handle (C28).
@@ -232,14 +169,18 @@ class Block(Memory):
         if not is_mine or handle.export != record.index + 1:
             msg = f"{handle!r} is no handle of {self!r}"
             raise InvalidHandleError(msg, operation="withdraw")
+        arena, generation = record.arena, handle.generation
+        view, at = arena.words, arena.at + record.index
+        # A free that waits for the holders keeps the generation while it has the lock.
         with self._process.state:
+            # One step: no signal handler and no other thread runs before the end of this block.
             if self._record is None:
                 # Another thread has freed the block, which may be in its next life.
                 raise self._ended()
-            if handle.generation == record.generation:
-                # No handle has this generation, because export() begins the next one.
+            if generation == record.generation:
+                # No handle has the next generation yet.
                 record.handle = None
-                record.generation = record.arena.begin(record.index)
+                view[at] = record.generation = view[at] + 1 | 1
 
     def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
         """Return the block to its pool. A second call does nothing.
@@ -261,38 +202,83 @@ class Block(Memory):
             A view of the block is alive, another thread reads or writes it, or other processes hold
             it and ``busy`` is not ``"defer"``. Nothing has changed then.
         """
-        record = self._record
-        if record is None or (self._process.is_closed and not self._process.is_inherited):
-            return
-        if timeout is not None or type(busy) is not str or busy != "defer":
-            check_choice("busy", busy, ("defer", "raise", "wait"), "free")
-            wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
-            if busy != "defer" and self._process.is_usable and record.generation:
-                self._await_holders(record, wait_s if busy == "wait" else 0.0)
+        if timeout is not None or busy is not _DEFER:
+            self._prepare_free(busy, timeout)
         self._end()
+
+    def _prepare_free(self, busy: object, timeout: object) -> None:
+        """Check the arguments of a free, and wait for the holders or raise, as they demand."""
+        record, process = self._record, self._process
+        if record is None or (process.is_closed and not process.is_inherited):
+            return
+        check_choice("busy", busy, ("defer", "raise", "wait"), "free")
+        wait_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+        if busy != "defer" and process.is_usable and record.generation:
+            self._await_holders(record, wait_s if busy == "wait" else 0.0)
+
+    @override
+    def _end(self) -> None:
+        record, process = self._record, self._process
+        if record is not None and gettrace() is None:
+            arena, pool, one = record.arena, record.pool, (record.index,)
+            is_full = len(arena.freed) + 1 >= arena.batch
+            # One step: no signal handler and no other thread runs before the end of this branch, so
+            # it needs no lock. Whoever prevents the end enters first and then looks at the record.
+            if not (
+                is_full
+                or self._record is None
+                or process.is_inherited
+                or process.is_closed
+                or pool.ready
+                or pool.idle
+                or pool.copies
+                or self._is_lent
+                or self._anchor is not None
+                or arena.waiting
+                or arena.reserved
+                or pool.is_closing
+            ):
+                generation = record.generation
+                if generation:
+                    arena.words[arena.at + record.index] = generation + 1
+                if generation or arena.wait_for_work is not None:
+                    arena.freed += one
+                else:
+                    # The block was never exported, so no process can hold it.
+                    arena.free += one
+                record.is_done = True
+                self._record = None
+                return
+        super()._end()
 
     def _await_holders(self, record: BlockRecord, wait_s: float) -> None:
         """Retire the block when no process holds it; raise if one still does after the wait."""
         arena, index = record.arena, record.index
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_PAUSE_S
-        while True:
-            if not arena.is_held(index):
-                with self._process.state:
-                    self._refuse_if_used("free")
-                    # Another thread may have freed the block, which may be in its next life.
-                    if self._record is None or arena.retire_if_idle(index, record.generation):
-                        return
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                found = arena.holders([index])
-                raise BusyError(
-                    f"{self!r} is held by {name_pids(found)}",
-                    operation="free",
-                    hint='unmap it there, or free with busy="defer"',
-                )
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        call = object()
+        try:
+            # From here on, no thread frees the block without the lock.
+            arena.waiting[call] = None
+            while True:
+                if not arena.is_held(index):
+                    with self._process.state:
+                        self._refuse_if_used("free")
+                        # Another thread may have freed the block, which may be in its next life.
+                        if self._record is None or arena.retire_if_idle(index, record.generation):
+                            return
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    found = arena.holders([index])
+                    raise BusyError(
+                        f"{self!r} is held by {name_pids(found)}",
+                        operation="free",
+                        hint='unmap it there, or free with busy="defer"',
+                    )
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            arena.waiting.pop(call, None)
 
 
 def _reduce_block(block: Block) -> tuple[Any, ...]:

@@ -35,11 +35,14 @@ class PoolRecord(Record):
         "allow",
         "arena",
         "base",
+        "copies",
         "device",
+        "idle",
         "is_closing",
         "memory",
         "number",
         "process",
+        "ready",
         "stride",
         "usage",
     )
@@ -58,6 +61,9 @@ class PoolRecord(Record):
         self.number = record.number
         self.base = memory.ptr
         self.usage = record.usage
+        # The hot path of a free finds everything in this object.
+        self.copies = self.usage.copies
+        self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
         self.is_closing = False
         """Whether the pool was closed and waits for the end of its blocks."""
         handle = memory.export(allow=allow, access=access)

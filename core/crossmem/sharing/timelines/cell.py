@@ -2,14 +2,18 @@
 """The words of one timeline in shared host memory, and how the host waits for them.
 
 The process that signals is the only writer of the words, with two exceptions. A waiter sets
-``WAITING`` before it sleeps. After the death of the signalling process, any process may write
-``VOID`` into the value, and all of them write the same.
+``CARE`` and ``WAITING`` before it sleeps. After the death of the signalling process, any process
+may write ``VOID`` into the value, and all of them write the same.
 
-A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, takes the barrier and looks once more.
-The signalling process writes the value and then reads ``WAITING``. So either the sleeper sees the
-value, or the signalling process sees the flag. It then clears the flag, increments ``SEQUENCE`` and
-wakes all sleepers. A sleeper whose flag was cleared with another's finds that ``SEQUENCE`` has
-moved, so no wake-up is lost. Only this file writes these three words.
+A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, takes a fence and looks once more. The
+signalling process writes the value, takes a fence and then reads ``WAITING``. So either the sleeper
+sees the value, or the signalling process sees the flag. It then clears the flag, increments
+``SEQUENCE`` and wakes all sleepers. A sleeper whose flag was cleared with another's finds that
+``SEQUENCE`` has moved, so no wake-up is lost. Only this file writes these words.
+
+The signalling process takes no fence before the first sleep. The first sleeper sets ``CARE`` to 1
+and takes the barrier, which orders the accesses of the signalling process, too. After the barrier,
+that process sees ``CARE``, and the sleeper sets it to 2: from then on, a fence suffices.
 """
 
 import time
@@ -20,7 +24,17 @@ from crossmem.control import futex, words
 from crossmem.control.barrier import IS_REGISTERED
 from crossmem.errors import CrossmemError, WaitTimeoutError
 
-__all__ = ["CELL_NBYTES", "IDENTITY", "ISSUED", "VALUE", "VOID", "WAITING", "Awaited", "Cell"]
+__all__ = [
+    "CARE",
+    "CELL_NBYTES",
+    "IDENTITY",
+    "ISSUED",
+    "VALUE",
+    "VOID",
+    "WAITING",
+    "Awaited",
+    "Cell",
+]
 
 VALUE: Final = 0
 """The value that was reached; at level ``"event"``, by the host alone."""
@@ -32,6 +46,9 @@ SEQUENCE: Final = 3
 """Incremented before sleepers are woken. They sleep on this word."""
 ISSUED: Final = 4
 """The largest value that was issued to a stream. Larger than the value while work is running."""
+CARE: Final = 5
+"""0 before a thread sleeps for the first time, 1 while it takes the barrier, then 2."""
+_KNOWN: Final = 2
 CELL_NBYTES: Final = 64
 """Size of the words. Each timeline has its own line of the processor's cache."""
 
@@ -101,13 +118,16 @@ class Cell:
 
     def wake(self) -> None:
         """Wake the threads that sleep. Without sleepers this makes no system call."""
-        if not IS_REGISTERED:
-            words.fence()
+        if not words.load(self.words, CARE) and IS_REGISTERED:
+            # The barrier of the first sleeper makes the value visible.
+            return
+        words.fence()
         if words.load(self.words, WAITING):
             words.store(self.words, WAITING, 0)
             words.release()
             sequence = words.load(self.words, SEQUENCE)
-            words.store(self.words, SEQUENCE, sequence + 1)
+            # Another process may have written anything.
+            words.store(self.words, SEQUENCE, (sequence + 1) % 2**64)
             futex.wake_all(self.pointer + 8 * SEQUENCE)
 
     def wait(self, word: int, awaited: Awaited) -> int:
@@ -122,9 +142,9 @@ class Cell:
         end = time.monotonic() + awaited.timeout_s
         pause_s = _SHORTEST_S
         while True:
-            sequence = load(cell, SEQUENCE)
-            words.store(cell, WAITING, 1)
-            words.barrier()
+            # The flag must not be visible before this read.
+            sequence = words.observe(cell, SEQUENCE)
+            self._announce()
             if load(cell, word) >= target or self._is_reached(word, awaited):
                 return words.observe(cell, word)
             left_s = end - time.monotonic()
@@ -137,6 +157,18 @@ class Cell:
                 # order.
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_S)
+
+    def _announce(self) -> None:
+        """Say that this thread will sleep. Its next look comes after that."""
+        cell, is_known = self.words, words.load(self.words, CARE) == _KNOWN
+        if is_known or not IS_REGISTERED:
+            words.store(cell, WAITING, 1)
+            words.fence()
+            return
+        words.store(cell, CARE, _KNOWN - 1)
+        words.store(cell, WAITING, 1)
+        words.barrier()
+        words.store(cell, CARE, _KNOWN)
 
     def _is_reached(self, word: int, awaited: Awaited) -> bool:
         """Run the check; True if it fails but the word has reached the value meanwhile."""

@@ -3,20 +3,23 @@
 
 from typing import Any
 
+from typing_extensions import override
+
 from crossmem.control.records import Allow
-from crossmem.errors import CrossmemError
+from crossmem.driver import streams_of
+from crossmem.errors import UnsupportedError
 from crossmem.models import ReadyHandle, TimelineHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import leave_to_references
 from crossmem.sharing.base.process import Part, Process
-from crossmem.sharing.base.streams import stream_of
+from crossmem.sharing.base.streams import Landing, stream_of
 from crossmem.sharing.timelines.making import make_timeline
 from crossmem.sharing.timelines.timeline import Timeline, open_timeline
 
 __all__ = ["HandOver", "StreamEnd"]
 
 
-class StreamEnd:
+class StreamEnd(Landing):
     """The end of the work that was issued on a stream before a signal."""
 
     __slots__ = ("timeline", "value")
@@ -26,12 +29,9 @@ class StreamEnd:
         self.value = value
 
     @property
+    @override
     def has_landed(self) -> bool:
-        """Whether the work is complete, or this process is exiting."""
-        try:
-            return self.timeline.value >= self.value
-        except CrossmemError:
-            return True
+        return self.timeline.value >= self.value
 
 
 class HandOver(Part):
@@ -48,6 +48,10 @@ class HandOver(Part):
         key = device, allow, stream_of(stream)
         timeline = self._own.get(key)
         if timeline is None:
+            if streams_of(device.driver) is None:
+                # Before a timeline is made, which would stay.
+                msg = f"{device.name} has no streams"
+                raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
             made = make_timeline(self._process, device, None, allow)
             timeline = self._own.setdefault(key, leave_to_references(made))
         return StreamEnd(timeline, timeline.signal_next(key[2]))

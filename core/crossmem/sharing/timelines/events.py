@@ -6,6 +6,7 @@ and the bytes by which other processes open the event. An event that is recorded
 waiter reads its entry only holds that waiter longer.
 """
 
+import threading
 import time
 from typing import ClassVar, Final, cast
 
@@ -14,7 +15,8 @@ from typing_extensions import override
 from crossmem.control import words
 from crossmem.driver import SharedEvent, StreamEvents, Streams, stream_events_of
 from crossmem.driver.recording import call_into
-from crossmem.errors import CrossmemError, InvalidHandleError
+from crossmem.errors import ClosedError, InvalidHandleError
+from crossmem.locks import Rank, ordered_lock
 from crossmem.models import TimelineLevel
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
@@ -36,29 +38,59 @@ class EventLevel(Level):
 
     name: ClassVar[TimelineLevel] = "event"
 
-    def __init__(self, process: Process, device: LocalDevice, cell: Cell, *, is_own: bool) -> None:
+    def __init__(
+        self,
+        process: Process,
+        device: LocalDevice,
+        cell: Cell,
+        *,
+        is_own: bool,
+        maker: "EventLevel | None" = None,
+    ) -> None:
+        """Begin without events.
+
+        Parameters
+        ----------
+        process, device, cell
+            As for :class:`Level`.
+        is_own
+            Whether this object signals.
+        maker
+            The level of the same timeline that signals in this process. A vendor may refuse to open
+            an event in the process that has created it.
+        """
         super().__init__(process, device, cell)
         self._is_own = is_own
-        self._open: dict[int, list[SharedEvent]] = {}
+        self._maker = maker
+        self._lock: threading.RLock = ordered_lock(Rank.FOREIGN) if maker is None else maker._lock
+        """Held while events are used, so that none is destroyed meanwhile."""
+        self._is_closed = False
+        self._open: dict[int, list[SharedEvent]] = {} if maker is None else maker._open
         """The open events, by the first word of their entries."""
         self._turn = 0
 
     def _event(self, entry: int) -> SharedEvent:
-        """Return the event of an entry, created or opened at its first use."""
+        """Return the event of an entry, created or opened at its first use. The lock is held."""
+        if self._is_closed or (self._maker is not None and self._maker._is_closed):
+            msg = "this timeline was closed"
+            raise ClosedError(msg)
         box = self._open.setdefault(entry, [])
-        if not box:
-            driver, ordinal = cast("StreamEvents", self.streams), self.device.ordinal
-            start = self.cell.words.cast("B")[8 * entry + 16 : 8 * (entry + _ENTRY_WORDS)]
-            if self._is_own:
-                payload = call_into(box, driver.create_event, ordinal).payload
+        driver, ordinal = cast("StreamEvents", self.streams), self.device.ordinal
+        start = self.cell.words.cast("B")[8 * entry + 16 : 8 * (entry + _ENTRY_WORDS)]
+        nbytes = words.load(self.cell.words, entry + 1)
+        if self._is_own:
+            if not box:
+                call_into(box, driver.create_event, ordinal)
+            if not nbytes:
+                payload = box[0].payload
                 start[: len(payload)] = payload
+                words.release()
                 words.store(self.cell.words, entry + 1, len(payload))
-            else:
-                nbytes = words.load(self.cell.words, entry + 1)
-                if not 0 < nbytes <= _PAYLOAD_NBYTES:
-                    msg = f"an event of the timeline has {nbytes} bytes"
-                    raise InvalidHandleError(msg, operation="wait")
-                call_into(box, driver.open_event, ordinal, bytes(start[:nbytes]))
+        elif not box:
+            if not 0 < nbytes <= _PAYLOAD_NBYTES:
+                msg = f"an event of the timeline has {nbytes} bytes"
+                raise InvalidHandleError(msg, operation="wait")
+            call_into(box, driver.open_event, ordinal, bytes(start[:nbytes]))
         return box[0]
 
     def _entries(self) -> list[tuple[int, int]]:
@@ -71,23 +103,24 @@ class EventLevel(Level):
     @override
     def reached(self) -> int:
         value = self.cell.read(VALUE)
-        for issued, entry in self._entries():
-            if not cast("StreamEvents", self.streams).is_event_done(self._event(entry)):
-                break
-            value = issued
+        with self._lock:
+            for issued, entry in self._entries():
+                if not cast("StreamEvents", self.streams).is_event_done(self._event(entry)):
+                    break
+                value = issued
         return value
 
     @override
     def _order(self, stream: int) -> None:
-        for _value, entry in self._entries()[-1:]:
-            cast("StreamEvents", self.streams).wait_event(self._event(entry), stream)
+        self.wait(self.issued, stream)
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
         # The value must not shrink when the entry of a reached one is used again.
         self.cell.write(VALUE, self.reached)
         entry = _ENTRIES[self._turn % len(_ENTRIES)]
-        cast("StreamEvents", streams).record_event(self._event(entry), stream)
+        with self._lock:
+            cast("StreamEvents", streams).record_event(self._event(entry), stream)
         self._turn += 1
         words.release()
         words.store(self.cell.words, entry, value)
@@ -112,21 +145,25 @@ class EventLevel(Level):
         return reached
 
     @override
-    def wait(self, awaited: Awaited, stream: int) -> None:
-        self.cell.wait(ISSUED, awaited)
-        for issued, entry in self._entries():
-            if issued >= awaited.value:
-                cast("StreamEvents", self.streams).wait_event(self._event(entry), stream)
-                return
+    def prepare(self, awaited: Awaited) -> int:
+        self.streams  # noqa: B018 - raises if the device has no streams
+        return self.cell.wait(ISSUED, awaited)
+
+    @override
+    def wait(self, value: int, stream: int) -> None:
+        with self._lock:
+            for issued, entry in self._entries():
+                if issued >= value:
+                    cast("StreamEvents", self.streams).wait_event(self._event(entry), stream)
+                    return
 
     @override
     def close(self) -> None:
-        driver = stream_events_of(self.device.driver)
-        for box in self._open.values():
-            while box and driver is not None:
-                event = box.pop()
-                try:
-                    driver.destroy_event(event)
-                except CrossmemError:
-                    box.append(event)
-                    raise
+        driver = None if self._maker is not None else stream_events_of(self.device.driver)
+        with self._lock:
+            self._is_closed = True
+            for box in self._open.values():
+                while box and driver is not None:
+                    # A repeated call does nothing if an interrupted one has destroyed the event.
+                    driver.destroy_event(box[0])
+                    box.clear()

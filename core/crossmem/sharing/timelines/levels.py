@@ -43,7 +43,7 @@ class Level:
         self.cell = cell
         self._last: tuple[int, int] | None = None
         """Stream and thread of the last signal. Each thread may have its own default stream."""
-        self._is_unsure = False
+        self.is_unsure = False
         """Whether a signal was interrupted, so it is unknown what the vendor will write."""
 
     @property
@@ -79,10 +79,11 @@ class Level:
 
     def settle(self) -> None:
         """After an interrupted signal, wait for all work of the device."""
-        if self._is_unsure:
+        if self.is_unsure:
             self.device.driver.synchronize(self.device.ordinal)
-            self.cell.write(ISSUED, 0)
-            self._is_unsure, self._last = False, None
+            # At level "event", the value may be behind what was reached.
+            self.cell.write(ISSUED, self.reached)
+            self.is_unsure, self._last = False, None
 
     def signal(self, value: int, stream: int) -> None:
         """Signal a value after the work that was issued on a stream.
@@ -92,9 +93,9 @@ class Level:
         streams, key = self.streams, (stream, threading.get_ident())
         if key != self._last and self.issued > self.reached:
             self._order(stream)
-        self._is_unsure = True
+        self.is_unsure = True
         self._issue(streams, value, stream)
-        self._is_unsure, self._last = False, key
+        self.is_unsure, self._last = False, key
 
     def set(self, value: int) -> None:
         """Set the value at once. All issued values are reached."""
@@ -110,9 +111,13 @@ class Level:
         """Return the value when it has reached the awaited one; see :meth:`Cell.wait`."""
         return self.cell.wait(VALUE, awaited)
 
-    def wait(self, awaited: Awaited, stream: int) -> None:
+    def prepare(self, awaited: Awaited) -> int:
+        """Wait on the host for what a wait of a stream needs, and return the word that was read."""
+        self.streams  # noqa: B018 - raises if the device has no streams
+        return self.wait_on_host(awaited)
+
+    def wait(self, value: int, stream: int) -> None:
         """Hold the later work of a stream until the value is reached."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Release what the vendor has given. An interrupted call can be repeated."""
@@ -125,11 +130,6 @@ class HostLevel(Level):
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
         streams.synchronize_stream(self.device.ordinal, stream)
         self.cell.write(VALUE, value)
-
-    @override
-    def wait(self, awaited: Awaited, stream: int) -> None:
-        self.streams  # noqa: B018 - raises if the device has no streams
-        self.wait_on_host(awaited)
 
 
 class WordLevel(Level):
@@ -144,13 +144,14 @@ class WordLevel(Level):
         pages = self.process.part(Registrations)
         return driver, pages.enter(driver, self.device.ordinal, self.cell.pointer, self)
 
-    def _hold(self, value: int, stream: int) -> None:
+    @override
+    def wait(self, value: int, stream: int) -> None:
         driver, address = self._word()
         driver.wait_value(self.device.ordinal, address, value, stream)
 
     @override
     def _order(self, stream: int) -> None:
-        self._hold(self.issued, stream)
+        self.wait(self.issued, stream)
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
@@ -158,10 +159,6 @@ class WordLevel(Level):
         # Written first: a sleeper that this wakes then looks often, because no stream wakes it.
         self.cell.write(ISSUED, value)
         driver.write_value(self.device.ordinal, address, value, stream)
-
-    @override
-    def wait(self, awaited: Awaited, stream: int) -> None:
-        self._hold(awaited.value, stream)
 
     @override
     def close(self) -> None:

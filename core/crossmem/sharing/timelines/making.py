@@ -35,6 +35,11 @@ def make_timeline(
     place.cell.write(IDENTITY, identity)
     handle = TimelineHandle(place.handle, identity, chosen, device.backend, device.identity)
     record = TimelineRecord(process, handle, place.cell, device, place.page)
-    place.page.users.add(record)
-    pages.signalled[record] = None
-    return Timeline(record)
+    try:
+        place.page.users.add(record)
+        pages.signalled[record] = None
+        return Timeline(record)
+    except BaseException:
+        process.deferred.ready[record] = None
+        process.drain()
+        raise

@@ -6,8 +6,11 @@ once. No place is used twice: a stream of another process may still wait for the
 timeline.
 """
 
+import weakref
 from contextlib import suppress
-from typing import ClassVar, Final, NamedTuple
+from functools import partial
+from operator import setitem
+from typing import Any, ClassVar, Final, NamedTuple
 
 from typing_extensions import override
 
@@ -22,16 +25,35 @@ from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ShareableHandle, TimelineHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import find_device
-from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.memory import Memory, leave_to_views
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.exporter.allocation import allocate
 from crossmem.sharing.timelines.cell import CELL_NBYTES, Cell
 
-__all__ = ["HOST", "PAGE_NBYTES", "Page", "Pages", "Registrations", "check_memory"]
+__all__ = ["HOST", "PAGE_NBYTES", "LeftMemory", "Page", "Pages", "Registrations", "check_memory"]
 
 HOST: Final = "host"
 """The backend whose memory contains the words."""
 PAGE_NBYTES: Final = 4096
+
+
+class LeftMemory(Part):
+    """Memory that ends with its last view, even if a signal handler interrupts its finaliser."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._watched: set[weakref.ref[Memory]] = set()
+
+    def add(self, memory: Memory) -> None:
+        """Let the memory, and its object, end with the last view."""
+        leave_to_views(memory)
+        self._watched.difference_update([one for one in self._watched.copy() if one() is None])
+        record = memory._record
+        if record is not None:
+            # The callback is C code, so no signal handler runs in it. It enters the record, and the
+            # reference as an unused value. A finished record leaves the queue at once.
+            ready: dict[Record, Any] = self._process.deferred.ready
+            self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
 
 class Page:
@@ -40,7 +62,7 @@ class Page:
     def __init__(self, process: Process, allow: Allow | None) -> None:
         self.allocation = allocate(process, find_device(process, HOST, None), PAGE_NBYTES)
         # The page ends with its last timeline.
-        leave_to_views(self.allocation)
+        process.part(LeftMemory).add(self.allocation)
         self.handle: ShareableHandle = self.allocation.export(allow=allow)
         self._leases = leases = process.start_server().leases
         with leases.lock:
@@ -119,6 +141,14 @@ class Pages(Part):
         return Place(page.cell(0, PAGE_NBYTES), page.handle, page)
 
     @override
+    def tend(self) -> None:
+        """Leave pages whose first timeline was interrupted before it existed."""
+        for allow, page in list(self._open.items()):
+            # A page is left before it is closed: another thread may be making a timeline in it.
+            if allow is not None and not page.users:
+                self._open.pop(allow, None)
+
+    @override
     def close_at_exit(self) -> None:
         """Tell waiters that no value follows, before this process waits for their leases."""
         for record in list(self.signalled):
@@ -133,6 +163,8 @@ class _Registered(NamedTuple):
     address: list[int]
     """The address for devices. Empty if the page is not registered."""
     users: set[object]
+    ending: list[int]
+    """The address if a signal handler interrupted the driver, so that the end must be repeated."""
 
 
 class Registrations(Part):
@@ -150,8 +182,10 @@ class Registrations(Part):
         """
         page = pointer - pointer % PAGE_NBYTES
         with self._lock:
-            found = self._pages.setdefault((driver, page), _Registered(ordinal, [], set()))
+            found = self._pages.setdefault((driver, page), _Registered(ordinal, [], set(), []))
             found.users.add(user)
+            if found.ending:
+                _unregister(driver, page, found)
             if not found.address:
                 call_into(found.address, driver.register_host, ordinal, page, PAGE_NBYTES)
             return found.address[0] + pointer - page
@@ -172,15 +206,21 @@ class Registrations(Part):
             found.users.discard(user)
             if found.users:
                 return
-            address = found.address[:]
-            if address:
-                found.address.clear()
-                try:
-                    driver.unregister_host(found.ordinal, key[1])
-                except CrossmemError:
-                    found.address[:] = address
-                    raise
+            if found.address or found.ending:
+                _unregister(driver, key[1], found)
             self._pages.pop(key, None)
+
+
+def _unregister(driver: StreamWords, page: int, found: _Registered) -> None:
+    found.ending[:] = found.ending or found.address
+    found.address.clear()
+    try:
+        driver.unregister_host(found.ordinal, page)
+    except CrossmemError:
+        found.address[:] = found.ending
+        found.ending.clear()
+        raise
+    found.ending.clear()
 
 
 def check_memory(handle: TimelineHandle) -> None:

@@ -6,6 +6,7 @@ last acknowledged value. So each word has one writer, and the owner forgets the 
 readers with their rows.
 """
 
+import threading
 import time
 from typing import Any, Final, cast
 from weakref import WeakValueDictionary
@@ -14,7 +15,8 @@ from crossmem.control import words
 from crossmem.control.segments import HEADER_WORDS, SLOTS
 from crossmem.driver import StreamWords, stream_words_of
 from crossmem.errors import InvalidHandleError, WaitTimeoutError
-from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.locks import Rank, ordered_lock
+from crossmem.sharing.base.devices import wait_for_work
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.record import Use
@@ -32,12 +34,20 @@ _LONGEST_S: Final = 2e-3
 class _Word:
     """The word of this process for one timeline, and the objects that use it."""
 
-    __slots__ = ("__weakref__", "at", "row", "users")
+    __slots__ = ("__weakref__", "attempted", "issued", "last", "lock", "row", "users")
 
-    def __init__(self, row: memoryview, at: int) -> None:
+    def __init__(self, row: memoryview) -> None:
         self.row = row
-        self.at = at
+        """Keeps the identity, which is part of the key of this object."""
+        self.lock = ordered_lock(Rank.ALLOCATION)
+        """Held during driver calls for this word, inside the lock of a timeline."""
         self.users: set[ReaderWord] = set()
+        self.issued = 0
+        """The largest word that a stream will write."""
+        self.attempted = 0
+        """The same, with a write that the vendor refused or a signal handler interrupted."""
+        self.last: tuple[Level, int, int] | None = None
+        """Level, stream and thread of the last write by a stream."""
 
 
 class Readers(Part):
@@ -50,7 +60,7 @@ class Readers(Part):
     def enter(self, row: memoryview, at: int, user: "ReaderWord") -> _Word:
         """Enter a user of a word."""
         with self._process.state:
-            word = self._words.setdefault((id(row), at), _Word(row, at))
+            word = self._words.setdefault((id(row), at), _Word(row))
             word.users.add(user)
             return word
 
@@ -76,7 +86,6 @@ class ReaderWord:
         self._process = process
         self._level = level
         self._at = HEADER_WORDS + (slot + 1 + offset // CELL_NBYTES) % SLOTS
-        self._issued = 0
         self._word = process.part(Readers).enter(self._row, self._at, self)
 
     def done(self, value: int, stream: Any = None) -> None:
@@ -92,35 +101,52 @@ class ReaderWord:
             # holds another export, and must not be overwritten.
             msg = "the memory of this handle belongs to no timeline: its slots are those of exports"
             raise InvalidHandleError(msg, operation="done")
-        if value < max(self._issued, words.load(self._row, self._at)):
+        number = None if stream is None else stream_of(stream)
+        with self._word.lock:
+            self._write(value + 1, number)
+
+    def _write(self, word: int, number: int | None) -> None:
+        shared, reached = self._word, words.load(self._row, self._at)
+        if word <= max(shared.issued, reached):
             return
-        if stream is None:
+        level = self._level
+        device = level.device
+        if number is None:
+            if shared.last is not None and shared.attempted > reached:
+                # The stream must not write its smaller value over this one.
+                last, stream, _thread = shared.last
+                last.streams.synchronize_stream(last.device.ordinal, stream)
             words.release()
-            words.store(self._row, self._at, value + 1)
+            words.store(self._row, self._at, word)
             return
-        device, number = self._level.device, stream_of(stream)
-        self._issued = value + 1
-        if self._level.name != "word" or not self._address:
-            self._level.streams.synchronize_stream(device.ordinal, number)
-            words.store(self._row, self._at, value + 1)
+        if level.name != "word" or not self._address:
+            level.streams.synchronize_stream(device.ordinal, number)
+            words.store(self._row, self._at, word)
             return
-        driver = cast("StreamWords", self._level.streams)
+        driver = cast("StreamWords", level.streams)
         pages, pointer = self._process.part(Registrations), self._address + 8 * self._at
         address = pages.enter(driver, device.ordinal, pointer, self)
-        driver.write_value(device.ordinal, address, value + 1, number)
+        key = level, number, threading.get_ident()
+        if key != shared.last and shared.issued > reached:
+            # Streams run in any order, and the word must not shrink.
+            driver.wait_value(device.ordinal, address, shared.issued, number)
+        shared.attempted, shared.last = word, key
+        driver.write_value(device.ordinal, address, word, number)
+        shared.issued = word
 
     def leave(self) -> None:
         """Stop being a reader. An interrupted call can be repeated."""
-        device: LocalDevice = self._level.device
-        if self._issued > words.load(self._row, self._at):
-            # A stream must not write over the 0.
-            wait_for_work(device)
-        self._issued = 0
-        with self._process.state:
-            self._word.users.discard(self)
-            if not self._word.users:
-                words.store(self._row, self._at, 0)
-        driver = stream_words_of(device.driver)
+        shared = self._word
+        with shared.lock:
+            if shared.last is not None and shared.attempted > words.load(self._row, self._at):
+                # A stream must not write over the 0.
+                wait_for_work(shared.last[0].device)
+            with self._process.state:
+                shared.users.discard(self)
+                if not shared.users:
+                    shared.attempted = shared.issued = 0
+                    words.store(self._row, self._at, 0)
+        driver = stream_words_of(self._level.device.driver)
         if driver is not None and self._address:
             pages = self._process.part(Registrations)
             pages.leave(driver, self._address + 8 * self._at, self)

@@ -6,6 +6,7 @@ from typing import Final
 from typing_extensions import override
 
 from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED
+from crossmem.driver.recording import call_into
 from crossmem.errors import ClosedError, CrossmemError, OwnerGoneError
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import TimelineHandle
@@ -33,6 +34,7 @@ class TimelineRecord(Record):
     __slots__ = (
         "cell",
         "handle",
+        "is_ended",
         "level",
         "lock",
         "mapping",
@@ -65,13 +67,25 @@ class TimelineRecord(Record):
         """The acknowledgements of this process, from the first one on."""
         self.words = cell.words
         is_one_store = self.page is not None and handle.level != "event" and not IS_FENCED
+        self.is_ended = False
+        """Whether waiters were told that no value follows."""
         self.own_words = cell.words if is_one_store else None
         """The words, if this process may signal by one store."""
         self.level: Level
         if handle.level == "event":
-            self.level = EventLevel(process, device, cell, is_own=self.page is not None)
+            is_own = self.page is not None
+            self.level = EventLevel(process, device, cell, is_own=is_own, maker=self._maker(device))
         else:
             self.level = _LEVELS[handle.level](process, device, cell)
+
+    def _maker(self, device: LocalDevice) -> EventLevel | None:
+        """Return the level that signals this timeline, if it belongs to this process and driver."""
+        for one in list(self.process.part(Pages).signalled):
+            if isinstance(one, TimelineRecord) and one.handle == self.handle:
+                level = one.level
+                if isinstance(level, EventLevel) and level.device.driver is device.driver:
+                    return level
+        return None
 
     @property
     def device(self) -> LocalDevice:
@@ -99,11 +113,31 @@ class TimelineRecord(Record):
             msg = f"process {pid}, which signals this timeline, is dead"
             raise OwnerGoneError(msg, operation="wait")
 
+    def refuse_void(self, reached: int) -> None:
+        """Raise if a wait has ended because no value will be signalled any more.
+
+        Raises
+        ------
+        ClosedError, OwnerGoneError
+            As for :meth:`check`.
+        """
+        if reached >= VOID:
+            self.check()
+            pid = self.handle.memory.owner.pid
+            msg = f"process {pid}, which signals this timeline, died before it signalled the value"
+            raise OwnerGoneError(msg, operation="wait")
+
     def hold(self, awaited: Awaited, stream: int) -> None:
         """Hold the later work of a stream until a value is reached."""
-        if self.level.blocks_host:
+        level = self.level
+        if level.blocks_host:
+            # Without the lock, which the thread that signals needs.
+            self.refuse_void(level.prepare(awaited))
             with self.lock:
-                self.level.wait(awaited, stream)
+                level.wait(awaited.value, stream)
+            return
+        if awaited.value <= self.cell.read(VALUE) < VOID:
+            # The stream needs no wait. The signalling process may be dead.
             return
         self.check()
         watcher = self.process.part(StreamWatcher)
@@ -111,7 +145,7 @@ class TimelineRecord(Record):
         try:
             with self.lock:
                 awaited.check()
-                self.level.wait(awaited, stream)
+                level.wait(awaited.value, stream)
         except CrossmemError:
             watcher.forget(self, awaited.value, before)
             raise
@@ -120,10 +154,20 @@ class TimelineRecord(Record):
     def give_back(self, *, blocking: bool) -> None:
         """Release the words when no stream uses them any more."""
         deferred = self.process.deferred
-        with self.lock:
-            if self.is_done:
+        taken: list[bool] = []
+        try:
+            call_into(taken, self.lock.acquire, blocking)
+            if not taken[0] or self.is_done:
                 return
-            if self.page is not None:
+            if self.page is not None and not self.is_ended:
+                if self._has_work():
+                    if not blocking and not self.process.is_exiting:
+                        # What the work waits for may need the thread that calls this.
+                        deferred.waiting.add(self)
+                        deferred.start_reaper()
+                        return
+                    # A stream must not write over the last value.
+                    wait_for_work(self.device)
                 self._end_own()
             if self._is_in_use():
                 deferred.waiting.add(self)
@@ -136,20 +180,27 @@ class TimelineRecord(Record):
                 self.process.part(Pages).leave(self.page, self)
             self.is_done = True
             self.page = self.mapping = None
+        finally:
+            if taken and taken[0]:
+                self.lock.release()
         deferred.waiting.discard(self)
+
+    def _has_work(self) -> bool:
+        """Whether streams of this process may still write the value."""
+        level = self.level
+        if level.device.driver in self.process.stuck:
+            return False
+        try:
+            return level.is_unsure or level.issued > level.reached
+        except CrossmemError:
+            return True
 
     def _end_own(self) -> None:
         """Tell waiters that no value follows. A second call changes nothing."""
-        if self.cell.read(IDENTITY):
-            level = self.level
-            if level.device.driver not in self.process.stuck:
-                level.settle()
-                if level.issued > level.reached:
-                    # A stream must not write over the last value.
-                    wait_for_work(level.device)
-            self.cell.write(IDENTITY, 0)
-            self.cell.write(ISSUED, VOID)
-            self.cell.write(VALUE, VOID)
+        self.cell.write(IDENTITY, 0)
+        self.cell.write(ISSUED, VOID)
+        self.cell.write(VALUE, VOID)
+        self.is_ended = True
 
     def _is_in_use(self) -> bool:
         if self.process.part(StreamWatcher).is_needed(self):

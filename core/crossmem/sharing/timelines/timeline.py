@@ -7,30 +7,24 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from crossmem.control.words import load, store
-from crossmem.errors import (
-    ConfigurationError,
-    OwnerGoneError,
-    StaleHandleError,
-    UnsupportedError,
-)
+from crossmem.errors import ConfigurationError, StaleHandleError, UnsupportedError
 from crossmem.guards import check_timeout, is_within, shorten
 from crossmem.models import TimelineHandle
 from crossmem.sharing.base.devices import LocalDevice, find_by_identity, find_device
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.timelines.cell import (
+    CARE,
     IDENTITY,
     ISSUED,
     VALUE,
     VOID,
-    WAITING,
     Awaited,
     Cell,
 )
-from crossmem.sharing.timelines.memory import check_memory
+from crossmem.sharing.timelines.memory import LeftMemory, check_memory
 from crossmem.sharing.timelines.readers import ReaderWord, await_readers
 from crossmem.sharing.timelines.record import IS_FENCED, TimelineRecord
 
@@ -143,7 +137,7 @@ class Timeline(Endable):
                 with record.lock:
                     if load(own, ISSUED) <= load(own, VALUE) < value < VOID:
                         store(own, VALUE, value)
-                        if load(own, WAITING):
+                        if load(own, CARE):
                             record.cell.wake()
                         return
         self._signal(value, None if stream is None else stream_of(stream))
@@ -158,23 +152,25 @@ class Timeline(Endable):
             msg = f"{self!r}: only the process that made a timeline signals it"
             raise UnsupportedError(msg, operation="signal")
         level = record.level
-        with record.lock:
-            level.settle()
-            issued = level.issued
-            if is_next:
-                value = issued + 1
-            if not is_within(value, issued + 1, VOID - 1):
-                self._usable()
-                msg = f"value is {shorten(value)}; the next value is {issued + 1} to 2**63 - 2"
-                raise ConfigurationError(msg, operation="signal")
-            number = int(value)
-            if stream is not None:
-                level.signal(number, stream)
-                return number
-            if issued > level.reached:
-                level.wait_on_host(self._awaited(record, issued, None))
-            level.set(number)
-            return number
+        while True:
+            with record.lock:
+                level.settle()
+                issued = level.issued
+                if is_next:
+                    value = issued + 1
+                if not is_within(value, issued + 1, VOID - 1):
+                    self._usable()
+                    msg = f"value is {shorten(value)}; the next value is {issued + 1} to 2**63 - 2"
+                    raise ConfigurationError(msg, operation="signal")
+                number = int(value)
+                if stream is not None:
+                    level.signal(number, stream)
+                    return number
+                if issued <= level.reached:
+                    level.set(number)
+                    return number
+            # Without the lock: what the work waits for may need this timeline in another thread.
+            level.wait_on_host(self._awaited(record, issued, None))
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
         """Wait until the value is at least ``value``.
@@ -222,17 +218,10 @@ class Timeline(Endable):
             if value <= reached < VOID and not IS_FENCED:
                 return reached
             reached = record.level.wait_on_host(self._awaited(record, value, timeout))
-            if reached == VOID:
-                record.check()
-                self._raise_void(record)
+            record.refuse_void(reached)
             return reached
         record.hold(self._awaited(record, value, timeout), stream_of(stream))
         return value
-
-    def _raise_void(self, record: TimelineRecord) -> None:
-        pid = record.handle.memory.owner.pid
-        msg = f"process {pid}, which signals this timeline, died before it signalled the value"
-        raise OwnerGoneError(msg, operation="wait")
 
     def _awaited(self, record: TimelineRecord, value: int, timeout: float | None) -> Awaited:
         timeout_s = 0.0
@@ -379,7 +368,7 @@ def open_timeline(
     else:
         found = device if isinstance(device, LocalDevice) else find_device(process, device, None)
     mapping = attach(handle.memory, timeout=timeout)
-    leave_to_views(mapping)
+    process.part(LeftMemory).add(mapping)
     cell = Cell(mapping.view(), mapping.ptr)
     if cell.read(IDENTITY) != handle.identity:
         msg = f"process {handle.memory.owner.pid} closed this timeline"

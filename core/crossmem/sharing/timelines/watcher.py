@@ -86,7 +86,11 @@ class StreamWatcher(Part):
         still block until its work is complete.
         """
         driver = one.device.driver
-        return any(other.device.driver is driver for other in list(self._targets))
+        is_needed = any(other.device.driver is driver for other in list(self._targets))
+        if is_needed:
+            # A signal handler may have raised before watch() started the thread.
+            self._thread.start()
+        return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
         """Watch for an earlier value again, or for none, unless another stream waits now."""

@@ -222,9 +222,10 @@ def copy(
         process.queues.run_now(work)
         return
     found = find_stream(process, stream)
-    process.queues.submit(found, work)
-    if not all(side.origins or is_page_locked(process, side.pointer) for side in sides):
-        # The program may reuse pageable host memory as soon as the call returns.
+    # The program may reuse pageable host memory as soon as the call returns.
+    is_locked = all(side.origins or is_page_locked(process, side.pointer) for side in sides)
+    process.queues.submit(found, work, is_awaited=not is_locked)
+    if not is_locked:
         process.finish(found, until=work.sequence)
 
 

@@ -214,7 +214,7 @@ def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> N
     waits
         Whether the host waits for it.
     """
-    submit(process, stream, work)
+    submit(process, stream, work, is_awaited=waits)
     if waits:
         finish(process, [stream], work.sequence)
 

@@ -99,13 +99,13 @@ def find_stream(process: HipProcess, handle: int) -> Stream:
     return stream
 
 
-def submit(process: HipProcess, stream: Stream, work: Work) -> None:
+def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool = False) -> None:
     """Submit work to a stream, which executes it at once unless it is slow or captured."""
     if stream.capture is not None:
         return
     if stream.is_legacy:
         _check_implicit(process, stream.device)
-    process.queues.submit(stream, work)
+    process.queues.submit(stream, work, is_awaited=is_awaited)
 
 
 def finish(process: HipProcess, streams: Iterable[Stream], until: int = sys.maxsize) -> bool:

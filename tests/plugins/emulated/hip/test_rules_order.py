@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """HIP-X13: memory is not used before earlier work has written it."""
 
+import ctypes
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from crossmem_emulated.hip import Runtime
+from crossmem_emulated.options import Options
 
+if TYPE_CHECKING:
     from tests.plugins.emulated.hip.conftest import Start
     from tests.plugins.emulated.hip.hip_actor import (
         BLOCK,
         ON_DEVICE,
+        TO_DEVICE,
         Actor,
         emulation_only,
     )
 else:
-    from hip_actor import BLOCK, ON_DEVICE, Actor, emulation_only
+    from hip_actor import BLOCK, ON_DEVICE, TO_DEVICE, Actor, emulation_only
 
-    Path = Start = Any
+    Start = Any
 
 NBYTES = 4096
 
@@ -123,3 +127,19 @@ def test_x13_lost_work_writes_nothing(slow: Actor, importer: Actor) -> None:
     slow.call("unmap", pointer)
     assert importer.call("rows")["pending_write"] == 0
     slow.check_broken("HIP-X1")
+
+
+@emulation_only
+def test_x13_a_write_that_the_host_waits_for_is_not_late(
+    host: Path, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rt = Runtime(profile, options=Options(state=host, slow_streams=True))
+    late: list[str] = []
+    ordering = rt._process.queues.ordering
+    monkeypatch.setattr(ordering, "submitted", lambda _stream, work: late.append(work.call))
+    pointer, stream = rt.malloc(BLOCK), rt.streamCreateWithFlags(1)
+    data = ctypes.create_string_buffer(8)
+    rt.memcpy(pointer, ctypes.addressof(data), 8, TO_DEVICE)
+    rt.memsetAsync(pointer, 1, 8, stream)
+
+    assert late == ["memsetAsync"]

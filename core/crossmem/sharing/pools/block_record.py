@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a block of a pool, which outlives the block's object until the block is freed."""
+
+from typing import ClassVar
+
+from typing_extensions import override
+
+from crossmem.control.arenas import Arena
+from crossmem.models import BlockHandle
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.pools.record import PoolRecord
+
+__all__ = ["BlockRecord"]
+
+
+class BlockRecord(Record):
+    """One life of a block, from just before the block leaves the free list until it is freed."""
+
+    __slots__ = ("arena", "generation", "handle", "index", "pool")
+
+    is_shared: ClassVar = True
+
+    is_done: bool
+    pool: PoolRecord
+    arena: Arena
+    index: int
+    """Index of the block."""
+    generation: int
+    """The generation of the handles that were exported; 0 before the first export."""
+    handle: BlockHandle | None
+
+    @override
+    def leave_to_others(self) -> bool:
+        """Free the block, unless the rows must be read.
+
+        The caller holds the lock of the state, because another thread may use the same record. The
+        block may begin its next life as soon as it is in the free list.
+        """
+        arena = self.arena
+        if self.is_done:
+            return False
+        if self.generation:
+            arena.retire(self.index, self.generation)
+        # No signal handler and no other thread runs between these statements.
+        if self.generation or arena.wait_for_work is not None:
+            if not self.is_done:
+                arena.freed += (self.index,)
+                self.is_done = True
+        elif not self.is_done:
+            # The block was never exported, so no process can hold it.
+            arena.free += (self.index,)
+            self.is_done = True
+        return len(arena.freed) < arena.batch and not arena.waiting and not self.pool.is_closing
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Free the block, and read the rows if enough blocks were freed."""
+        if not self.is_done:
+            with self.pool.process.state:
+                self.leave_to_others()
+        arena = self.arena
+        try:
+            if len(arena.freed) >= arena.batch:
+                arena.reclaim()
+                arena.tell()
+        finally:
+            arena.ring()
+            if self.pool.is_closing:
+                self.pool.end_if_unused()
