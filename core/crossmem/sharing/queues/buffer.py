@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers of queues: memory that belongs to one side at a time."""
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from typing_extensions import override
 
@@ -10,7 +10,7 @@ from crossmem.guards import is_within, shorten
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.queues.layout import MAX_USER_DATA_NBYTES
-from crossmem.sharing.queues.opened import Opened
+from crossmem.sharing.queues.place import Opened
 
 __all__ = ["BufferRecord", "SharedBuffer"]
 
@@ -53,7 +53,7 @@ class BufferRecord(Record):
 class SharedBuffer(Memory):
     """A buffer of a queue. Made by :meth:`crossmem.Queue.allocate` and :meth:`crossmem.Queue.get`.
 
-    It has the methods of an allocation, except ``export``. A context manager that releases it.
+    It has the methods of an allocation, but no handle. A context manager that releases it.
 
     Attributes
     ----------
@@ -71,6 +71,8 @@ class SharedBuffer(Memory):
     _record: BufferRecord | None
 
     def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
+        # The caller sets it: from then on, the finaliser of this object releases the buffer.
+        self._record = None
         opened = record.holder.opened
         readonly = record.stamp != 0 and opened.terms.delivery == "each"
         super().__init__(
@@ -79,8 +81,6 @@ class SharedBuffer(Memory):
         self._pointer = opened.pointer(record.producer, record.buffer)
         self._data_length = length
         self._user_data = user_data
-        # The last statement: from here on, the finaliser of this object releases the buffer.
-        self._record = record
 
     @override
     def __repr__(self) -> str:
@@ -181,19 +181,29 @@ class SharedBuffer(Memory):
             record.stream = stream
         self._end()
 
+    def export(self, **_options: object) -> NoReturn:
+        """Refuse: a buffer of a queue has no handle.
+
+        Raises
+        ------
+        UnsupportedError
+            Always.
+        """
+        msg = "a buffer of a queue has no handle"
+        raise UnsupportedError(msg, operation="export", hint="put it, or export an allocation")
+
     def _refuse_consumer(self, name: str) -> None:
         if self._usable().stamp:
             msg = f"only the producer of a buffer sets its {name}"
             raise UnsupportedError(msg, operation=name)
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        msg = "a buffer of a queue has no handle; put it, or put a copy into another queue"
-        raise UnsupportedError(msg)
+    def __reduce__(self) -> NoReturn:
+        self.export()
 
 
-def taken_from(buffer: SharedBuffer, operation: str) -> BufferRecord:
-    """End a buffer without its release, and return its record: it is handed over.
+def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
+    """End a buffer without its release, and return its record: its holder puts it.
 
     Raises
     ------
@@ -201,9 +211,15 @@ def taken_from(buffer: SharedBuffer, operation: str) -> BufferRecord:
         A view of the buffer is alive. Nothing has changed then.
     ClosedError, ForkedProcessError
         It was handed over or released before.
+    UnsupportedError
+        It belongs to another queue, or was received.
     """
     with buffer._process.state:
         record = buffer._usable()
-        buffer._refuse_if_used(operation)
+        if record.holder is not holder:
+            msg = "this buffer belongs to another queue or producer, or was received"
+            hint = "allocate a buffer of this queue, or pass an array with copy='allow'"
+            raise UnsupportedError(msg, operation="put", hint=hint)
+        buffer._refuse_if_used("put")
         buffer._record = None
     return record
