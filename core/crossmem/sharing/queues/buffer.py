@@ -5,14 +5,17 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 from typing_extensions import override
 
+from crossmem.driver import streams_of
 from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.guards import is_within, shorten
 from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.queues.layout import MAX_USER_DATA_NBYTES
 from crossmem.sharing.queues.place import Opened
 
-__all__ = ["BufferRecord", "SharedBuffer"]
+__all__ = ["BufferRecord", "SharedBuffer", "stream_on", "taken_from"]
 
 
 class Holder(Protocol):
@@ -20,7 +23,7 @@ class Holder(Protocol):
 
     opened: Opened
 
-    def take_back(self, record: "BufferRecord", stream: Any) -> None:
+    def take_back(self, record: "BufferRecord", stream: int | None) -> None:
         """Take a buffer that the application has released. A second call does nothing."""
         ...
 
@@ -40,7 +43,7 @@ class BufferRecord(Record):
         """The stamp of its entry; 0 for a buffer that was not put yet."""
         self.count = count
         """How often it was delivered."""
-        self.stream: Any = None
+        self.stream: int | None = None
         """The stream whose work must be complete before the release."""
 
     @override
@@ -178,7 +181,7 @@ class SharedBuffer(Memory):
         """
         record = self._record
         if record is not None:
-            record.stream = stream
+            record.stream = stream_on(self.device, stream)
         self._end()
 
     def export(self, **_options: object) -> NoReturn:
@@ -200,6 +203,23 @@ class SharedBuffer(Memory):
     @override
     def __reduce__(self) -> NoReturn:
         self.export()
+
+
+def stream_on(device: LocalDevice, stream: Any) -> int | None:
+    """Return the vendor's handle of a stream, None for None.
+
+    Raises
+    ------
+    UnsupportedError, ConfigurationError
+        The device has no streams, or the value is not a stream.
+    """
+    if stream is None:
+        return None
+    number = stream_of(stream)
+    if streams_of(device.driver) is None:
+        msg = f"{device.name} has no streams"
+        raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
+    return number
 
 
 def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The consumer's side: it reads rings, and alone writes its positions."""
 
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from typing_extensions import override
 
 from crossmem.control import words
 from crossmem.control.barrier import IS_REGISTERED
-from crossmem.driver import StreamWords, streams_of
-from crossmem.errors import ClosedError, UnsupportedError
-from crossmem.sharing.base.streams import stream_of
+from crossmem.errors import ClosedError
 from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer
 from crossmem.sharing.queues.layout import (
     DROPPING,
@@ -41,10 +39,9 @@ class _Entry(NamedTuple):
 
     length: int
     user_data: bytes
-    target: int
 
 
-_LATER: Final = _Entry(0, b"", 0)
+_LATER: Final = _Entry(0, b"")
 """Stands for an entry that is not ready yet."""
 
 
@@ -101,7 +98,7 @@ class Consumer(Place):
             tails = [opened.tail(producer) for producer in range(count)]
             if opened.terms.delivery == "one":
                 # Entries that the owner hands out come before those that were put after them.
-                found = self._look_in_hand()
+                found = self._look_in_hand(tails)
                 if isinstance(found, SharedBuffer):
                     return found
                 late_producer = -1 if found is None else found
@@ -115,13 +112,17 @@ class Consumer(Place):
                     return found
         return None
 
-    def _look_in_hand(self) -> SharedBuffer | int | None:
+    def _look_in_hand(self, tails: list[int]) -> SharedBuffer | int | None:
         """Return the next buffer from the owner, or the producer for whose entry this waits."""
         control, terms, mine = self.opened.control, self.opened.terms, self.words
         while (position := mine[HANDED]) < words.observe(control, terms.handed(self.index)):
             at = terms.hand(self.index, position)
             stamp, where = control[at], control[at + 1]
             producer, buffer, count = where & 255, where >> 8 & 0xFFFFFF, where >> 32
+            # What the producer itself gave to this consumer before that comes first.
+            before = self._look_in_ring(producer, min(stamp - 1, tails[producer]))
+            if before is not None or self._is_late:
+                return producer if before is None else before
             entry = self._read(producer, buffer, stamp)
             if entry is _LATER:
                 return producer
@@ -134,8 +135,8 @@ class Consumer(Place):
 
     def _look_in_ring(self, producer: int, tail: int) -> SharedBuffer | None:
         terms, mine, ring_ = self.opened.terms, self.words, self.opened.segments[producer]
-        at, is_each = terms.read(producer), terms.delivery == "each"
-        target = target_of(self.index, self.session)
+        at = terms.read(producer)
+        target = target_of(self.index, self.session) if terms.delivery == "one" else 0
         while (number := mine[at]) < tail:
             stamp, buffer = number + 1, ring_[terms.order(number + 1)]
             if buffer >= terms.depth or ring_[terms.entry(buffer)] & ~DROPPING != stamp:
@@ -149,22 +150,22 @@ class Consumer(Place):
                     words.store(mine, at, tail)
                     return None
                 stamp, buffer = min(found)
-            entry = self._read(producer, buffer, stamp)
+            entry = self._read(producer, buffer, stamp, target)
             if entry is _LATER:
                 return None
-            if entry is not None and (is_each or entry.target == target):
+            if entry is not None:
                 record = BufferRecord(self, producer, buffer, stamp, 1)
                 return self._deliver(record, entry, at, stamp)
             words.store(mine, at, stamp)
         return None
 
-    def _read(self, producer: int, buffer: int, stamp: int) -> _Entry | None:
-        """Return an entry, None if it is not there any more. A producer may write rubbish."""
+    def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
+        """Return an entry, None if it is dropped or has another target. It may be rubbish."""
         opened, terms = self.opened, self.opened.terms
         if producer >= terms.producers or buffer >= terms.depth:
             return None
         ring_, at, held = opened.segments[producer], terms.entry(buffer), 0
-        if ring_[at] & ~DROPPING != stamp:
+        if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
             return None
         if terms.overflow == "drop":
             held = terms.held(producer, buffer)
@@ -175,7 +176,7 @@ class Consumer(Place):
         length = min(ring_[at + SIZES] >> 8, terms.nbytes)
         first = 8 * (at + USER)
         user_data = ring_.cast("B")[first : first + size].tobytes() if size else b""
-        entry: _Entry | None = _Entry(length, user_data, ring_[at + TARGET])
+        entry: _Entry | None = _Entry(length, user_data)
         # A stream writes this word after the data.
         is_ready = words.observe(ring_, at + READY) >= ring_[at + WANTED]
         words.release()
@@ -235,7 +236,7 @@ class Consumer(Place):
 
     # Release ------------------------------------------------------------------------------
 
-    def take_back(self, record: BufferRecord, stream: Any) -> None:
+    def take_back(self, record: BufferRecord, stream: int | None) -> None:
         """Tell the producer that this process is done with a buffer."""
         opened, terms = self.opened, self.opened.terms
         if record not in self.held:
@@ -254,16 +255,11 @@ class Consumer(Place):
         if failure is not None:
             raise failure
 
-    def _release_on(self, stream: Any, at: int, stamp: int) -> bool:
+    def _release_on(self, stream: int, at: int, stamp: int) -> bool:
         """Release on a stream, without a wait; False after a wait for the stream."""
-        device, number = self.opened.device, stream_of(stream)
-        streams = streams_of(device.driver)
-        if streams is None:
-            msg = f"{device.name} has no streams"
-            raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
-        if "word" not in device.capabilities.timeline_levels:
-            streams.synchronize_stream(device.ordinal, number)
+        driver = self.words_driver(stream)
+        if driver is None:
             return False
         words.store(self.words, STREAMS, 1)
-        self.write_on(number, cast("StreamWords", streams), at, stamp)
+        self.write_on(stream, driver, at, stamp)
         return True

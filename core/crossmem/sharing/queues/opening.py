@@ -72,6 +72,7 @@ def make_directory(owner: QueueOwner, role: QueueRole) -> ShareableHandle:
     named = [owner.export_arena(access), *owner.shared]
     text = json.dumps(
         {
+            "role": role,
             "terms": asdict(terms),
             "shared": [_pack(one) for one in named],
             "mine": [_pack(one.handle) for one in owner.exclusive[places]],
@@ -105,6 +106,7 @@ def _read_directory(
             and is_within(terms.nbytes, 1, terms.stride)
             and terms.delivery in get_args(Delivery)
             and terms.overflow in get_args(Overflow)
+            and found["role"] == handle.role
             and len(named) == 2 + terms.places
             and len(mine) == getattr(terms, handle.role + "rs")
         ):

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from crossmem.control import words
 from crossmem.control.barrier import IS_REGISTERED
-from crossmem.driver import StreamWords, stream_words_of
+from crossmem.driver import Streams, StreamWords, stream_words_of
 from crossmem.errors import (
     AccessDeniedError,
     ClosedError,
@@ -266,7 +266,20 @@ class Place:
         pages = self.opened.process.part(Registrations)
         driver.write_value(ordinal, pages.enter(driver, ordinal, pointer, self), value, stream)
 
-    def finish_work(self, stream: Any) -> CrossmemError | None:
+    def words_driver(self, stream: int) -> StreamWords | None:
+        """Return the driver if streams can write words, else None after a wait for the stream."""
+        device = self.opened.device
+        if "word" in device.capabilities.timeline_levels:
+            return cast("StreamWords", device.driver)
+        self.finish_stream(stream)
+        return None
+
+    def finish_stream(self, stream: int) -> None:
+        """Wait for the work that was issued on a stream."""
+        device = self.opened.device
+        cast("Streams", device.driver).synchronize_stream(device.ordinal, stream)
+
+    def finish_work(self, stream: int | None) -> CrossmemError | None:
         """Without a stream, wait for the work of a device, and return its failure."""
         if stream is None and not self.opened.device.capabilities.host_visible:
             return wait_for_work(self.opened.device)
@@ -310,6 +323,8 @@ class Place:
             pass
         if found is not None:
             return found
+        # Buffers whose objects were dropped are released now.
+        self.opened.process.drain()
         self.sleepers += 1
         try:
             while True:

@@ -2,14 +2,10 @@
 """The producer's side: it alone writes its ring and hands out its buffers."""
 
 from collections import Counter
-from typing import Any, cast
 
 from typing_extensions import override
 
 from crossmem.control import words
-from crossmem.driver import StreamWords, streams_of
-from crossmem.errors import UnsupportedError
-from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.queues.buffer import BufferRecord
 from crossmem.sharing.queues.layout import (
     DROPPING,
@@ -78,9 +74,11 @@ class Producer(Place):
             record.buffer = self._free.pop(0)
             return record
 
-    def take_back(self, record: BufferRecord, stream: Any) -> None:
+    def take_back(self, record: BufferRecord, stream: int | None) -> None:
         """Take a buffer that was not put."""
         failure = self.finish_work(stream)
+        if stream is not None:
+            self.finish_stream(stream)
         with self.lock:
             if not record.is_done:
                 record.is_done = True
@@ -146,13 +144,15 @@ class Producer(Place):
         opened, at = self.opened, self.opened.terms.held(self.place, buffer)
         first = opened.terms.producers
         return any(
-            words.load(opened.segments[first + consumer], at) == stamp and opened.consumer(consumer)
+            words.load(opened.segments[first + consumer], at) == stamp
+            and opened.released(consumer, self.place, buffer) != stamp
+            and opened.consumer(consumer)
             for consumer in range(opened.terms.consumers)
         )
 
     # Entries ------------------------------------------------------------------------------
 
-    def put(self, record: BufferRecord, length: int, user_data: bytes, stream: Any) -> None:
+    def put(self, record: BufferRecord, length: int, user_data: bytes, stream: int | None) -> None:
         """Publish a buffer. It belongs to the consumers from then on.
 
         If this raises before, the record is not done.
@@ -164,19 +164,14 @@ class Producer(Place):
             target = self._publish(record, length, user_data, wanted)
         self._tell(target)
 
-    def _sign(self, buffer: int, stream: Any) -> int:
+    def _sign(self, buffer: int, stream: int) -> int:
         """Let a stream make the entry ready; return the value that it will write, 0 if none."""
-        opened, number = self.opened, stream_of(stream)
-        streams, device = streams_of(opened.device.driver), opened.device
-        if streams is None:
-            msg = f"{device.name} has no streams"
-            raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
-        if "word" not in device.capabilities.timeline_levels:
-            streams.synchronize_stream(device.ordinal, number)
+        driver = self.words_driver(stream)
+        if driver is None:
             return 0
-        at = opened.terms.entry(buffer)
+        at = self.opened.terms.entry(buffer)
         wanted = max(self.words[at + READY], self.words[at + WANTED]) + 1
-        self.write_on(number, cast("StreamWords", streams), at + READY, wanted)
+        self.write_on(stream, driver, at + READY, wanted)
         return wanted
 
     def _publish(self, record: BufferRecord, length: int, user_data: bytes, wanted: int) -> int:

@@ -22,12 +22,11 @@ from crossmem.errors import (
     UnsupportedError,
     WaitTimeoutError,
 )
-from crossmem.guards import check_choice, check_integer, check_timeout, is_within, shorten
+from crossmem.guards import check_choice, check_integer, is_within, shorten
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.queues import layout
-from crossmem.sharing.queues.buffer import SharedBuffer, taken_from
+from crossmem.sharing.queues.buffer import SharedBuffer, stream_on, taken_from
 from crossmem.sharing.queues.consumer import Consumer, QueueEndedError
 from crossmem.sharing.queues.owner import QueueOwner
 from crossmem.sharing.queues.place import LOOK_S, PAUSE_S, Place
@@ -226,15 +225,14 @@ class Queue(Endable):
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
             Nothing can be put any more, or the buffer was handed over before.
         """
-        if stream is not None:
-            stream_of(stream)
+        number = stream_on(self.device, stream)
         producer = self._producer()
         producer.check()
         buffer = item if isinstance(item, SharedBuffer) else self._copied(item, copy, timeout)
         length, user_data = buffer.data_length, buffer.user_data
         record = taken_from(buffer, producer)
         try:
-            producer.put(record, length, user_data, stream)
+            producer.put(record, length, user_data, number)
         except BaseException:
             if not record.is_done:
                 # Nothing was published: the buffer is the application's again.
@@ -290,8 +288,7 @@ class Queue(Endable):
             The owner has revoked the role, or a forked child called this.
         """
         timeout_s = _wait_s(timeout)
-        if stream is not None:
-            stream_of(stream)
+        stream_on(self.device, stream)
         consumer = self._consumer()
         found = consumer.wait(
             consumer.look, consumer.check_reading, timeout_s, polls=consumer.waits_for_streams
@@ -347,7 +344,7 @@ class Queue(Endable):
         producers, consumers
             The smallest numbers.
         timeout
-            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``.
+            Time limit in seconds; 0 looks once; None: ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
@@ -355,7 +352,9 @@ class Queue(Endable):
             The message says how many have come.
         """
         opened = self._usable().opened
-        end = time.monotonic() + check_timeout(timeout, default_s=self._process.settings.timeout_s)
+        if timeout is None:
+            timeout = self._process.settings.timeout_s
+        end = time.monotonic() + _wait_s(timeout)
         while True:
             stats = self.stats()
             if stats.producers >= producers and stats.consumers >= consumers:
