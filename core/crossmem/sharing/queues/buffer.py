@@ -124,7 +124,8 @@ class SharedBuffer(Memory):
         self._refuse_consumer("data_length")
         if not is_within(value, 0, self.nbytes):
             msg = f"data_length is {shorten(value)}; it must be from 0 to {self.nbytes} bytes"
-            raise InvalidSizeError(msg, operation="data_length")
+            hint = "set the number of bytes that consumers read"
+            raise InvalidSizeError(msg, operation="data_length", hint=hint)
         self._data_length = value
 
     @property
@@ -148,7 +149,9 @@ class SharedBuffer(Memory):
         self._refuse_consumer("user_data")
         if not isinstance(value, bytes | bytearray | memoryview):
             msg = f"user_data must be bytes, not {type(value).__name__}"
-            raise ConfigurationError(msg, operation="user_data")
+            raise ConfigurationError(
+                msg, operation="user_data", hint="encode it, for example as JSON"
+            )
         data = bytes(value)
         if len(data) > MAX_USER_DATA_NBYTES:
             msg = f"user_data has {len(data)} bytes; at most {MAX_USER_DATA_NBYTES} are allowed"
@@ -198,7 +201,7 @@ class SharedBuffer(Memory):
     def _refuse_consumer(self, name: str) -> None:
         if self._usable().stamp:
             msg = f"only the producer of a buffer sets its {name}"
-            raise UnsupportedError(msg, operation=name)
+            raise UnsupportedError(msg, operation=name, hint="copy what you need before release()")
 
     @override
     def __reduce__(self) -> NoReturn:

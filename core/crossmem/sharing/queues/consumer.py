@@ -212,12 +212,15 @@ class Consumer(Place):
             The queue has ended, was closed, its owner is dead, or it has revoked the role.
         """
         opened, terms, control = self.opened, self.opened.terms, self.opened.control
+        if opened.member(self.place) != self.session:
+            self.check()
         end = opened.end
         # A consumer that holds buffers itself does not wait until others have released theirs.
         if (end == ENDED or (end == FINISHED and self.held)) and not (
             words.load(self.words, HANDED) < words.observe(control, terms.handed(self.index))
             or any(
                 words.load(self.words, terms.read(producer)) < opened.tail(producer)
+                or (end == FINISHED and control[terms.decided(producer)] < opened.tail(producer))
                 for producer in range(terms.producers)
             )
         ):

@@ -53,15 +53,21 @@ def make_queue(
     for name, value, most in counts:
         if not is_within(value, 1, most):
             msg = f"{name} is {shorten(value)}; it must be an integer from 1 to {most}"
-            raise InvalidSizeError(msg, operation="queue")
+            hint = f"choose a number within these bounds for {name}="
+            raise InvalidSizeError(msg, operation="queue", hint=hint)
     check_flag("redeliver", redeliver, "queue")
     if redeliver and delivery == "each":
         msg = "redeliver=True needs delivery='one': with 'each', every consumer has its own copy"
-        raise ConfigurationError(msg, operation="queue")
+        raise ConfigurationError(msg, operation="queue", hint="leave out one of the two")
     size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
     alignment = _HOST_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
     counted: Any = {name: value for name, value, _most in counts}
     stride = -(-size // alignment) * alignment
+    total = stride * counted["depth"] * counted["producers"]
+    if total > device.capabilities.max_allocation_nbytes:
+        msg = f"the buffers of all producers have {total} bytes, more than one allocation can have"
+        hint = "make the queue with fewer or smaller buffers, or for fewer producers"
+        raise InvalidSizeError(msg, operation="queue", hint=hint)
     terms = Terms(
         nbytes=size,
         stride=stride,
@@ -126,7 +132,7 @@ def open_queue(
     if not isinstance(handle, QueueHandle):
         handle = QueueHandle.from_bytes(handle)
     if handle.directory.owner == process.identity:
-        msg = "this process owns the queue"
+        msg = "this process owns the queue, and cannot open it again"
         raise UnsupportedError(msg, operation="open_queue", hint="use the object that made it")
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     opened, mine = open_segments(process, handle, device, timeout_s)

@@ -114,7 +114,11 @@ class QueueOwner:
             self._memory.append(arena)
             process.start_server().watch(self.bells[0], self._answer)
         except BaseException:
+            for view in self._views:
+                view.release()
             self.free()
+            for memory in self._memory:
+                memory._end()
             _close_all(self.bells)
             raise
         control, *segments = (view.cast("Q") for view in self._views)

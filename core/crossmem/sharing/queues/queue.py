@@ -17,12 +17,13 @@ from crossmem.control import words
 from crossmem.errors import (
     BusyError,
     ConfigurationError,
+    InvalidSizeError,
     QueueEmptyError,
     QueueFullError,
     UnsupportedError,
     WaitTimeoutError,
 )
-from crossmem.guards import check_choice, check_integer, is_within, shorten
+from crossmem.guards import check_choice, is_within, shorten
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.queues import layout
@@ -300,7 +301,9 @@ class Queue(Endable):
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
         """Return the first buffer, and up to ``most`` in total that are there already."""
-        check_integer("most", most)
+        if not is_within(most, 1, inf):
+            msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
+            raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")
         found = [self.get(timeout=timeout)]
         look = self._consumer().look
         while len(found) < most and (one := look()) is not None:
@@ -400,7 +403,11 @@ class Queue(Endable):
 
     def stats(self) -> QueueStats:
         """Return the state of the queue at this moment."""
-        opened = self._usable().opened
+        record = self._usable()
+        if record.owner is not None:
+            # Its thread may not have looked yet.
+            record.owner.tend()
+        opened = record.opened
         terms, control = opened.terms, opened.control
         rings, places = opened.segments[: terms.producers], opened.segments[terms.producers :]
         tails = [opened.tail(one) for one in range(terms.producers)]
