@@ -3,12 +3,19 @@
 
 import contextlib
 import random
+import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.sharing.queues.place import Place
+
+if TYPE_CHECKING:
+    from tests.integration import word_actions
+else:
+    import word_actions
 
 objects = actions.objects
 
@@ -75,7 +82,101 @@ def count_free(blob: bytes, rings: int, depth: int, timeout: float) -> int:
         for _ in range(rings):
             queue = opened.enter_context(crossmem.open_queue(blob))
             with contextlib.suppress(crossmem.QueueFullError):
-                taken += [queue.allocate(timeout=timeout) for _ in range(depth)]
+                for _ in range(depth):
+                    taken.append(queue.allocate(timeout=timeout))  # noqa: PERF401 - keeps those before
         for buffer in taken:
             buffer.release()
         return len(taken)
+
+
+# Deaths at a chosen access --------------------------------------------------------------------
+
+
+class CountedWords(word_actions.CountedWords):
+    """Words of a ring or place, whose accesses by subscripts are numbered."""
+
+    def cast(self, kind: str) -> memoryview:
+        """Return the same memory in other items."""
+        return self.view.cast("B").cast(kind)
+
+
+def count(fatal: int) -> None:
+    """Number each access to shared words from now on; die right before the ``fatal``-th."""
+    wrap = word_actions.number(fatal, signal.SIGKILL)
+    begin = Place.__init__
+
+    def note(place: Place) -> None:
+        wrapped = wrap(place.words)
+        place.words = CountedWords(wrapped.view, wrapped._note)  # type: ignore[assignment]
+
+    def init(self: Place, *arguments: Any) -> None:
+        begin(self, *arguments)
+        note(self)
+
+    Place.__init__ = init  # type: ignore[method-assign]
+    for one in objects.values():
+        record = getattr(one, "_record", None)
+        for place in (getattr(record, "producer", None), getattr(record, "consumer", None)):
+            if place is not None:
+                note(place)
+
+
+def put(name: str, *items: bytes) -> None:
+    """Put items."""
+    for item in items:
+        buffer = objects[name].allocate(timeout=10)
+        buffer.user_data = item
+        objects[name].put(buffer)
+
+
+def get(name: str, timeout: float = 10) -> bytes:
+    """Get and release an item."""
+    with objects[name].get(timeout=timeout) as buffer:
+        item: bytes = buffer.user_data
+    return item
+
+
+def keep(name: str) -> None:
+    """Get an item, and keep it."""
+    objects[f"{name} {len(objects)}"] = objects[name].get(timeout=10)
+
+
+def get_until(name: str, last: bytes, timeout: float = 10) -> list[bytes]:
+    """Get items until one of them, and return all."""
+    found = [get(name, timeout)]
+    while found[-1] != last:
+        found.append(get(name, timeout))
+    return found
+
+
+def get_all(name: str) -> list[bytes]:
+    """Get what is there."""
+    found = []
+    with contextlib.suppress(crossmem.QueueEmptyError):
+        while True:
+            found.append(get(name, 0))
+    return found
+
+
+def wait_in_vain(name: str) -> None:
+    """Sleep until nothing has come."""
+    with contextlib.suppress(crossmem.QueueEmptyError):
+        objects[name].get(timeout=0.01)
+
+
+def close(name: str) -> None:
+    """Close a queue."""
+    objects.pop(name).close()
+
+
+def end_of(name: str, verb: str) -> tuple[str, float]:
+    """Put or get until that raises; return the error's name and how long the last call took."""
+    while True:
+        began = time.monotonic()
+        try:
+            if verb == "get":
+                get(name)
+            else:
+                put(name, b"late")
+        except crossmem.CrossmemError as error:
+            return type(error).__name__, time.monotonic() - began
