@@ -2,11 +2,14 @@
 """What peers do for the tests of queues."""
 
 import contextlib
+import os
 import random
 import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 import crossmem
 from crossmem.conformance import actions
@@ -95,7 +98,7 @@ def count_free(blob: bytes, rings: int, depth: int, timeout: float) -> int:
 class CountedWords(word_actions.CountedWords):
     """Words of a ring or place, whose accesses by subscripts are numbered."""
 
-    def cast(self, kind: str) -> memoryview:
+    def cast(self, kind: Any) -> memoryview:
         """Return the same memory in other items."""
         return self.view.cast("B").cast(kind)
 
@@ -113,7 +116,7 @@ def count(fatal: int) -> None:
         begin(self, *arguments)
         note(self)
 
-    Place.__init__ = init  # type: ignore[method-assign]
+    pytest.MonkeyPatch().setattr(Place, "__init__", init)
     for one in objects.values():
         record = getattr(one, "_record", None)
         for place in (getattr(record, "producer", None), getattr(record, "consumer", None)):
@@ -180,3 +183,56 @@ def end_of(name: str, verb: str) -> tuple[str, float]:
                 put(name, b"late")
         except crossmem.CrossmemError as error:
             return type(error).__name__, time.monotonic() - began
+
+
+# Hostile peers ----------------------------------------------------------------------------
+
+
+def scribble(name: str, times: int, seed: int) -> None:
+    """Write rubbish into all words that this process may write, except the wish for a session."""
+    record = objects[name]._record
+    place: Place = record.producer or record.consumer
+    mine, chance, opened = place.words, random.Random(seed), place.opened
+    for turn in range(times):
+        at = chance.choice((chance.randrange(1, 16), chance.randrange(1, len(mine))))
+        tail = opened.tail(0) + chance.randrange(-9, 9)
+        small = chance.randrange(70)
+        mine[at] = chance.choice(
+            (
+                0,
+                1,
+                small,
+                max(0, tail),
+                2**63 | max(0, tail),
+                (small << 48) | small,
+                2**48 - 1 + small,
+                2**64 - 1,
+                chance.getrandbits(64),
+                chance.getrandbits(48),
+            )
+        )
+        if turn % 50 == 0:
+            os.eventfd_write(opened.owner_bell, 1)
+            for bell in opened.bells:
+                os.eventfd_write(bell, 1)
+
+
+def put_all(name: str, first: int, count: int) -> None:
+    """Put honest items, numbered, with their number in the buffer, too."""
+    for number in range(first, first + count):
+        buffer = objects[name].allocate(timeout=30)
+        buffer.user_data = b"honest:%d" % number
+        buffer.write(buffer.user_data)
+        buffer.data_length = len(buffer.user_data)
+        objects[name].put(buffer)
+
+
+def get_honest(name: str, last: int) -> list[int]:
+    """Get items until an honest one with that number, and return the numbers of honest ones."""
+    found: list[int] = []
+    while not found or found[-1] != last:
+        with objects[name].get(timeout=30) as buffer:
+            data, user_data = buffer.read(buffer.data_length), buffer.user_data
+            if user_data.startswith(b"honest:") and data == user_data:
+                found.append(int(user_data[7:]))
+    return found
