@@ -36,6 +36,7 @@ from crossmem.sharing.queues.layout import (
     MAX_STAMP,
     READY,
     REDELIVERED,
+    ROUND,
     TARGET,
     WAITING,
     WANT,
@@ -199,12 +200,16 @@ class QueueOwner:
         with self._lock:
             if self.opened.end == CLOSED:
                 return
+            # A process that joins waits until the round is over.
+            words.store(self._control, ROUND, self._control[ROUND] + 1)
             is_changed = self._change_sessions()
             if is_changed:
                 # After the barrier, a producer sees that a consumer has gone, or its entry is seen.
                 words.barrier()
             is_settled = self.terms.delivery == "each" or self._hand_out()
             is_changed |= self._end(is_settled=is_settled)
+            words.release()
+            words.store(self._control, ROUND, self._control[ROUND] + 1)
         if is_changed:
             self._wake_all()
 
@@ -307,7 +312,9 @@ class QueueOwner:
     def _is_ready(self, one: _Entry) -> bool:
         """Whether consumers can read an entry now: no stream and no producer works on it."""
         segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
-        return segment[at] == one.stamp and segment[at + READY] >= segment[at + WANTED]
+        # A producer that died before it dropped the entry leaves its mark.
+        is_whole = segment[at] == one.stamp or not self.opened.member(one.producer)
+        return is_whole and segment[at + READY] >= segment[at + WANTED]
 
     def _hand_out(self) -> bool:
         """Give the entries that no consumer has to those with room; whether all are settled."""
