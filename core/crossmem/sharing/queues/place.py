@@ -194,7 +194,7 @@ class Place:
         def is_open() -> bool | None:
             is_mine = words.observe(control, at) == wish
             # Then the owner has handed out what this process can get at once.
-            return (is_mine and words.observe(control, ROUND) % 2 == 0) or None
+            return (is_mine and not words.observe(control, ROUND)) or None
 
         self._await_owner(is_open, timeout_s)
         self.session = wish
