@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from crossmem.bench import Report, render, run, suite_timelines, targets_table
+from crossmem.bench import Report, render, run, suite_queues, suite_timelines, targets_table
 from crossmem.bench.jobs_busy import LOADS
-from crossmem.bench.machine import Cpus, choose_cpus
+from crossmem.bench.machine import Cpus, available_nbytes, choose_cpus
 from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer_posix_ipc import PosixIpcPeer
 from crossmem.bench.plan import PLANS
@@ -135,13 +136,69 @@ def test_round_trips_are_timed(report: Report) -> None:
     assert "Round trips between two processes, µs" in [one.title for one in make_tables(report)]
 
 
-def test_one_processor_does_not_spin_against_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite_timelines, "run_case", None)
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processes spin")
+def test_hand_overs_are_timed(report: Report) -> None:
+    small, large, stream = 4 << 10, 1 << 30, "item of a stream"
+    found = {
+        (row.subject, row.metric, row.nbytes): row
+        for row in report.rows
+        if row.section == "hand-overs"
+    }
+    peers = {("iceoryx2", "awake", size) for size in (None, small) if find_spec("iceoryx2")}
+    is_roomy = available_nbytes() > suite_queues.ROOM_NBYTES
+    large_ones = {("queue", "awake", large)} if is_roomy else set()
+
+    assert set(found) - large_ones == peers | {
+        ("queue", "awake", None),
+        ("queue", "asleep", None),
+        ("queue", "awake", small),
+        ("queue", "asleep", small),
+        ("mp.Queue", "awake", None),
+        ("mp.Queue", "asleep", None),
+        ("eventfd", "asleep", None),
+        *(("queue", "system calls", None) for _ in range(shutil.which("strace") is not None)),
+        ("queue", stream, None),
+        ("mp.Queue", stream, None),
+        ("mp.Queue, both ways", stream, None),
+        ("1 consumers", "put of an item", None),
+        ("8 consumers", "put of an item", None),
+    }
+    for (_subject, metric, _size), row in found.items():
+        if metric != "system calls":
+            assert len(row.rounds) == PLANS["smoke"].repeat_rounds
+            assert row.value > 0
+    assert "Hand-overs in queues, µs" in [one.title for one in make_tables(report)]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"), [(suite_timelines, "round trips"), (suite_queues, "hand-overs")]
+)
+def test_one_processor_does_not_spin_against_itself(
+    part: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part, "run_case", None)
     with Suite(PLANS["smoke"], mode="smoke", peers=[], device="host", say=print) as suite:
         suite.cpus = Cpus(0, 0)
-        suite_timelines.run(suite)
+        part.run(suite)
 
-        assert "round trips were not measured" in suite.report.notes[0]
+        assert f"{said} were not measured" in suite.report.notes[0]
+
+
+def test_large_buffers_need_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped: list[object] = []
+
+    def run_case(*_: object, **arguments: object) -> dict[str, list[float]]:
+        skipped.append(arguments.get("skipped"))
+        return {}
+
+    monkeypatch.setattr(suite_queues, "run_case", run_case)
+    monkeypatch.setattr(suite_queues, "available_nbytes", lambda: suite_queues.ROOM_NBYTES - 1)
+    with Suite(PLANS["smoke"], mode="smoke", peers=[], device="host", say=print) as suite:
+        suite.cpus = Cpus(0, 1)
+        suite_queues.run(suite)
+
+        assert skipped[0] == [f"queue {1 << 30}"]
+        assert "1 GiB" in suite.report.notes[0]
 
 
 def test_a_missing_peer_is_named_and_not_measured(report: Report) -> None:

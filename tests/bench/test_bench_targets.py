@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benchmark promises is computed honestly."""
 
+from typing import Any
+
 import pytest
 
 from crossmem.bench.plan import PLANS
@@ -76,6 +78,50 @@ def test_timelines_are_held_against_plainer_ways(
     target = _target(report, start)
 
     assert (target.limit, target.met) == (limit, False)
+
+
+@pytest.mark.parametrize(
+    ("end", "ours", "rival", "limit"),
+    [
+        ("with user data, awake, against iceoryx2", ("queue", "awake"), ("iceoryx2", "awake"), 1),
+        (
+            "buffer awake, against iceoryx2",
+            ("queue", "awake", 4096),
+            ("iceoryx2", "awake", 4096),
+            1.5,
+        ),
+        ("awake, against mp.Queue", ("queue", "awake"), ("mp.Queue", "awake"), 0.15),
+        ("asleep, against mp.Queue", ("queue", "asleep"), ("mp.Queue", "asleep"), 0.6),
+        ("asleep, against an eventfd", ("queue", "asleep"), ("eventfd", "asleep"), 2),
+        ("1 GiB, against 4 KiB", ("queue", "awake", 1 << 30), ("queue", "awake", 4096), 1.1),
+        (
+            "8 consumers, against one",
+            ("8 consumers", "put of an item"),
+            ("1 consumers", "put of an item"),
+            3,
+        ),
+    ],
+)
+def test_queues_are_held_against_plainer_ways(
+    end: str, ours: tuple[Any, ...], rival: tuple[Any, ...], limit: float
+) -> None:
+    report = _report()
+    for one, value in ((ours, 100 * limit + 1), (rival, 100.0)):
+        subject, metric, *size = one
+        nbytes = size[0] if size else None
+        report.add("hand-overs", subject, metric, [value], "us", nbytes=nbytes)
+    (target,) = (one for one in compute_targets(report) if one.name.endswith(end))
+
+    assert (target.limit, target.met) == (limit, False)
+
+
+@pytest.mark.parametrize(("ours", "met"), [(1.0, True), (1.01, False)])
+def test_a_stream_of_items_must_not_be_slower(ours: float, met: bool) -> None:
+    report = _report()
+    report.add("hand-overs", "mp.Queue", "item of a stream", [10.0], "us")
+    report.add("hand-overs", "queue", "item of a stream", [ours], "us")
+
+    assert _target(report, "items in a stream").met is met
 
 
 @pytest.mark.parametrize(("count", "slowest"), [(1, 1), (20, 20), (100, 99), (200, 198)])

@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import crossmem
-from crossmem.bench import suite_copies, suite_crossmem, suite_frameworks, suite_timelines
+from crossmem.bench import (
+    suite_copies,
+    suite_crossmem,
+    suite_frameworks,
+    suite_queues,
+    suite_timelines,
+)
 from crossmem.bench.pages import write_page
 from crossmem.bench.pair import BenchError
 from crossmem.bench.peer import PEERS
@@ -96,5 +102,5 @@ def run(
     with Suite(
         PLANS[mode], mode=mode, peers=chosen, device=device, say=say or (lambda _: None)
     ) as suite:
-        parts = (suite_crossmem, suite_frameworks, suite_copies, suite_timelines)
+        parts = (suite_crossmem, suite_frameworks, suite_copies, suite_timelines, suite_queues)
         return suite.run([part.run for part in parts])

@@ -16,7 +16,7 @@ _DEADLINE_S: Final = 600.0
 
 def run_case(
     suite: Suite,
-    program: Literal["copies", "frameworks", "round_trips"],
+    program: Literal["copies", "frameworks", "hand_overs", "round_trips"],
     name: str,
     **arguments: Any,
 ) -> dict[str, list[float]]:

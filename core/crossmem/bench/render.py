@@ -61,6 +61,7 @@ def make_tables(report: Report) -> list[Table]:
         ("Readers of one array", "readers"),
         ("The copy itself, beside NumPy's", "updates"),
         ("Round trips between two processes, µs", "round trips"),
+        ("Hand-overs in queues, µs", "hand-overs"),
         ("Importing, ms", "import"),
         ("Calls from C into an emulated library, µs", "calls"),
     ):

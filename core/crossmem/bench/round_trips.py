@@ -25,12 +25,12 @@ from typing import Any, Final
 import crossmem
 from crossmem.bench.channel import Channel
 
-__all__ = ["main"]
+__all__ = ["PAUSE_S", "Way", "ask", "main", "reply", "settle"]
 
 _DEADLINE_S: Final = 120
 _LINE_WORDS: Final = 8
 """Words in a line of the processor's cache. The two directions have a line each."""
-_PAUSE_S: Final = 0.002
+PAUSE_S: Final = 0.002
 """How long the first process does nothing, so that the second one falls asleep."""
 
 # The pauses of the reader that polls.
@@ -67,11 +67,11 @@ class _Ends:
         return self.channel.receive()
 
 
-_Way = tuple[Callable[[int], object], Callable[[int], object]]
+Way = tuple[Callable[[int], object], Callable[[int], object]]
 """Two functions: one signals a value to the other process, one waits for its signal of a value."""
 
 
-def _plain_word(ends: _Ends) -> _Way:
+def _plain_word(ends: _Ends) -> Way:
     """Spin on a word in shared memory."""
     words = ends.words
     out, back = (0, _LINE_WORDS) if ends.is_first else (_LINE_WORDS, 0)
@@ -86,27 +86,27 @@ def _plain_word(ends: _Ends) -> _Way:
     return tell, wait
 
 
-def _eventfd(ends: _Ends) -> _Way:
+def _eventfd(ends: _Ends) -> Way:
     """Sleep in the read of an eventfd."""
     out, back = ends.out, ends.back
     return lambda _: os.eventfd_write(out, 1), lambda _: os.eventfd_read(back)
 
 
-def _timeline(ends: _Ends) -> _Way:
+def _timeline(ends: _Ends) -> Way:
     """Use a timeline of crossmem for each direction."""
     own = crossmem.device("host").timeline()
     other = crossmem.open_timeline(ends.exchange(own.export().to_bytes()))
     return own.signal, other.wait
 
 
-def _shared_tree(ends: _Ends) -> _Way:
+def _shared_tree(ends: _Ends) -> Way:
     """Publish the next version of a tree, and wait for it."""
     own = crossmem.share(crossmem.empty(16, "uint8", device="host"))
     other = crossmem.Shared.from_bytes(ends.exchange(own.to_bytes()))
     return lambda _: own.publish(), lambda value: other.wait(value - 1)
 
 
-def _polling(ends: _Ends) -> _Way:
+def _polling(ends: _Ends) -> Way:
     """Publish a version as a word in shared memory, which its reader polls between sleeps."""
     words, lock = ends.words, threading.Lock()
     out, back = (2, 3) if ends.is_first else (3, 2)
@@ -139,7 +139,7 @@ def _order_memory() -> None:
     lock.acquire()
 
 
-_WAYS: Final[Mapping[str, Callable[[_Ends], _Way]]] = MappingProxyType(
+_WAYS: Final[Mapping[str, Callable[[_Ends], Way]]] = MappingProxyType(
     {
         "timeline": _timeline,
         "plain word": _plain_word,
@@ -177,15 +177,26 @@ def _run(ends: _Ends, count: int, rounds: int) -> dict[str, list[float]]:
         numbers = range(start, start + count)
         ends.exchange(b"ready")
         if ends.is_first:
-            times = _ask(ways[name], numbers, pause_s=_PAUSE_S if state == "asleep" else 0.0)
+            times = ask(ways[name], numbers, pause_s=PAUSE_S if state == "asleep" else 0.0)
             found.setdefault(f"{name}, {state}", []).append(median(times))
         else:
-            _answer(ways[name], numbers)
+            reply(ways[name], numbers)
     ends.exchange(b"done")
     return {name: times[1:] for name, times in found.items()}
 
 
-def _ask(way: _Way, numbers: range, *, pause_s: float) -> list[float]:
+def ask(way: Way, numbers: range, *, pause_s: float) -> list[float]:
+    """Signal each number and wait for its answer; return the times, in seconds.
+
+    Parameters
+    ----------
+    way
+        How to signal and to wait.
+    numbers
+        The numbers.
+    pause_s
+        How long to do nothing before each signal, in seconds.
+    """
     (ask, wait), clock, times = way, perf_counter, []
     for number in numbers:
         if pause_s:
@@ -197,14 +208,16 @@ def _ask(way: _Way, numbers: range, *, pause_s: float) -> list[float]:
     return times
 
 
-def _answer(way: _Way, numbers: range) -> None:
+def reply(way: Way, numbers: range) -> None:
+    """Wait for each number, and signal it back."""
     tell, wait = way
     for number in numbers:
         wait(number)
         tell(number)
 
 
-def _start(cpu: int) -> None:
+def settle(cpu: int) -> None:
+    """Bind this process to its CPU, and limit its life."""
     os.sched_setaffinity(0, {cpu})
     # The last resort if the other process dies: some ways of waiting have no end.
     signal.alarm(_DEADLINE_S)
@@ -224,7 +237,7 @@ def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
         The CPUs of the two processes.
     """
     first, second = cpus
-    _start(first)
+    settle(first)
     memory = os.memfd_create("words")
     os.truncate(memory, mmap.PAGESIZE)
     events = os.eventfd(0), os.eventfd(0)
@@ -254,7 +267,7 @@ def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
 
 def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[str, list[float]]:
     """Be the second process."""
-    _start(cpu)
+    settle(cpu)
     number, memory, out, back = descriptors
     channel = Channel(socket.socket(fileno=number), timeout_s=_DEADLINE_S)
     with mmap.mmap(memory, mmap.PAGESIZE) as page, memoryview(page).cast("Q") as words:

@@ -39,6 +39,7 @@ def compute_targets(report: Report) -> list[Target]:
         *_readers(report),
         *_updates(report),
         *_round_trips(report),
+        *_hand_overs(report),
     ]
 
 
@@ -226,3 +227,29 @@ def _round_trips(report: Report) -> Iterator[Target]:
             report.value("round trips", subject, state), report.value("round trips", rival, state)
         )
         yield Target(name, measured, limit)
+
+
+def _hand_overs(report: Report) -> Iterator[Target]:
+    """Yield the targets of queues."""
+
+    def of(subject: str, metric: str, nbytes: int | None = None) -> float | None:
+        return report.value("hand-overs", subject, metric, nbytes=nbytes)
+
+    small, large = 4 << 10, 1 << 30
+    awake, asleep = of("queue", "awake"), of("queue", "asleep")
+    buffers = of("queue", "awake", small)
+    for name, measured, limit in (
+        ("with user data, awake, against iceoryx2", _ratio(awake, of("iceoryx2", "awake")), 1.0),
+        ("awake, against iceoryx2", _ratio(buffers, of("iceoryx2", "awake", small)), 1.5),
+        ("awake, against mp.Queue", _ratio(awake, of("mp.Queue", "awake")), 0.15),
+        ("asleep, against mp.Queue", _ratio(asleep, of("mp.Queue", "asleep")), 0.6),
+        ("asleep, against an eventfd", _ratio(asleep, of("eventfd", "asleep")), 2.0),
+        ("of 1 GiB, against 4 KiB", _ratio(of("queue", "awake", large), buffers), 1.1),
+    ):
+        yield Target(f"hand-over of a buffer {name}", measured, limit)
+    stream = "item of a stream"
+    measured = _ratio(of("mp.Queue", stream), of("queue", stream))
+    yield Target("items in a stream, faster than mp.Queue by", measured, 10, at_least=True)
+    one, eight = (of(f"{count} consumers", "put of an item") for count in (1, 8))
+    yield Target("put of an item for 8 consumers, against one", _ratio(eight, one), 3)
+    yield Target("system calls of a hand-over, both awake", of("queue", "system calls"), 0)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a run that measures queues, beside other ways of handing buffers over."""
+
+from typing import Final
+
+from crossmem.bench.cases import run_case
+from crossmem.bench.machine import available_nbytes
+from crossmem.bench.suite import Suite
+
+__all__ = ["ROOM_NBYTES", "run"]
+
+_LARGE: Final = "queue 1073741824"
+ROOM_NBYTES: Final = 5 << 30
+"""Two queues of two buffers each. Their pages are not touched, but some kernels count them."""
+
+
+def run(suite: Suite) -> None:
+    """Measure, and add the rows to the suite's report; a brief run has none of them."""
+    plan, cpus = suite.plan, [suite.cpus.producer, suite.cpus.consumer]
+    if plan.is_brief:
+        return
+    if cpus[0] == cpus[1]:
+        suite.note("hand-overs were not measured: two processes that spin need a CPU each")
+        return
+    suite.say("hand-overs of buffers")
+    has_room = available_nbytes() >= ROOM_NBYTES
+    if not has_room:
+        suite.note("buffers of 1 GiB in a queue: too little free memory")
+    found = run_case(
+        suite,
+        "hand_overs",
+        "trips",
+        count=plan.repeats,
+        rounds=plan.repeat_rounds,
+        cpus=cpus,
+        skipped=[] if has_room else [_LARGE],
+    )
+    for name, seconds in found.items():
+        way, _, state = name.partition(", ")
+        subject, _, nbytes = way.partition(" ")
+        size = int(nbytes) if nbytes else None
+        rounds = [one * 1e6 for one in seconds]
+        suite.report.add("hand-overs", subject, state, rounds, "us", nbytes=size)
+    counted = run_case(suite, "hand_overs", "calls", count=plan.traced, cpus=cpus)
+    for metric, values in counted.items():
+        suite.report.add("hand-overs", "queue", metric, values, "count")
+    for case, metric in (("rates", "item of a stream"), ("fans", "put of an item")):
+        found = run_case(
+            suite, "hand_overs", case, count=plan.repeats, rounds=plan.repeat_rounds, cpus=cpus
+        )
+        for subject, seconds in found.items():
+            suite.report.add("hand-overs", subject, metric, [one * 1e6 for one in seconds], "us")
