@@ -92,7 +92,7 @@ def test_timelines_are_held_against_plainer_ways(
         ),
         ("awake, against mp.Queue", ("queue", "awake"), ("mp.Queue", "awake"), 0.15),
         ("asleep, against mp.Queue", ("queue", "asleep"), ("mp.Queue", "asleep"), 0.6),
-        ("asleep, against an eventfd", ("queue", "asleep"), ("eventfd", "asleep"), 2),
+        ("buffer asleep, against an eventfd", ("queue", "asleep"), ("eventfd", "asleep"), 2),
         ("1 GiB, against 4 KiB", ("queue", "awake", 1 << 30), ("queue", "awake", 4096), 1.1),
         (
             "8 consumers, against one",

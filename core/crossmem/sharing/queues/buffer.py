@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers of queues: memory that belongs to one side at a time."""
 
+from sys import gettrace
 from typing import Any, ClassVar, NoReturn, Protocol
 
 from typing_extensions import override
@@ -22,6 +23,12 @@ class Holder(Protocol):
     """The producer or consumer that has a buffer."""
 
     opened: Opened
+    is_readonly: bool
+    """Whether the application may only read its buffers."""
+
+    def end_plainly(self, buffer: "SharedBuffer", /) -> bool:
+        """End and release a buffer on the hot path; False has changed nothing."""
+        ...
 
     def take_back(self, record: "BufferRecord", stream: int | None) -> None:
         """Take a buffer that the application has released. A second call does nothing."""
@@ -34,7 +41,8 @@ class BufferRecord(Record):
     __slots__ = ("buffer", "count", "holder", "producer", "stamp", "stream")
 
     def __init__(self, holder: Holder, producer: int, buffer: int, stamp: int, count: int) -> None:
-        super().__init__()
+        # As the base class does: a call costs as much as all of these lines.
+        self.is_done = False
         self.holder = holder
         self.producer = producer
         """The producer whose buffer it is."""
@@ -66,7 +74,7 @@ class SharedBuffer(Memory):
         The device that uses the buffer here.
     """
 
-    __slots__ = ("_data_length", "_pointer", "_user_data")
+    __slots__ = ("_data_length", "_user_data")
 
     _is_block: ClassVar = True
     _ended_by: ClassVar = "release"
@@ -76,12 +84,16 @@ class SharedBuffer(Memory):
     def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
         # The caller sets it: from then on, the finaliser of this object releases the buffer.
         self._record = None
-        opened = record.holder.opened
-        readonly = record.stamp != 0 and opened.terms.delivery == "each"
-        super().__init__(
-            opened.process, opened.device, opened.terms.nbytes, opened.usage, readonly=readonly
-        )
-        self._pointer = opened.pointer(record.producer, record.buffer)
+        # As the base class does: a call costs as much as all of these lines.
+        holder = record.holder
+        opened = holder.opened
+        self._process = opened.process
+        self.device = opened.device
+        self.nbytes = opened.terms.nbytes
+        self.readonly = holder.is_readonly
+        self._usage = opened.usage
+        self._anchor = None
+        self._is_lent = self._is_left = False
         self._data_length = length
         self._user_data = user_data
 
@@ -100,8 +112,8 @@ class SharedBuffer(Memory):
     @override
     def ptr(self) -> int:
         """Address of the first byte in this process, for the device's own calls."""
-        self._usable()
-        return self._pointer
+        record = self._usable()
+        return record.holder.opened.pointer(record.producer, record.buffer)
 
     @property
     def data_length(self) -> int:
@@ -141,23 +153,28 @@ class SharedBuffer(Memory):
         UnsupportedError
             A consumer sets it.
         """
-        self._usable()
+        process = self._process
+        if self._record is None or process.is_inherited or process.is_closed:
+            raise self._ended()
         return self._user_data
 
     @user_data.setter
     def user_data(self, value: bytes) -> None:
-        self._refuse_consumer("user_data")
-        if not isinstance(value, bytes | bytearray | memoryview):
-            msg = f"user_data must be bytes, not {type(value).__name__}"
-            raise ConfigurationError(
-                msg, operation="user_data", hint="encode it, for example as JSON"
-            )
-        data = bytes(value)
-        if len(data) > MAX_USER_DATA_NBYTES:
-            msg = f"user_data has {len(data)} bytes; at most {MAX_USER_DATA_NBYTES} are allowed"
+        record, process = self._record, self._process
+        if record is None or record.stamp or process.is_inherited or process.is_closed:
+            self._refuse_consumer("user_data")
+        if value.__class__ is not bytes:
+            if not isinstance(value, bytes | bytearray | memoryview):
+                msg = f"user_data must be bytes, not {type(value).__name__}"
+                raise ConfigurationError(
+                    msg, operation="user_data", hint="encode it, for example as JSON"
+                )
+            value = bytes(value)
+        if len(value) > MAX_USER_DATA_NBYTES:
+            msg = f"user_data has {len(value)} bytes; at most {MAX_USER_DATA_NBYTES} are allowed"
             hint = "put the rest into the buffer"
             raise InvalidSizeError(msg, operation="user_data", hint=hint)
-        self._user_data = data
+        self._user_data = value
 
     @property
     def delivery_count(self) -> int:
@@ -186,6 +203,12 @@ class SharedBuffer(Memory):
         if record is not None:
             record.stream = stream_on(self.device, stream)
         self._end()
+
+    @override
+    def _end(self) -> None:
+        record = self._record
+        if record is None or not record.holder.end_plainly(self):
+            super()._end()
 
     def export(self, **_options: object) -> NoReturn:
         """Refuse: a buffer of a queue has no handle.
@@ -237,7 +260,22 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     UnsupportedError
         It belongs to another queue, or was received.
     """
-    with buffer._process.state:
+    record, anchor, process = buffer._record, buffer._anchor, buffer._process
+    is_plain = gettrace() is None and (anchor is None or anchor() is None)
+    # One step: no signal handler and no other thread runs before the return. Whoever prevents the
+    # end enters first and then looks at the record.
+    if (
+        is_plain
+        and record is not None
+        and buffer._record is record
+        and record.holder is holder
+        and buffer._anchor is anchor
+        and not (buffer._is_lent or buffer._usage.copies)
+        and not (process.is_inherited or process.is_closed)
+    ):
+        buffer._record = None
+        return record
+    with process.state:
         record = buffer._usable()
         if record.holder is not holder:
             msg = "this buffer belongs to another queue or producer, or was received"

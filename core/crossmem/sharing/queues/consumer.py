@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The consumer's side: it reads rings, and alone writes its positions."""
 
-from typing import Final, NamedTuple
+from sys import gettrace
+from typing import Final, TypeAlias
 
 from typing_extensions import override
 
 from crossmem.control import words
-from crossmem.control.barrier import IS_REGISTERED
+from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED
 from crossmem.errors import ClosedError
 from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer
 from crossmem.sharing.queues.layout import (
     DROPPING,
     ENDED,
+    ENTRY_WORDS,
     FINISHED,
     HANDED,
+    HEADER_WORDS,
     LATE,
     MAX_USER_DATA_NBYTES,
     READY,
     SIZES,
     STREAMS,
+    TAIL,
     TARGET,
     USER,
     WANT,
     WANTED,
-    target_of,
 )
 from crossmem.sharing.queues.place import Opened, Place, ring
 
@@ -34,14 +37,10 @@ class QueueEndedError(ClosedError):
     """The queue has ended: its producers have closed, and everything was read."""
 
 
-class _Entry(NamedTuple):
-    """The contents of an entry, after all checks."""
+_Entry: TypeAlias = tuple[int, bytes]
+"""Length and user data of an entry, after all checks."""
 
-    length: int
-    user_data: bytes
-
-
-_LATER: Final = _Entry(0, b"")
+_LATER: Final[_Entry] = (-1, b"")
 """Stands for an entry that is not ready yet."""
 
 
@@ -50,12 +49,21 @@ class Consumer(Place):
 
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
-        self.index = place - opened.terms.producers
+        terms = opened.terms
+        self.index = place - terms.producers
+        self.is_readonly = terms.delivery == "each"
+        self._is_one = terms.delivery == "one"
         self.held: dict[BufferRecord, None] = {}
         """The buffers that this process has received and not released."""
         self._turn = 0
         self._is_late = False
         """Whether the last look found an entry that is not ready yet."""
+        self._producers = range(terms.producers)
+        self._bytes = [one.cast("B") for one in opened.segments[: terms.producers]]
+        # The places of words that hand-overs use.
+        self._reads, self._entries = terms.read(0), terms.entry(0)
+        self._handed = terms.handed(self.index)
+        self._released = terms.released(0, 0)
 
     @override
     def begin(self) -> None:
@@ -94,19 +102,28 @@ class Consumer(Place):
 
     def look(self) -> SharedBuffer | None:
         """Return the next buffer for this consumer, None if there is none now."""
-        opened = self.opened
-        count = opened.terms.producers
+        opened, mine, control = self.opened, self.words, self.opened.control
+        segments, reads = opened.segments, self._reads
+        # A look that finds nothing needs no lock and no order.
+        for producer in self._producers:
+            if mine[reads + producer] < segments[producer][TAIL]:
+                break
+        else:
+            if not self._is_one or mine[HANDED] >= control[self._handed]:
+                self._is_late = False
+                return None
         with self.lock:
-            if not self.session or opened.member(self.place) != self.session:
+            if not self.session or control[self._member] != self.session:
                 return None
             self._is_late, late_producer = False, -1
-            tails = [opened.tail(producer) for producer in range(count)]
-            if opened.terms.delivery == "one":
+            tails = [opened.tail(producer) for producer in self._producers]
+            if self._is_one and mine[HANDED] < control[self._handed]:
                 # Entries that the owner hands out come before those that were put after them.
                 found = self._look_in_hand(tails)
                 if isinstance(found, SharedBuffer):
                     return found
                 late_producer = -1 if found is None else found
+            count = len(tails)
             for turn in range(self._turn, self._turn + count):
                 producer = turn % count
                 if producer == late_producer:
@@ -147,11 +164,12 @@ class Consumer(Place):
 
     def _look_in_ring(self, producer: int, tail: int) -> SharedBuffer | None:
         terms, mine, ring_ = self.opened.terms, self.words, self.opened.segments[producer]
-        at = terms.read(producer)
-        target = target_of(self.index, self.session) if terms.delivery == "one" else 0
+        at, depth = self._reads + producer, terms.depth
+        target = self.index + 1 << 48 | self.session if self._is_one else 0
         while (number := mine[at]) < tail:
-            stamp, buffer = number + 1, ring_[terms.order(number + 1)]
-            if buffer >= terms.depth or ring_[terms.entry(buffer)] & ~DROPPING != stamp:
+            stamp = number + 1
+            buffer = ring_[HEADER_WORDS + stamp % depth]
+            if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
                 # Its buffer was put again, so it is not for this consumer, or was dropped.
                 found = [
                     (later, one)
@@ -174,7 +192,7 @@ class Consumer(Place):
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
         """Return an entry, None if it is dropped or has another target. It may be rubbish."""
         opened, terms = self.opened, self.opened.terms
-        ring_, at, held = opened.segments[producer], terms.entry(buffer), 0
+        ring_, at, held = opened.segments[producer], self._entries + ENTRY_WORDS * buffer, 0
         if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
             return None
         if terms.overflow == "drop":
@@ -182,15 +200,18 @@ class Consumer(Place):
             words.store(self.words, held, stamp)
             if not IS_REGISTERED:
                 words.fence()
-        size = min(ring_[at + SIZES] & 255, MAX_USER_DATA_NBYTES)
-        length = min(ring_[at + SIZES] >> 8, terms.nbytes)
-        first = 8 * (at + USER)
-        user_data = ring_.cast("B")[first : first + size].tobytes() if size else b""
-        entry: _Entry | None = _Entry(length, user_data)
+        sizes, user_data = ring_[at + SIZES], b""
+        length = sizes >> 8
+        if size := sizes & 255:
+            first = 8 * (at + USER)
+            last = first + (size if size < MAX_USER_DATA_NBYTES else MAX_USER_DATA_NBYTES)
+            user_data = self._bytes[producer][first:last].tobytes()
+        entry: _Entry | None = (length if length < terms.nbytes else terms.nbytes, user_data)
         # A stream writes this word after the data.
-        is_ready = words.observe(ring_, at + READY) >= ring_[at + WANTED]
-        words.release()
-        found = words.observe(ring_, at)
+        is_ready = ring_[at + READY] >= ring_[at + WANTED]
+        if not IS_ORDERED:
+            words.fence()
+        found = ring_[at]
         if found == stamp and is_ready:
             return entry
         is_open = opened.member(producer)
@@ -206,7 +227,7 @@ class Consumer(Place):
         return entry
 
     def _deliver(self, record: BufferRecord, entry: _Entry, at: int, position: int) -> SharedBuffer:
-        made = SharedBuffer(record, entry.length, entry.user_data)
+        made = SharedBuffer(record, *entry)
         # One step: no signal handler and no other thread runs in between.
         self.words[at] = position
         self.held[record] = None
@@ -249,9 +270,42 @@ class Consumer(Place):
 
     # Release ------------------------------------------------------------------------------
 
+    def end_plainly(self, buffer: SharedBuffer, /) -> bool:
+        """End and release a buffer on the hot path; False has changed nothing."""
+        record, anchor, process = buffer._record, buffer._anchor, self.opened.process
+        if not self.is_plain or record is None or record.stream is not None:
+            return False
+        if gettrace() is not None or (anchor is not None and anchor() is not None):
+            return False
+        deferred, mine, held = process.deferred, self.words, self.held
+        at = self._released + record.producer * self.opened.terms.depth + record.buffer
+        # One step: no signal handler and no other thread runs before the end of this branch.
+        # Whoever prevents the end enters first and then looks at the record.
+        if (
+            buffer._record is record
+            and buffer._anchor is anchor
+            and record in held
+            and not (buffer._is_lent or buffer._usage.copies or deferred.ready or deferred.idle)
+            and not (process.is_inherited or process.is_closed)
+        ):
+            mine[at] = record.stamp
+            del held[record]
+            record.is_done = True
+            buffer._record = None
+        else:
+            return False
+        self._tell(record.producer)
+        return True
+
+    def _tell(self, producer: int) -> None:
+        """Wake those who wait for a release."""
+        self.opened.wake(producer)
+        if self.opened.control[WANT]:
+            ring(self.opened.owner_bell)
+
     def take_back(self, record: BufferRecord, stream: int | None) -> None:
         """Tell the producer that this process is done with a buffer."""
-        opened, terms = self.opened, self.opened.terms
+        terms = self.opened.terms
         if record not in self.held:
             return
         at = terms.released(record.producer, record.buffer)
@@ -262,9 +316,7 @@ class Consumer(Place):
         words.release()
         words.store(self.words, at, record.stamp)
         self.held.pop(record, None)
-        opened.wake(record.producer)
-        if words.load(opened.control, WANT):
-            ring(opened.owner_bell)
+        self._tell(record.producer)
         if failure is not None:
             raise failure
 

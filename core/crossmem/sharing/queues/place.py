@@ -16,11 +16,11 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
 
 from crossmem.control import words
-from crossmem.control.barrier import IS_REGISTERED
+from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED
 from crossmem.driver import Streams, StreamWords, stream_words_of
 from crossmem.errors import (
     AccessDeniedError,
@@ -82,7 +82,12 @@ class Opened:
     kept: Sequence[Memory]
     """The memory of the segments and buffers."""
     is_owner_alive: Callable[[], bool]
-    looked_at: float = 0.0
+    look_at: float = 0.0
+    """The first check after this time looks at the owner."""
+    _stops: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stops = self.terms.stop(0)
 
     def pointer(self, producer: int, buffer: int) -> int:
         """Return the address of a buffer."""
@@ -99,9 +104,12 @@ class Opened:
 
     def tail(self, producer: int) -> int:
         """Return the last stamp that a producer has published. Rubbish counts as nothing."""
-        found = words.observe(self.segments[producer], TAIL)
+        found = self.segments[producer][TAIL]
+        if not IS_ORDERED:
+            words.fence()
         # A producer whose session has ended may still write.
-        return min(found, self.control[self.terms.stop(producer)]) if found <= MAX_STAMP else 0
+        stop = self.control[self._stops + producer]
+        return (found if found < stop else stop) if found <= MAX_STAMP else 0
 
     def released(self, consumer: int, producer: int, buffer: int) -> int:
         """Return the stamp that a consumer has released last in a buffer."""
@@ -117,13 +125,14 @@ class Opened:
         """Wake the process of a ring or place if it sleeps, after a store that it waits for."""
         if not IS_REGISTERED:
             words.fence()
-        if words.load(self.segments[place], SLEEPING):
+        if self.segments[place][SLEEPING]:
             ring(self.bells[place])
 
     def wake_consumers(self) -> None:
         """Wake all consumers that sleep."""
         for place in range(self.terms.producers, self.terms.places):
-            self.wake(place)
+            if self.segments[place][SLEEPING] or not IS_REGISTERED:
+                self.wake(place)
 
     def check_owner(self) -> None:
         """Raise if the queue was closed, or its owner is dead."""
@@ -131,12 +140,12 @@ class Opened:
             msg = "the owner closed this queue"
             raise ClosedError(msg, hint="make a new queue")
         now = time.monotonic()
-        if now >= self.looked_at + LOOK_S:
+        if now >= self.look_at:
             # A system call, so the time of the last answer counts for a while.
             if not self.is_owner_alive():
                 msg = "the process that owns this queue is dead"
                 raise OwnerGoneError(msg, hint="make a new queue in a living process")
-            self.looked_at = now
+            self.look_at = now + LOOK_S
 
 
 class Place:
@@ -158,6 +167,9 @@ class Place:
         self.words = view.cast("Q")
         self.lock = ordered_lock(Rank.ALLOCATION)
         self.session = 0
+        self.is_plain = IS_ORDERED and IS_REGISTERED and opened.device.capabilities.host_visible
+        """Whether hand-overs need no fence, and no wait for the work of the device."""
+        self._member = opened.terms.member(place)
         self.is_armed = False
         """Whether a selector watches the eventfd."""
         self._pointer = pointer
@@ -221,6 +233,16 @@ class Place:
             raise self._finished()
         if wish and words.load(opened.control, opened.terms.denied(self.place)) == wish:
             raise self._revoked()
+
+    def is_open(self) -> bool:
+        """Whether the session is open, and the owner was alive a moment ago."""
+        opened = self.opened
+        control = opened.control
+        return (
+            control[self._member] == self.session
+            and not control[END]
+            and time.monotonic() < opened.look_at
+        )
 
     def check(self) -> None:
         """Raise if the session has ended.

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The producer's side: it alone writes its ring and hands out its buffers."""
 
-from collections import Counter
+from collections import Counter, deque
+from sys import gettrace
 
 from typing_extensions import override
 
 from crossmem.control import words
-from crossmem.sharing.queues.buffer import BufferRecord
+from crossmem.control.barrier import IS_ORDERED
+from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer
 from crossmem.sharing.queues.layout import (
     DROPPING,
     DROPS,
+    ENTRY_WORDS,
     GIVEN_UP,
+    HEADER_WORDS,
     READY,
     SIZES,
     STREAMS,
@@ -31,15 +35,24 @@ class Producer(Place):
 
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
+        self.is_readonly = False
+        self._is_one = opened.terms.delivery == "one"
         self._bytes = self.words.cast("B")
         self._flying: dict[int, tuple[int, int]] = {}
         """By buffer: stamp and target of its entry, until it is released."""
-        self._free: list[int] = []
+        self._free: deque[int] = deque()
         self._given: Counter[int] = Counter()
         """By target: number of its entries that are not released."""
         self._left = 0
         """The last stamp that was left to the owner."""
         self._turn = 0
+        # The places of words that hand-overs use.
+        terms = opened.terms
+        self._entry = terms.entry(0)
+        self._decision = terms.decision(place, 0)
+        self._decided = terms.decided(place)
+        self._released = terms.released(place, 0)
+        self._members = terms.member(terms.producers)
 
     @override
     def begin(self) -> None:
@@ -66,6 +79,28 @@ class Producer(Place):
 
     # Buffers ------------------------------------------------------------------------------
 
+    def hand_out(self) -> SharedBuffer | None:
+        """Return a free buffer on the hot path, None if the other path must look."""
+        free = self._free
+        if not free and self.is_plain:
+            with self.lock:
+                self._reclaim()
+        if not (free and self.is_plain and self.is_open()) or gettrace() is not None:
+            return None
+        record = BufferRecord(self, self.place, 0, 0, 0)
+        made = SharedBuffer(record, self.opened.terms.nbytes, b"")
+        # One step: no signal handler and no other thread runs before the return.
+        if not free:
+            return None
+        record.buffer = free[0]
+        del free[0]
+        made._record = record
+        return made
+
+    def end_plainly(self, _buffer: SharedBuffer) -> bool:
+        """Leave the end of a buffer that was not put to the other path."""
+        return False
+
     def take(self) -> BufferRecord | None:
         """Return a free buffer, None if there is none."""
         with self.lock:
@@ -76,7 +111,7 @@ class Producer(Place):
                 if not self._free:
                     return None
             record = BufferRecord(self, self.place, 0, 0, 0)
-            record.buffer = self._free.pop(0)
+            record.buffer = self._free.popleft()
             return record
 
     def take_back(self, record: BufferRecord, stream: int | None) -> None:
@@ -100,19 +135,22 @@ class Producer(Place):
     def _is_back(self, buffer: int) -> bool:
         """Whether all consumers of a buffer's entry have released it."""
         stamp, target = self._flying[buffer]
-        if self.opened.terms.delivery == "one":
+        if self._is_one:
             return self._is_released(buffer, stamp, target)
         return self._is_seen(buffer, stamp)
 
     def _take_entry(self, buffer: int) -> None:
-        _stamp, target = self._flying.pop(buffer)
-        self._free.append(buffer)
+        flying, one = self._flying, (buffer,)
+        _stamp, target = flying[buffer]
+        # One step: no signal handler and no other thread runs in between.
+        self._free += one
+        del flying[buffer]
         self._given[target] -= 1
 
     def _is_released(self, buffer: int, stamp: int, target: int) -> bool:
         """Whether the one consumer of an entry has released it. The owner may have chosen it."""
         opened = self.opened
-        decision = words.observe(opened.control, opened.terms.decision(self.place, buffer))
+        decision = words.observe(opened.control, self._decision + buffer)
         consumer = (target >> 48) - 1
         if decision >> 8 == stamp:
             consumer = (decision & 255) - 1
@@ -120,7 +158,8 @@ class Producer(Place):
                 return True
         if not 0 <= consumer < opened.terms.consumers:
             return False
-        return opened.released(consumer, self.place, buffer) == stamp
+        place = opened.segments[opened.terms.producers + consumer]
+        return words.observe(place, self._released + buffer) == stamp
 
     def _is_seen(self, buffer: int, stamp: int) -> bool:
         """Whether each consumer has released an entry, has come after it, or has gone."""
@@ -173,11 +212,15 @@ class Producer(Place):
 
         If this raises before, the record is not done.
         """
-        if (failure := self.finish_work(stream)) is not None:
-            raise failure
-        wanted = 0 if stream is None else self._sign(record.buffer, stream)
+        wanted = 0
+        if stream is not None or not self.is_plain:
+            if (failure := self.finish_work(stream)) is not None:
+                raise failure
+            if stream is not None:
+                wanted = self._sign(record.buffer, stream)
         with self.lock:
-            target = self._publish(record, length, user_data, wanted)
+            target = self._choose() if self._is_one else 0
+            self._publish(record, length << 8 | len(user_data), user_data, wanted, target)
         self._tell(target)
 
     def _sign(self, buffer: int, stream: int) -> int:
@@ -190,47 +233,56 @@ class Producer(Place):
         self.write_on(stream, driver, at + READY, wanted)
         return wanted
 
-    def _publish(self, record: BufferRecord, length: int, user_data: bytes, wanted: int) -> int:
-        """Write an entry, and return its target."""
-        mine, terms = self.words, self.opened.terms
-        buffer, stamp = record.buffer, mine[TAIL] + 1
-        target = self._choose() if terms.delivery == "one" else 0
-        at, size = terms.entry(buffer), len(user_data)
-        words.store(mine, at, 0)
-        words.release()
-        words.store(mine, at + TARGET, target)
-        words.store(mine, at + SIZES, length << 8 | size)
-        words.store(mine, at + WANTED, wanted)
-        if size:
-            first = 8 * (at + USER)
-            self._bytes[first : first + size] = user_data
-        words.release()
-        words.store(mine, at, stamp)
-        words.store(mine, terms.order(stamp), buffer)
-        words.release()
+    def _publish(
+        self, record: BufferRecord, sizes: int, user_data: bytes, wanted: int, target: int
+    ) -> None:
+        """Write an entry."""
+        mine, buffer, depth = self.words, record.buffer, self.opened.terms.depth
+        at = self._entry + ENTRY_WORDS * buffer
+        first = 8 * (at + USER)
+        # One step on processors that keep stores in order: no signal handler and no other thread
+        # runs before the end of this function. A handler that puts something finds the next stamp.
+        stamp = mine[TAIL] + 1
+        mine[at] = 0
+        if not IS_ORDERED:
+            words.release()
+        mine[at + TARGET] = target
+        mine[at + SIZES] = sizes
+        mine[at + WANTED] = wanted
+        if user_data:
+            self._bytes[first : first + (sizes & 255)] = user_data
+        if not IS_ORDERED:
+            words.release()
+        mine[at] = stamp
+        mine[HEADER_WORDS + stamp % depth] = buffer
+        if not IS_ORDERED:
+            words.release()
         if not target:
             self._left = stamp
-        # One step: no signal handler and no other thread runs in between.
+        # One step on each processor.
         record.is_done = True
         self._flying[buffer] = stamp, target
         mine[TAIL] = stamp
         self._given[target] += 1
-        return target
 
     def _choose(self) -> int:
         """Return the consumer for the next entry, in turns: one with room, else nobody."""
         opened, terms = self.opened, self.opened.terms
-        if words.observe(opened.control, terms.decided(self.place)) < self._left:
+        control, count, given = opened.control, terms.consumers, self._given
+        if self._left and words.observe(control, self._decided) < self._left:
             # Entries that were left to the owner come first.
             return 0
         for is_last_try in (False, True):
-            for turn in range(self._turn, self._turn + terms.consumers):
-                consumer = turn % terms.consumers
-                session = opened.consumer(consumer)
-                target = target_of(consumer, session)
-                if session and self._given[target] < terms.prefetch:
-                    self._turn = consumer + 1
-                    return target
+            for turn in range(self._turn, self._turn + count):
+                consumer = turn % count
+                session = control[self._members + consumer]
+                if not IS_ORDERED:
+                    words.fence()
+                if session % 2:
+                    target = target_of(consumer, session)
+                    if given[target] < terms.prefetch:
+                        self._turn = consumer + 1
+                        return target
             if not is_last_try:
                 self._reclaim()
         return 0
@@ -238,14 +290,14 @@ class Producer(Place):
     def _tell(self, target: int) -> None:
         """Wake the consumer of a new entry; tell the owner if there is none, or if it has gone."""
         opened = self.opened
-        if opened.terms.delivery == "each":
+        if not self._is_one:
             opened.wake_consumers()
             return
         consumer = (target >> 48) - 1
         if target:
             opened.wake(opened.terms.producers + consumer)
         # The owner ends a session, takes the barrier, and then looks for entries.
-        if not target or target_of(consumer, opened.consumer(consumer)) != target:
+        if not target or opened.control[self._members + consumer] != target & 2**48 - 1:
             ring(opened.owner_bell)
 
     @override

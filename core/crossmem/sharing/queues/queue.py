@@ -79,19 +79,20 @@ class Queue(Endable):
             raise self._ended()
         return record
 
+    def _is_plain(self, timeout: object) -> bool:
+        """Whether a call with this time limit may look at once: it is valid, and so is this."""
+        process = self._process
+        return (timeout is None or (timeout.__class__ is float and timeout >= 0)) and not (  # type: ignore[operator]
+            process.is_inherited or process.is_closed
+        )
+
     def _producer(self) -> Producer:
         record = self._usable()
-        if record.producer is None:
-            record.join("produce", self._process.settings.timeout_s)
-            assert record.producer is not None  # noqa: S101 - join() has set it
-        return record.producer
+        return record.producer or record.produce(self._process.settings.timeout_s)
 
     def _consumer(self) -> Consumer:
         record = self._usable()
-        if record.consumer is None:
-            record.join("consume", self._process.settings.timeout_s)
-            assert record.consumer is not None  # noqa: S101 - join() has set it
-        return record.consumer
+        return record.consumer or record.consume(self._process.settings.timeout_s)
 
     def _owner(self, operation: str) -> QueueOwner:
         owner = self._usable().owner
@@ -137,20 +138,25 @@ class Queue(Endable):
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
             Nothing can be put any more.
         """
+        record = self._record
+        if record is not None and record.producer is not None and self._is_plain(timeout):
+            found = record.producer.hand_out()
+            if found is not None:
+                return found
         timeout_s = wait_s(timeout)
         producer = self._producer()
         producer.check()
         if producer.opened.terms.overflow != "wait":
             timeout_s = 0.0
-        record = producer.wait(
+        taken = producer.wait(
             producer.take, producer.check, timeout_s, polls=producer.waits_for_streams
         )
-        if record is None:
+        if taken is None:
             msg = f"no buffer of {self.depth} became free within {timeout_s:g} s"
             hint = "wait longer with timeout=, or make the queue deeper"
             raise QueueFullError(msg, operation="allocate", hint=hint)
-        buffer = SharedBuffer(record, self.nbytes, b"")
-        buffer._record = record
+        buffer = SharedBuffer(taken, self.nbytes, b"")
+        buffer._record = taken
         return buffer
 
     def put(
@@ -189,11 +195,12 @@ class Queue(Endable):
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
             Nothing can be put any more, or the buffer was handed over before.
         """
-        number = stream_on(self.device, stream)
+        number = None if stream is None else stream_on(self.device, stream)
         producer = self._producer()
-        producer.check()
+        if not producer.is_open():
+            producer.check()
         buffer = item if isinstance(item, SharedBuffer) else self._copied(item, copy, timeout)
-        length, user_data = buffer.data_length, buffer.user_data
+        length, user_data = buffer._data_length, buffer._user_data
         record = taken_from(buffer, producer)
         try:
             producer.put(record, length, user_data, number)
@@ -251,6 +258,11 @@ class Queue(Endable):
         AccessDeniedError, ForkedProcessError
             The owner has revoked the role, or a forked child called this.
         """
+        record = self._record
+        if stream is None and record is not None and record.consumer is not None:
+            found = record.consumer.look() if self._is_plain(timeout) else None
+            if found is not None:
+                return found
         timeout_s = wait_s(timeout)
         stream_on(self.device, stream)
         consumer = self._consumer()

@@ -84,6 +84,18 @@ class QueueRecord(Record):
         finally:
             self._joining.pop(role, None)
 
+    def produce(self, timeout_s: float) -> Producer:
+        """Return the place as a producer, taken at the first call; see :meth:`join`."""
+        self.join("produce", timeout_s)
+        assert self.producer is not None  # noqa: S101 - join() has set it
+        return self.producer
+
+    def consume(self, timeout_s: float) -> Consumer:
+        """Return the place as a consumer, taken at the first call; see :meth:`join`."""
+        self.join("consume", timeout_s)
+        assert self.consumer is not None  # noqa: S101 - join() has set it
+        return self.consumer
+
     def _take_place(self, role: QueueRole, timeout_s: float) -> None:
         if role not in self.mine:
             msg = f"this process opened the queue to {next(iter(self.mine))}, not to {role}"
