@@ -275,6 +275,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     ):
         buffer._record = None
         return record
+    # Before the lock, which in a forked child may be held for ever.
+    buffer._usable()
     with process.state:
         record = buffer._usable()
         if record.holder is not holder:

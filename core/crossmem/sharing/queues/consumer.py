@@ -204,9 +204,9 @@ class Consumer(Place):
         length = sizes >> 8
         if size := sizes & 255:
             first = 8 * (at + USER)
-            last = first + (size if size < MAX_USER_DATA_NBYTES else MAX_USER_DATA_NBYTES)
+            last = first + (min(MAX_USER_DATA_NBYTES, size))
             user_data = self._bytes[producer][first:last].tobytes()
-        entry: _Entry | None = (length if length < terms.nbytes else terms.nbytes, user_data)
+        entry: _Entry | None = (min(terms.nbytes, length), user_data)
         # A stream writes this word after the data.
         is_ready = ring_[at + READY] >= ring_[at + WANTED]
         if not IS_ORDERED:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Final, TypeVar, cast
 
 from crossmem.control import words
@@ -37,6 +38,7 @@ from crossmem.sharing.base.usage import Usage
 from crossmem.sharing.queues.layout import (
     CLOSED,
     END,
+    HEADER_WORDS,
     MAX_STAMP,
     ROUND,
     SLEEPING,
@@ -95,7 +97,9 @@ class Opened:
 
     def member(self, place: int) -> int:
         """Return the session that is open at a ring or place, 0 if none is."""
-        found = words.observe(self.control, self.terms.member(place))
+        found = self.control[HEADER_WORDS + place]
+        if not IS_ORDERED:
+            words.fence()
         return found if found % 2 else 0
 
     def consumer(self, index: int) -> int:
@@ -109,7 +113,7 @@ class Opened:
             words.fence()
         # A producer whose session has ended may still write.
         stop = self.control[self._stops + producer]
-        return (found if found < stop else stop) if found <= MAX_STAMP else 0
+        return (min(stop, found)) if found <= MAX_STAMP else 0
 
     def released(self, consumer: int, producer: int, buffer: int) -> int:
         """Return the stamp that a consumer has released last in a buffer."""
@@ -139,7 +143,7 @@ class Opened:
         if self.end == CLOSED:
             msg = "the owner closed this queue"
             raise ClosedError(msg, hint="make a new queue")
-        now = time.monotonic()
+        now = monotonic()
         if now >= self.look_at:
             # A system call, so the time of the last answer counts for a while.
             if not self.is_owner_alive():
@@ -241,7 +245,7 @@ class Place:
         return (
             control[self._member] == self.session
             and not control[END]
-            and time.monotonic() < opened.look_at
+            and monotonic() < opened.look_at
         )
 
     def check(self) -> None:
@@ -346,9 +350,9 @@ class Place:
         polls
             Whether a stream will write the words, which wakes nobody.
         """
-        began = time.monotonic()
+        began = monotonic()
         end, spin_s = began + timeout_s, min(timeout_s, _SPIN_S)
-        while (found := look()) is None and time.monotonic() < began + spin_s:
+        while (found := look()) is None and monotonic() < began + spin_s:
             pass
         if found is not None:
             return found
@@ -370,7 +374,7 @@ class Place:
                     if (found := look()) is not None:
                         return found
                     raise
-                left_s = end - time.monotonic()
+                left_s = end - monotonic()
                 if left_s <= 0:
                     return None
                 if polls() or not IS_REGISTERED:

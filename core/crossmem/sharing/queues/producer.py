@@ -15,6 +15,7 @@ from crossmem.sharing.queues.layout import (
     ENTRY_WORDS,
     GIVEN_UP,
     HEADER_WORDS,
+    MAX_STAMP,
     READY,
     SIZES,
     STREAMS,
@@ -52,7 +53,12 @@ class Producer(Place):
         self._decision = terms.decision(place, 0)
         self._decided = terms.decided(place)
         self._released = terms.released(place, 0)
-        self._members = terms.member(terms.producers)
+        first = terms.member(terms.producers)
+        self._members = slice(first, first + terms.consumers)
+        self._sessions: list[int] = []
+        """The sessions of the consumers at the last look."""
+        self._targets: list[int] = []
+        """The targets of those that are open."""
 
     @override
     def begin(self) -> None:
@@ -128,20 +134,18 @@ class Producer(Place):
 
     def _reclaim(self) -> None:
         """Take back the buffers that all their consumers have released."""
-        for buffer in list(self._flying):
-            if self._is_back(buffer):
-                self._take_entry(buffer)
+        for buffer, (stamp, target) in list(self._flying.items()):
+            if self._is_back(buffer, stamp, target):
+                self._take_entry(buffer, target)
 
-    def _is_back(self, buffer: int) -> bool:
+    def _is_back(self, buffer: int, stamp: int, target: int) -> bool:
         """Whether all consumers of a buffer's entry have released it."""
-        stamp, target = self._flying[buffer]
         if self._is_one:
             return self._is_released(buffer, stamp, target)
         return self._is_seen(buffer, stamp)
 
-    def _take_entry(self, buffer: int) -> None:
+    def _take_entry(self, buffer: int, target: int) -> None:
         flying, one = self._flying, (buffer,)
-        _stamp, target = flying[buffer]
         # One step: no signal handler and no other thread runs in between.
         self._free += one
         del flying[buffer]
@@ -150,7 +154,7 @@ class Producer(Place):
     def _is_released(self, buffer: int, stamp: int, target: int) -> bool:
         """Whether the one consumer of an entry has released it. The owner may have chosen it."""
         opened = self.opened
-        decision = words.observe(opened.control, self._decision + buffer)
+        decision = opened.control[self._decision + buffer]
         consumer = (target >> 48) - 1
         if decision >> 8 == stamp:
             consumer = (decision & 255) - 1
@@ -158,8 +162,10 @@ class Producer(Place):
                 return True
         if not 0 <= consumer < opened.terms.consumers:
             return False
-        place = opened.segments[opened.terms.producers + consumer]
-        return words.observe(place, self._released + buffer) == stamp
+        released = opened.segments[opened.terms.producers + consumer][self._released + buffer]
+        if not IS_ORDERED:
+            words.fence()
+        return released == stamp
 
     def _is_seen(self, buffer: int, stamp: int) -> bool:
         """Whether each consumer has released an entry, has come after it, or has gone."""
@@ -175,7 +181,7 @@ class Producer(Place):
     def _drop_oldest(self) -> None:
         """Drop the oldest entry that no consumer holds."""
         at_of, mine = self.opened.terms.entry, self.words
-        for buffer, (stamp, _target) in sorted(self._flying.items(), key=lambda one: one[1]):
+        for buffer, (stamp, target) in sorted(self._flying.items(), key=lambda one: one[1]):
             if self._is_held(buffer, stamp):
                 continue
             words.store(mine, at_of(buffer), stamp | DROPPING)
@@ -183,10 +189,10 @@ class Producer(Place):
             words.barrier()
             if not self._is_held(buffer, stamp):
                 words.store(mine, at_of(buffer), 0)
-                if not self._is_back(buffer):
+                if not self._is_back(buffer, stamp, target):
                     # Nobody has received it in the meantime.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
-                self._take_entry(buffer)
+                self._take_entry(buffer, target)
                 # Its consumer may have room now for an entry that waits.
                 if words.load(self.opened.control, WANT):
                     ring(self.opened.owner_bell)
@@ -267,22 +273,25 @@ class Producer(Place):
 
     def _choose(self) -> int:
         """Return the consumer for the next entry, in turns: one with room, else nobody."""
-        opened, terms = self.opened, self.opened.terms
-        control, count, given = opened.control, terms.consumers, self._given
-        if self._left and words.observe(control, self._decided) < self._left:
+        control, given, prefetch = self.opened.control, self._given, self.opened.terms.prefetch
+        if self._left and control[self._decided] < self._left:
             # Entries that were left to the owner come first.
             return 0
+        if (sessions := control[self._members].tolist()) != self._sessions:
+            self._sessions = sessions
+            self._targets = [
+                target_of(consumer, session)
+                for consumer, session in enumerate(sessions)
+                if session % 2
+            ]
+        targets = self._targets
+        count = len(targets)
         for is_last_try in (False, True):
             for turn in range(self._turn, self._turn + count):
-                consumer = turn % count
-                session = control[self._members + consumer]
-                if not IS_ORDERED:
-                    words.fence()
-                if session % 2:
-                    target = target_of(consumer, session)
-                    if given[target] < terms.prefetch:
-                        self._turn = consumer + 1
-                        return target
+                target = targets[turn % count]
+                if given[target] < prefetch:
+                    self._turn = turn % count + 1
+                    return target
             if not is_last_try:
                 self._reclaim()
         return 0
@@ -297,7 +306,7 @@ class Producer(Place):
         if target:
             opened.wake(opened.terms.producers + consumer)
         # The owner ends a session, takes the barrier, and then looks for entries.
-        if not target or opened.control[self._members + consumer] != target & 2**48 - 1:
+        if not target or opened.consumer(consumer) != target & MAX_STAMP:
             ring(opened.owner_bell)
 
     @override

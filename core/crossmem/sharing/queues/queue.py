@@ -196,18 +196,20 @@ class Queue(Endable):
             Nothing can be put any more, or the buffer was handed over before.
         """
         number = None if stream is None else stream_on(self.device, stream)
-        producer = self._producer()
-        if not producer.is_open():
+        record = self._record
+        producer = None if record is None else record.producer
+        if producer is None or not producer.is_open():
+            producer = self._producer()
             producer.check()
         buffer = item if isinstance(item, SharedBuffer) else self._copied(item, copy, timeout)
         length, user_data = buffer._data_length, buffer._user_data
-        record = taken_from(buffer, producer)
+        taken = taken_from(buffer, producer)
         try:
-            producer.put(record, length, user_data, number)
+            producer.put(taken, length, user_data, number)
         except BaseException:
-            if not record.is_done:
+            if not taken.is_done:
                 # Nothing was published: the buffer is the application's again.
-                buffer._record = record
+                buffer._record = taken
                 if buffer is not item:
                     buffer.release()
             raise
