@@ -215,9 +215,14 @@ class Queue(Endable):
             msg = f"{shorten(item, 60)} is not a buffer of this queue"
             hint = "pass copy='allow' to copy it, or fill a buffer of queue.allocate()"
             raise UnsupportedError(msg, operation="put", hint=hint)
-        made = self.allocate(timeout=timeout)
         try:
             view = memoryview(item).cast("B")
+        except TypeError as error:
+            msg = f"{shorten(item, 60)} is not contiguous memory of the host, and cannot be copied"
+            hint = "copy it into a buffer of queue.allocate()"
+            raise UnsupportedError(msg, operation="put", hint=hint) from error
+        made = self.allocate(timeout=timeout)
+        try:
             made.write(view)
             made.data_length = view.nbytes
         except BaseException:
