@@ -233,4 +233,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestQueues = Machine.TestCase
-TestQueues.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueues.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

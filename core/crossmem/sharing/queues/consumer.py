@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 from typing_extensions import override
 
 from crossmem.control import words
-from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED
+from crossmem.control.barrier import IS_ORDERED
 from crossmem.errors import ClosedError
 from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer
 from crossmem.sharing.queues.layout import (
@@ -198,7 +198,7 @@ class Consumer(Place):
         if terms.overflow == "drop":
             held = terms.held(producer, buffer)
             words.store(self.words, held, stamp)
-            if not IS_REGISTERED:
+            if terms.is_fenced:
                 words.fence()
         sizes, user_data = ring_[at + SIZES], b""
         length = sizes >> 8

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Final, TypeVar, cast
 
 from crossmem.control import words
-from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED
+from crossmem.control.barrier import IS_ORDERED
 from crossmem.driver import Streams, StreamWords, stream_words_of
 from crossmem.errors import (
     AccessDeniedError,
@@ -56,7 +56,7 @@ LOOK_S: Final = 0.25
 """The longest sleep between two looks at the owner."""
 _SPIN_S: Final = 30e-6
 PAUSE_S: Final = 1e-3
-"""The pause between two looks at words that streams write, or in a process without barriers."""
+"""The pause between two looks at words that streams write."""
 
 
 def ring(bell: int) -> None:
@@ -86,10 +86,11 @@ class Opened:
     is_owner_alive: Callable[[], bool]
     look_at: float = 0.0
     """The first check after this time looks at the owner."""
-    _stops: int = field(init=False)
+    first_stop: int = field(init=False)
+    """The word of :meth:`Terms.stop` of the first ring."""
 
     def __post_init__(self) -> None:
-        self._stops = self.terms.stop(0)
+        self.first_stop = self.terms.stop(0)
 
     def pointer(self, producer: int, buffer: int) -> int:
         """Return the address of a buffer."""
@@ -112,8 +113,8 @@ class Opened:
         if not IS_ORDERED:
             words.fence()
         # A producer whose session has ended may still write.
-        stop = self.control[self._stops + producer]
-        return (min(stop, found)) if found <= MAX_STAMP else 0
+        stop = self.control[self.first_stop + producer]
+        return min(stop, found) if found <= MAX_STAMP else 0
 
     def released(self, consumer: int, producer: int, buffer: int) -> int:
         """Return the stamp that a consumer has released last in a buffer."""
@@ -127,7 +128,7 @@ class Opened:
 
     def wake(self, place: int) -> None:
         """Wake the process of a ring or place if it sleeps, after a store that it waits for."""
-        if not IS_REGISTERED:
+        if self.terms.is_fenced:
             words.fence()
         if self.segments[place][SLEEPING]:
             ring(self.bells[place])
@@ -135,7 +136,7 @@ class Opened:
     def wake_consumers(self) -> None:
         """Wake all consumers that sleep."""
         for place in range(self.terms.producers, self.terms.places):
-            if self.segments[place][SLEEPING] or not IS_REGISTERED:
+            if self.terms.is_fenced or self.segments[place][SLEEPING]:
                 self.wake(place)
 
     def check_owner(self) -> None:
@@ -171,7 +172,8 @@ class Place:
         self.words = view.cast("Q")
         self.lock = ordered_lock(Rank.ALLOCATION)
         self.session = 0
-        self.is_plain = IS_ORDERED and IS_REGISTERED and opened.device.capabilities.host_visible
+        is_fenced = opened.terms.is_fenced or not IS_ORDERED
+        self.is_plain = opened.device.capabilities.host_visible and not is_fenced
         """Whether hand-overs need no fence, and no wait for the work of the device."""
         self._member = opened.terms.member(place)
         self.is_armed = False
@@ -377,7 +379,7 @@ class Place:
                 left_s = end - monotonic()
                 if left_s <= 0:
                     return None
-                if polls() or not IS_REGISTERED:
+                if polls():
                     time.sleep(min(left_s, PAUSE_S))
                 else:
                     poller = select.poll()
