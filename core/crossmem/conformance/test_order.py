@@ -47,7 +47,7 @@ def test_c21_unless_told_otherwise(fresh_peer: FreshPeer, peer: Peer) -> None:
     peer.call(actions.unmap, "m")
 
 
-@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
 def test_c21_only_the_first_time_that_a_handle_is_given_out(
     allocate: Allocate, tracer: TracingDriver
 ) -> None:
@@ -76,7 +76,7 @@ def test_c21_synchronize_waits_for_the_device(
 # C22: lawful ------------------------------------------------------------------------------
 
 
-@pytest.mark.crossmem_not_of_blocks("a block has one export")
+@pytest.mark.crossmem_not_of_blocks("a block has only one export")
 @pytest.mark.crossmem_core
 def test_c22_everything_in_the_vendors_order(
     capabilities: crossmem.Capabilities, fresh_peer: FreshPeer
