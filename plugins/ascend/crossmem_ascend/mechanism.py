@@ -19,9 +19,9 @@ class Mechanism(Protocol):
     Attributes
     ----------
     name
-        Its name for users.
+        The mechanism's name for users.
     needs
-        Functions of ``acl.rt`` that it needs.
+        Functions of ``acl.rt`` that the mechanism needs.
     whitelist_limit
         The maximum number of processes on the vendor's whitelist of one export.
     """
@@ -77,7 +77,7 @@ class Reference:
     Attributes
     ----------
     mechanism
-        The mechanism that shares it.
+        The mechanism that shares the memory.
     raw
         Whether the vendor's export is raw; None before the export.
     admitted
