@@ -134,7 +134,7 @@ class InvalidSizeError(CrossmemError, ValueError):
 
 
 class OutOfMemoryError(CrossmemError, MemoryError):
-    """The device has no room; the message says how many bytes wait for leases to end."""
+    """The device has no room; the message says how many freed bytes importers still hold."""
 
 
 class InvalidHandleError(CrossmemError, ValueError):

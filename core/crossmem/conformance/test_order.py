@@ -21,7 +21,7 @@ def test_c21_work_issued_before_the_export_is_seen(
     fresh_peer: FreshPeer, peer: Peer, capabilities: crossmem.Capabilities
 ) -> None:
     if blocks.are_used() and capabilities.host_visible:
-        pytest.skip("pools of host memory expect no work of the device")
+        pytest.skip("an export of a block of host memory does not wait for a device")
     owner = fresh_peer()
     owner.call(actions.allocate, "a", NBYTES)
     owner.call(actions.write, "a", b"early")
@@ -135,7 +135,7 @@ def test_c22_exit_is_lawful_too(fresh_peer: FreshPeer) -> None:
 def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
     violations = actions.vendor_violations()
     if violations is None:
-        pytest.skip("no strict emulation under this driver")
+        pytest.skip("only a strict emulation records the vendor's broken rules")
 
     # Each test checks its own calls. This test checks the whole run so far, in every process.
     assert violations[kit.violations_before :] == []

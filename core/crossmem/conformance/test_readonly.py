@@ -215,7 +215,7 @@ def test_c23_what_is_not_enforced_is_refused(
 @pytest.mark.parametrize("access", ["wo", "RW", "", None, 1])
 def test_c23_an_unknown_access_is_refused(allocate: Allocate, access: Any) -> None:
     if access is None and blocks.are_used():
-        pytest.skip("a block has the access of its pool")
+        pytest.skip("None is valid for a block, which has the access of its pool")
     with pytest.raises(crossmem.ConfigurationError):
         allocate(NBYTES).export(access=access)
 

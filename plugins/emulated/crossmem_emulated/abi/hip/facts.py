@@ -53,9 +53,9 @@ FACTS: Final[Mapping[str, Any]] = {
     "unifiedAddressing": 1,
     "wallClockRate": 100_000,
 }
-"""The value of each property. The key is the field of ``hipDeviceProp_t``, or an attribute that has no
-field. A property without an entry is 0. Each image attribute is an example, because this device has
-no images."""
+"""The value of each property. The key is the field of ``hipDeviceProp_t``, or an attribute without
+a field. Without an entry, a property is 0, such as each image attribute: the device has no
+images."""
 
 _FIRST_OF_AMD: Final = 10_000
 # The names of the attributes in the order of their numbers, which begin at 0. A dash marks a number
