@@ -29,7 +29,7 @@ def _key(process: HipProcess, limit: int) -> tuple[int, int]:
     if not 0 <= limit < _NUMBERS[is_hip]:
         raise Refused(Status.INVALID_VALUE, f"there is no limit {limit}", "HIP-X10")
     if limit not in (_OF_AMD if is_hip else _USUAL):
-        raise Refused(Status.UNSUPPORTED_LIMIT, f"limit {limit} cannot be told or set")
+        raise Refused(Status.UNSUPPORTED_LIMIT, f"limit {limit} cannot be read or set")
     return process.current().device, limit
 
 
