@@ -277,7 +277,7 @@ class Consumer(Place):
             return False
         if gettrace() is not None or (anchor is not None and anchor() is not None):
             return False
-        deferred, mine, held = process.deferred, self.words, self.held
+        deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
         # Whoever prevents the end enters first and then looks at the record.
@@ -285,6 +285,7 @@ class Consumer(Place):
             buffer._record is record
             and buffer._anchor is anchor
             and record in held
+            and control[self._member] == self.session
             and not (buffer._is_lent or buffer._usage.copies or deferred.ready or deferred.idle)
             and not (process.is_inherited or process.is_closed)
         ):
@@ -307,6 +308,10 @@ class Consumer(Place):
         """Tell the producer that this process is done with a buffer."""
         terms = self.opened.terms
         if record not in self.held:
+            return
+        if not self.session or self.opened.member(self.place) != self.session:
+            # The owner has given the entry to others, perhaps to the next session of this place.
+            self.held.pop(record, None)
             return
         at = terms.released(record.producer, record.buffer)
         failure = self.finish_work(stream)
