@@ -58,6 +58,8 @@ class Consumer(Place):
         self._turn = 0
         self._is_late = False
         """Whether the last look found an entry that is not ready yet."""
+        self._is_plain_reader = self.is_plain and terms.overflow != "drop"
+        """Whether entries are read without a word that says so, and without fences."""
         self._producers = range(terms.producers)
         self._bytes = [one.cast("B") for one in opened.segments[: terms.producers]]
         # The places of words that hand-overs use.
@@ -116,14 +118,17 @@ class Consumer(Place):
             if not self.session or control[self._member] != self.session:
                 return None
             self._is_late, late_producer = False, -1
-            tails = [opened.tail(producer) for producer in self._producers]
+            count = len(self._producers)
+            # Before the look for entries that the owner hands out: these come before those that
+            # were put after them.
+            tails = [opened.tail(0)]
+            if count > 1:
+                tails += [opened.tail(producer) for producer in range(1, count)]
             if self._is_one and mine[HANDED] < control[self._handed]:
-                # Entries that the owner hands out come before those that were put after them.
                 found = self._look_in_hand(tails)
                 if isinstance(found, SharedBuffer):
                     return found
                 late_producer = -1 if found is None else found
-            count = len(tails)
             for turn in range(self._turn, self._turn + count):
                 producer = turn % count
                 if producer == late_producer:
@@ -169,6 +174,28 @@ class Consumer(Place):
         while (number := mine[at]) < tail:
             stamp = number + 1
             buffer = ring_[HEADER_WORDS + stamp % depth]
+            if self._is_plain_reader and buffer < depth:
+                # The usual entry, which nobody drops, and for which no stream works.
+                first = self._entries + ENTRY_WORDS * buffer
+                if (
+                    ring_[first] == stamp
+                    and not ring_[first + WANTED]
+                    and (not target or ring_[first + TARGET] == target)
+                ):
+                    sizes, user_data = ring_[first + SIZES], b""
+                    if sizes & 255:
+                        start = 8 * (first + USER)
+                        last = start + min(sizes & 255, MAX_USER_DATA_NBYTES)
+                        user_data = self._bytes[producer][start:last].tobytes()
+                    record = BufferRecord(self, producer, buffer, stamp, 1)
+                    made = SharedBuffer(record, min(sizes >> 8, terms.nbytes), user_data)
+                    # Another stamp is there if this session has ended meanwhile.
+                    if ring_[first] == stamp:
+                        # One step, as in _deliver().
+                        mine[at] = stamp
+                        self.held[record] = None
+                        made._record = record
+                        return made
             if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
                 # Its buffer was put again, so it is not for this consumer, or was dropped.
                 found = [

@@ -59,6 +59,8 @@ WAITING: Final = 4
 """Number of entries that wait for a consumer with room."""
 ROUND: Final = 5
 """1 while the owner opens sessions and hands out entries."""
+SESSIONS: Final = 6
+"""How often the owner has opened or ended sessions."""
 
 FINISHED: Final = 1
 """No further entry will be put, but consumers may still hold entries that others get again."""

@@ -30,6 +30,7 @@ from crossmem.sharing.queues.layout import (
     READY,
     REDELIVERED,
     ROUND,
+    SESSIONS,
     TARGET,
     WAITING,
     WANT,
@@ -118,6 +119,8 @@ class QueueOwner:
             try:
                 is_changed = self._change_sessions()
                 if is_changed:
+                    words.release()
+                    words.store(self._control, SESSIONS, self._control[SESSIONS] + 1)
                     # After the barrier, a producer sees that a consumer has gone, or its entry is
                     # seen.
                     words.barrier()

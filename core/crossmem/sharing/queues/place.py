@@ -331,6 +331,15 @@ class Place:
         self.is_armed = True
         return self._bell
 
+    def _sleep(self, timeout_s: float, *, polls: bool) -> None:
+        """Sleep until somebody rings the bell, or for a while."""
+        if polls:
+            time.sleep(min(timeout_s, PAUSE_S))
+        else:
+            poller = select.poll()
+            poller.register(self._bell, select.POLLIN)
+            poller.poll(1000 * min(timeout_s, LOOK_S))
+
     def wait(
         self,
         look: Callable[[], _T | None],
@@ -379,12 +388,10 @@ class Place:
                 left_s = end - monotonic()
                 if left_s <= 0:
                     return None
-                if polls():
-                    time.sleep(min(left_s, PAUSE_S))
-                else:
-                    poller = select.poll()
-                    poller.register(self._bell, select.POLLIN)
-                    poller.poll(1000 * min(left_s, LOOK_S))
+                self._sleep(left_s, polls=polls())
+                # This look comes before the steps of the next sleep, which take a while.
+                if (found := look()) is not None:
+                    return found
         finally:
             self.sleepers -= 1
             if self.sleepers and found is not None:

@@ -17,6 +17,7 @@ from crossmem.sharing.queues.layout import (
     HEADER_WORDS,
     MAX_STAMP,
     READY,
+    SESSIONS,
     SIZES,
     STREAMS,
     TAIL,
@@ -53,12 +54,9 @@ class Producer(Place):
         self._decision = terms.decision(place, 0)
         self._decided = terms.decided(place)
         self._released = terms.released(place, 0)
-        first = terms.member(terms.producers)
-        self._members = slice(first, first + terms.consumers)
-        self._sessions: list[int] = []
-        """The sessions of the consumers at the last look."""
+        self._changes = -1
         self._targets: list[int] = []
-        """The targets of those that are open."""
+        """The targets of the consumers after so many changes of sessions."""
 
     @override
     def begin(self) -> None:
@@ -277,13 +275,11 @@ class Producer(Place):
         if self._left and control[self._decided] < self._left:
             # Entries that were left to the owner come first.
             return 0
-        if (sessions := control[self._members].tolist()) != self._sessions:
-            self._sessions = sessions
-            self._targets = [
-                target_of(consumer, session)
-                for consumer, session in enumerate(sessions)
-                if session % 2
-            ]
+        if (changes := control[SESSIONS]) != self._changes:
+            consumers = range(self.opened.terms.consumers)
+            sessions = [(one, self.opened.consumer(one)) for one in consumers]
+            self._targets = [target_of(one, session) for one, session in sessions if session]
+            self._changes = changes
         targets = self._targets
         count = len(targets)
         for is_last_try in (False, True):
