@@ -4,14 +4,11 @@
 Each process is bound to its CPU. Every case starts its own children by spawn. Times are in seconds.
 """
 
-import ctypes
 import gc
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -23,208 +20,15 @@ from typing import Any, Final
 
 import crossmem
 from crossmem.bench.copies import end_child, start_child
-from crossmem.bench.round_trips import PAUSE_S, Way, ask, reply, settle
+from crossmem.bench.hand_over_ways import GET_S, NAME, SMALL, WAYS, Ends
+from crossmem.bench.round_trips import PAUSE_S, ask, reply, settle
 from crossmem.bench.syscalls import TraceError, count_system_calls
 
 __all__ = ["CASES", "main"]
 
-_SMALL: Final = 4 << 10
 _BATCH: Final = 64
-_NAME: Final = "psm_crossmem{:04}"
-"""As long as the names of ``multiprocessing.shared_memory``."""
 _MARK: Final = os.getpgid
 """A harmless system call without other uses, which marks a section of a trace."""
-_GET_S: Final = 60.0
-
-
-class _Ends:
-    """The means of two processes to reach each other.
-
-    Parameters
-    ----------
-    connection
-        The connection to the other process.
-    events
-        An eventfd for each direction, this process's own first.
-    names
-        A queue of ``multiprocessing`` for each direction, this process's own first.
-    """
-
-    def __init__(self, connection: Connection, events: Sequence[int], names: Sequence[Any]) -> None:
-        self.connection = connection
-        self.events = events
-        self.names = names
-        self.kept: list[Any] = []
-
-    def exchange(self, item: Any) -> Any:
-        """Send an item to the other process, and return what it sends."""
-        self.connection.send(item)
-        return self.connection.recv()
-
-
-# Ways of handing over ---------------------------------------------------------------------
-
-
-def _queues(ends: _Ends, nbytes: int) -> tuple[crossmem.Queue, crossmem.Queue]:
-    """Return the queue that this process fills, and the one that it reads."""
-    own = crossmem.device("host").queue(2, nbytes, consumers=1)
-    other = crossmem.open_queue(ends.exchange(own.export(role="consume").to_bytes()))
-    ends.kept += [other, own]
-    ends.exchange("opened")
-    return own, other
-
-
-def _queue(ends: _Ends) -> Way:
-    """Hand over user data in a queue of crossmem."""
-    own, other = _queues(ends, _SMALL)
-
-    def tell(value: int) -> None:
-        buffer = own.allocate(timeout=_GET_S)
-        buffer.user_data = value.to_bytes(8, "little")
-        own.put(buffer)
-
-    def wait(value: int) -> None:
-        buffer = other.get(timeout=_GET_S)
-        _check(buffer.user_data, value)
-        buffer.release()
-
-    return tell, wait
-
-
-def _queue_buffers(nbytes: int, ends: _Ends) -> Way:
-    """Hand over data in the buffers of a queue of crossmem."""
-    own, other = _queues(ends, nbytes)
-
-    def tell(value: int) -> None:
-        buffer = own.allocate(timeout=_GET_S)
-        with buffer.view() as view:
-            view[:8] = value.to_bytes(8, "little")
-        own.put(buffer)
-
-    def wait(value: int) -> None:
-        buffer = other.get(timeout=_GET_S)
-        with buffer.view() as view:
-            _check(view[:8], value)
-        buffer.release()
-
-    return tell, wait
-
-
-def _check(data: bytes | memoryview, value: int) -> None:
-    if int.from_bytes(data, "little") != value:
-        msg = f"expected {value}, got {bytes(data)!r}"
-        raise RuntimeError(msg)
-
-
-def _ports(ends: _Ends, payload: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """Return iceoryx2, the publisher of this process, and a subscriber of the other one."""
-    api: Any = import_module("iceoryx2")
-    api.set_log_level(api.LogLevel.Error)
-    mode = api.SignalHandlingMode.Disabled
-    node = api.NodeBuilder.new().signal_handling_mode(mode).create(api.ServiceType.Ipc)
-
-    def service(pid: int) -> Any:
-        name = api.ServiceName.new(f"crossmem-bench-{pid}-{payload}")
-        return (
-            node.service_builder(name)
-            .publish_subscribe(payload)
-            .max_publishers(1)
-            .max_subscribers(1)
-            .history_size(0)
-            .enable_safe_overflow(False)  # noqa: FBT003 - not ours
-            .subscriber_max_buffer_size(2)
-            .subscriber_max_borrowed_samples(2)
-            .open_or_create()
-        )
-
-    builder = service(os.getpid()).publisher_builder()
-    for name, value in options.items():
-        builder = getattr(builder, name)(value)
-    publisher = builder.create()
-    subscriber = service(ends.exchange(os.getpid())).subscriber_builder().create()
-    ends.exchange("opened")
-    publisher.update_connections()
-    ends.exchange("connected")
-    ends.kept += [subscriber, publisher, node]
-    return api, publisher, subscriber
-
-
-def _receive(subscriber: Any) -> Any:
-    """Spin until a sample has come, and return it."""
-    while (sample := subscriber.receive()) is None:
-        pass
-    return sample
-
-
-def _iceoryx2(ends: _Ends) -> Way:
-    """Hand over 8 bytes with iceoryx2, which copies them into and out of the sample."""
-    _api, publisher, subscriber = _ports(ends, ctypes.c_uint64)
-
-    def tell(value: int) -> None:
-        publisher.send_copy(ctypes.c_uint64(value))
-
-    def wait(value: int) -> None:
-        sample = _receive(subscriber)
-        found = sample.payload().contents.value
-        sample.delete()
-        if found != value:
-            msg = f"expected {value}, got {found}"
-            raise RuntimeError(msg)
-
-    return tell, wait
-
-
-def _iceoryx2_buffers(ends: _Ends) -> Way:
-    """Hand over samples of 4 KiB with iceoryx2, which both sides see without a copy."""
-    api: Any = import_module("iceoryx2")
-    payload = api.Slice[ctypes.c_uint8]
-    _api, publisher, subscriber = _ports(ends, payload, initial_max_slice_len=_SMALL)
-
-    def tell(value: int) -> None:
-        sample = publisher.loan_slice_uninit(_SMALL)
-        view = sample.payload().as_memory_view().cast("B")
-        view[:8] = value.to_bytes(8, "little")
-        sample.assume_init().send()
-
-    def wait(value: int) -> None:
-        sample = _receive(subscriber)
-        _check(sample.payload().as_memory_view().cast("B")[:8], value)
-        sample.delete()
-
-    return tell, wait
-
-
-def _names(ends: _Ends) -> Way:
-    """Hand over names of shared memory, which both sides have mapped, with mp.Queue."""
-    own, other = ends.names
-    name = _NAME.format(0)
-
-    def wait(_value: int) -> None:
-        if other.get(timeout=_GET_S) != name:
-            msg = "another name has come"
-            raise RuntimeError(msg)
-
-    return lambda _value: own.put(name), wait
-
-
-def _eventfd(ends: _Ends) -> Way:
-    """Sleep in the read of an eventfd."""
-    out, back = ends.events
-    return lambda _: os.eventfd_write(out, 1), lambda _: os.eventfd_read(back)
-
-
-_WAYS: Final[Mapping[str, tuple[Callable[[_Ends], Way], tuple[str, ...]]]] = MappingProxyType(
-    {
-        "queue": (_queue, ("awake", "asleep")),
-        "queue 4096": (partial(_queue_buffers, _SMALL), ("awake", "asleep")),
-        f"queue {1 << 30}": (partial(_queue_buffers, 1 << 30), ("awake",)),
-        "iceoryx2": (_iceoryx2, ("awake",)),
-        "iceoryx2 4096": (_iceoryx2_buffers, ("awake",)),
-        "mp.Queue": (_names, ("awake", "asleep")),
-        "eventfd": (_eventfd, ("asleep",)),
-    }
-)
-"""By name and size of the buffers: how a way starts, and the states in which it is measured."""
 
 
 # Round trips ------------------------------------------------------------------------------
@@ -245,15 +49,13 @@ def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[
         The ways that are not measured. Ways whose module is not installed are not measured either.
     """
     is_there = find_spec("iceoryx2") is not None
-    chosen = [
-        name for name in _WAYS if name not in skipped and (is_there or "iceoryx2" not in name)
-    ]
-    each = [(name, state) for name in chosen for state in _WAYS[name][1]]
+    chosen = [name for name in WAYS if name not in skipped and (is_there or "iceoryx2" not in name)]
+    each = [(name, state) for name in chosen for state in WAYS[name][1]]
     # The first round starts what starts at the first use, and is not counted.
     turns = [one for number in range(rounds + 1) for one in each[:: 1 if number % 2 else -1]]
     found: dict[str, list[float]] = {}
     with _Pair(chosen, turns, count, cpus) as ends:
-        made = {name: _WAYS[name][0](ends) for name in chosen}
+        made = {name: WAYS[name][0](ends) for name in chosen}
         for (name, state), numbers in zip(turns, _numbers(turns, count), strict=True):
             ends.exchange("ready")
             times = ask(made[name], numbers, pause_s=PAUSE_S if state == "asleep" else 0.0)
@@ -280,9 +82,9 @@ class _Pair:
         self._events = [os.eventfd(0), os.eventfd(0)]
         for event in self._events:
             send_handle(self._connection, event, self.process.pid)
-        self._ends = _Ends(self._connection, self._events, self._names)
+        self._ends = Ends(self._connection, self._events, self._names)
 
-    def __enter__(self) -> _Ends:
+    def __enter__(self) -> Ends:
         return self._ends
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -292,7 +94,7 @@ class _Pair:
         end_child(self.process, self._connection)
 
 
-def _close(ends: _Ends) -> None:
+def _close(ends: Ends) -> None:
     for one in ends.kept:
         end = getattr(one, "delete", None) or getattr(one, "close", None)
         if end is not None:
@@ -314,8 +116,8 @@ def _answer(
     settle(cpu)
     connection.send("started")
     events = [recv_handle(connection) for _ in range(2)]
-    ends = _Ends(connection, events[::-1], names[::-1])
-    made = {name: _WAYS[name][0](ends) for name in ways}
+    ends = Ends(connection, events[::-1], names[::-1])
+    made = {name: WAYS[name][0](ends) for name in ways}
     for (name, state), numbers in zip(turns, _numbers(turns, count), strict=True):
         ends.exchange("ready")
         if state == "marked":
@@ -344,7 +146,7 @@ def calls(count: int, cpus: list[int]) -> dict[str, list[float]]:
     turns = [("queue", "awake"), ("queue", "marked")]
     pair = _Pair(["queue"], turns, count, cpus)
     with pair as ends:
-        way = _queue(ends)
+        way = WAYS["queue"][0](ends)
         first, second = _numbers(turns, count)
         ends.exchange("ready")
         ask(way, first, pause_s=0.0)
@@ -392,14 +194,14 @@ def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     process, connection = start_child(_consume, turns, count, cpus[1], full, free)
     depth = 4 * _BATCH
     found: dict[str, list[float]] = {}
-    with crossmem.device("host").queue(depth, _SMALL, consumers=1, prefetch=depth) as queue:
+    with crossmem.device("host").queue(depth, SMALL, consumers=1, prefetch=depth) as queue:
         connection.send(queue.export(role="consume").to_bytes())
         connection.recv()
-        names = [_NAME.format(number) for number in range(depth)]
+        names = [NAME.format(number) for number in range(depth)]
 
         def put_items() -> None:
             for _ in range(count):
-                queue.put_many([queue.allocate(timeout=_GET_S) for _ in range(_BATCH)])
+                queue.put_many([queue.allocate(timeout=GET_S) for _ in range(_BATCH)])
 
         def put_names() -> None:
             for number in range(count * _BATCH):
@@ -438,7 +240,7 @@ def _consume(
     def get_items() -> None:
         left = number
         while left:
-            items = queue.get_many(_BATCH, timeout=_GET_S)
+            items = queue.get_many(_BATCH, timeout=GET_S)
             left -= len(items)
             for item in items:
                 item.release()
@@ -495,7 +297,7 @@ class _Fan:
 
     def __init__(self, consumers: int, cpu: int) -> None:
         self.queue = crossmem.device("host").queue(
-            _BATCH, _SMALL, delivery="each", consumers=consumers
+            _BATCH, SMALL, delivery="each", consumers=consumers
         )
         handle = self.queue.export(role="consume").to_bytes()
         self._children = [start_child(_take, handle, cpu) for _ in range(consumers)]
@@ -512,7 +314,7 @@ class _Fan:
         sleep(PAUSE_S)
         start = perf_counter()
         for _ in range(count):
-            self.queue.put(self.queue.allocate(timeout=_GET_S))
+            self.queue.put(self.queue.allocate(timeout=GET_S))
         took_s = perf_counter() - start
         for _process, connection in self._children:
             connection.recv()
@@ -534,7 +336,7 @@ def _take(connection: Connection, handle: bytes, cpu: int) -> None:
     with crossmem.open_queue(handle) as queue:
         while (count := connection.recv()) >= 0:
             for _ in range(count):
-                queue.get(timeout=_GET_S).release()
+                queue.get(timeout=GET_S).release()
             connection.send("released")
     connection.send("closed")
 

@@ -29,7 +29,7 @@ from crossmem.sharing.queues.place import PAUSE_S
 from crossmem.sharing.queues.producer import Producer
 from crossmem.sharing.queues.record import QueueRecord
 from crossmem.sharing.queues.stats import QueueStats, stats_of
-from crossmem.sharing.queues.waiting import repeat, wait_s
+from crossmem.sharing.queues.waiting import may_look, repeat, wait_s
 
 __all__ = ["Queue"]
 
@@ -78,13 +78,6 @@ class Queue(Endable):
         if record is None or not self._process.is_usable:
             raise self._ended()
         return record
-
-    def _is_plain(self, timeout: object) -> bool:
-        """Whether a call with this time limit may look at once: it is valid, and so is this."""
-        process = self._process
-        return (timeout is None or (timeout.__class__ is float and timeout >= 0)) and not (  # type: ignore[operator]
-            process.is_inherited or process.is_closed
-        )
 
     def _producer(self) -> Producer:
         record = self._usable()
@@ -139,10 +132,9 @@ class Queue(Endable):
             Nothing can be put any more.
         """
         record = self._record
-        if record is not None and record.producer is not None and self._is_plain(timeout):
-            found = record.producer.hand_out()
-            if found is not None:
-                return found
+        if record is not None and record.producer is not None and may_look(self._process, timeout):
+            if (free := record.producer.hand_out()) is not None:
+                return free
         timeout_s = wait_s(timeout)
         producer = self._producer()
         producer.check()
@@ -258,7 +250,7 @@ class Queue(Endable):
         """
         record = self._record
         if stream is None and record is not None and record.consumer is not None:
-            found = record.consumer.look() if self._is_plain(timeout) else None
+            found = record.consumer.look() if may_look(self._process, timeout) else None
             if found is not None:
                 return found
         timeout_s = wait_s(timeout)

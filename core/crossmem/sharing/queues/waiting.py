@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from crossmem.errors import ConfigurationError, QueueEmptyError, QueueFullError
 from crossmem.guards import shorten
+from crossmem.sharing.base.process import Process
 from crossmem.sharing.queues.place import LOOK_S, PAUSE_S, Place
 
-__all__ = ["repeat", "wait_s"]
+__all__ = ["may_look", "repeat", "wait_s"]
 
 _T = TypeVar("_T")
 
@@ -34,6 +35,12 @@ async def repeat(place: Place, call: Callable[[], _T]) -> _T:
         place.sleepers -= 1
         loop.remove_reader(number)
         os.close(number)
+
+
+def may_look(process: Process, timeout: object) -> bool:
+    """Whether a call may look before it checks the rest: the time limit and the state are valid."""
+    is_valid = timeout is None or (timeout.__class__ is float and timeout >= 0)
+    return is_valid and not (process.is_inherited or process.is_closed)
 
 
 def wait_s(timeout: object) -> float:

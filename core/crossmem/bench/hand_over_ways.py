@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways in which two processes hand something over to each other."""
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from multiprocessing.connection import Connection
+from types import MappingProxyType
+from typing import Any, Final
+
+import crossmem
+from crossmem.bench.round_trips import Way
+
+__all__ = ["GET_S", "NAME", "SMALL", "WAYS", "Ends"]
+
+SMALL: Final = 4 << 10
+"""The number of bytes of a small buffer."""
+NAME: Final = "psm_crossmem{:04}"
+"""As long as the names of ``multiprocessing.shared_memory``."""
+GET_S: Final = 60.0
+"""The longest wait of one call, in seconds."""
+
+
+class Ends:
+    """The means of two processes to reach each other.
+
+    Parameters
+    ----------
+    connection
+        The connection to the other process.
+    events
+        An eventfd for each direction, this process's own first.
+    names
+        A queue of ``multiprocessing`` for each direction, this process's own first.
+    """
+
+    def __init__(self, connection: Connection, events: Sequence[int], names: Sequence[Any]) -> None:
+        self.connection = connection
+        self.events = events
+        self.names = names
+        self.kept: list[Any] = []
+
+    def exchange(self, item: Any) -> Any:
+        """Send an item to the other process, and return what it sends."""
+        self.connection.send(item)
+        return self.connection.recv()
+
+
+# Ways of handing over ---------------------------------------------------------------------
+
+
+def _queues(ends: Ends, nbytes: int) -> tuple[crossmem.Queue, crossmem.Queue]:
+    """Return the queue that this process fills, and the one that it reads."""
+    own = crossmem.device("host").queue(2, nbytes, consumers=1)
+    other = crossmem.open_queue(ends.exchange(own.export(role="consume").to_bytes()))
+    ends.kept += [other, own]
+    ends.exchange("opened")
+    return own, other
+
+
+def _queue(ends: Ends) -> Way:
+    """Hand over user data in a queue of crossmem."""
+    own, other = _queues(ends, SMALL)
+
+    def tell(value: int) -> None:
+        buffer = own.allocate(timeout=GET_S)
+        buffer.user_data = value.to_bytes(8, "little")
+        own.put(buffer)
+
+    def wait(value: int) -> None:
+        buffer = other.get(timeout=GET_S)
+        _check(buffer.user_data, value)
+        buffer.release()
+
+    return tell, wait
+
+
+def _queue_buffers(nbytes: int, ends: Ends) -> Way:
+    """Hand over data in the buffers of a queue of crossmem."""
+    own, other = _queues(ends, nbytes)
+
+    def tell(value: int) -> None:
+        buffer = own.allocate(timeout=GET_S)
+        with buffer.view() as view:
+            view[:8] = value.to_bytes(8, "little")
+        own.put(buffer)
+
+    def wait(value: int) -> None:
+        buffer = other.get(timeout=GET_S)
+        with buffer.view() as view:
+            _check(view[:8], value)
+        buffer.release()
+
+    return tell, wait
+
+
+def _check(data: bytes | memoryview, value: int) -> None:
+    if int.from_bytes(data, "little") != value:
+        msg = f"expected {value}, got {bytes(data)!r}"
+        raise RuntimeError(msg)
+
+
+def _ports(ends: Ends, payload: Any, **options: Any) -> tuple[Any, Any, Any]:
+    """Return iceoryx2, the publisher of this process, and a subscriber of the other one."""
+    api: Any = import_module("iceoryx2")
+    api.set_log_level(api.LogLevel.Error)
+    mode = api.SignalHandlingMode.Disabled
+    node = api.NodeBuilder.new().signal_handling_mode(mode).create(api.ServiceType.Ipc)
+
+    def service(pid: int) -> Any:
+        name = api.ServiceName.new(f"crossmem-bench-{pid}-{payload}")
+        return (
+            node.service_builder(name)
+            .publish_subscribe(payload)
+            .max_publishers(1)
+            .max_subscribers(1)
+            .history_size(0)
+            .enable_safe_overflow(False)  # noqa: FBT003 - not ours
+            .subscriber_max_buffer_size(2)
+            .subscriber_max_borrowed_samples(2)
+            .open_or_create()
+        )
+
+    builder = service(os.getpid()).publisher_builder()
+    for name, value in options.items():
+        builder = getattr(builder, name)(value)
+    publisher = builder.create()
+    subscriber = service(ends.exchange(os.getpid())).subscriber_builder().create()
+    ends.exchange("opened")
+    publisher.update_connections()
+    ends.exchange("connected")
+    ends.kept += [subscriber, publisher, node]
+    return api, publisher, subscriber
+
+
+def _receive(subscriber: Any) -> Any:
+    """Spin until a sample has come, and return it."""
+    while (sample := subscriber.receive()) is None:
+        pass
+    return sample
+
+
+def _iceoryx2(ends: Ends) -> Way:
+    """Hand over 8 bytes with iceoryx2, which copies them into and out of the sample."""
+    _api, publisher, subscriber = _ports(ends, ctypes.c_uint64)
+
+    def tell(value: int) -> None:
+        publisher.send_copy(ctypes.c_uint64(value))
+
+    def wait(value: int) -> None:
+        sample = _receive(subscriber)
+        found = sample.payload().contents.value
+        sample.delete()
+        if found != value:
+            msg = f"expected {value}, got {found}"
+            raise RuntimeError(msg)
+
+    return tell, wait
+
+
+def _iceoryx2_buffers(ends: Ends) -> Way:
+    """Hand over samples of 4 KiB with iceoryx2, which both sides see without a copy."""
+    api: Any = import_module("iceoryx2")
+    payload = api.Slice[ctypes.c_uint8]
+    _api, publisher, subscriber = _ports(ends, payload, initial_max_slice_len=SMALL)
+
+    def tell(value: int) -> None:
+        sample = publisher.loan_slice_uninit(SMALL)
+        view = sample.payload().as_memory_view().cast("B")
+        view[:8] = value.to_bytes(8, "little")
+        sample.assume_init().send()
+
+    def wait(value: int) -> None:
+        sample = _receive(subscriber)
+        _check(sample.payload().as_memory_view().cast("B")[:8], value)
+        sample.delete()
+
+    return tell, wait
+
+
+def _names(ends: Ends) -> Way:
+    """Hand over names of shared memory, which both sides have mapped, with mp.Queue."""
+    own, other = ends.names
+    name = NAME.format(0)
+
+    def wait(_value: int) -> None:
+        if other.get(timeout=GET_S) != name:
+            msg = "another name has come"
+            raise RuntimeError(msg)
+
+    return lambda _value: own.put(name), wait
+
+
+def _eventfd(ends: Ends) -> Way:
+    """Sleep in the read of an eventfd."""
+    out, back = ends.events
+    return lambda _: os.eventfd_write(out, 1), lambda _: os.eventfd_read(back)
+
+
+WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = MappingProxyType(
+    {
+        "queue": (_queue, ("awake", "asleep")),
+        "queue 4096": (partial(_queue_buffers, SMALL), ("awake", "asleep")),
+        f"queue {1 << 30}": (partial(_queue_buffers, 1 << 30), ("awake",)),
+        "iceoryx2": (_iceoryx2, ("awake",)),
+        "iceoryx2 4096": (_iceoryx2_buffers, ("awake",)),
+        "mp.Queue": (_names, ("awake", "asleep")),
+        "eventfd": (_eventfd, ("asleep",)),
+    }
+)
+"""By name and size of the buffers: how a way starts, and the states in which it is measured."""
