@@ -13,11 +13,13 @@ import pytest
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.sharing.queues.layout import SLEEPING
 from crossmem.sharing.queues.place import Place
 
 if TYPE_CHECKING:
-    from tests.integration import word_actions
+    from tests.integration import pool_life_actions, word_actions
 else:
+    import pool_life_actions
     import word_actions
 
 objects = actions.objects
@@ -237,3 +239,27 @@ def get_honest(name: str, last: int) -> list[int]:
             if user_data.startswith(b"honest:") and data == user_data:
                 found.append(int(user_data[7:]))
     return found
+
+
+def steps_of_puts(name: str, items: int) -> tuple[list[str], int, int]:
+    """Put items; return the calls to the kernel, the barriers, and the calls of core."""
+    steps = pool_life_actions.Steps().count(lambda: put(name, *[b"item"] * items))
+    return steps.kernel, steps.barriers, steps.calls.total()
+
+
+def steps_of_gets(name: str, items: int) -> tuple[list[str], int, int]:
+    """Get and release items; return as :func:`steps_of_puts`."""
+
+    def get_all_of_them() -> None:
+        for _ in range(items):
+            assert get(name) == b"item"
+
+    steps = pool_life_actions.Steps().count(get_all_of_them)
+    return steps.kernel, steps.barriers, steps.calls.total()
+
+
+def sleepers(name: str) -> int:
+    """Return how many consumers sleep."""
+    opened = objects[name]._record.opened
+    places = opened.segments[opened.terms.producers :]
+    return sum(one[SLEEPING] for one in places)

@@ -244,11 +244,8 @@ class Place:
         """Whether the session is open, and the owner was alive a moment ago."""
         opened = self.opened
         control = opened.control
-        return (
-            control[self._member] == self.session
-            and not control[END]
-            and monotonic() < opened.look_at
-        )
+        is_mine = control[self._member] == self.session
+        return is_mine and not control[END] and monotonic() < opened.look_at
 
     def check(self) -> None:
         """Raise if the session has ended.
