@@ -156,17 +156,15 @@ def test_hand_overs_are_timed(report: Report) -> None:
         ("mp.Queue", "awake", None),
         ("mp.Queue", "asleep", None),
         ("eventfd", "asleep", None),
-        *(("queue", "system calls", None) for _ in range(shutil.which("strace") is not None)),
         ("queue", stream, None),
         ("mp.Queue", stream, None),
         ("mp.Queue, both ways", stream, None),
         ("1 consumers", "put of an item", None),
         ("8 consumers", "put of an item", None),
     }
-    for (_subject, metric, _size), row in found.items():
-        if metric != "system calls":
-            assert len(row.rounds) == PLANS["smoke"].repeat_rounds
-            assert row.value > 0
+    for row in found.values():
+        assert len(row.rounds) == PLANS["smoke"].repeat_rounds
+        assert row.value > 0
     assert "Hand-overs in queues, µs" in [one.title for one in make_tables(report)]
 
 

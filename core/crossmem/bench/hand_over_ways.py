@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ SMALL: Final = 4 << 10
 """The number of bytes of a small buffer."""
 NAME: Final = "psm_crossmem{:04}"
 """As long as the names of ``multiprocessing.shared_memory``."""
+_TOGETHER_S: Final = 0.005
 GET_S: Final = 60.0
 """The longest wait of one call, in seconds."""
 
@@ -46,6 +48,14 @@ class Ends:
         """Send an item to the other process, and return what it sends."""
         self.connection.send(item)
         return self.connection.recv()
+
+    def begin(self) -> None:
+        """Return at the same time as in the other process, both awake."""
+        # The clock is the same in all processes.
+        start = perf_counter() + _TOGETHER_S
+        start = max(start, self.exchange(start))
+        while perf_counter() < start:
+            pass
 
 
 # Ways of handing over ---------------------------------------------------------------------

@@ -22,13 +22,10 @@ import crossmem
 from crossmem.bench.copies import end_child, start_child
 from crossmem.bench.hand_over_ways import GET_S, NAME, SMALL, WAYS, Ends
 from crossmem.bench.round_trips import PAUSE_S, ask, reply, settle
-from crossmem.bench.syscalls import TraceError, count_system_calls
 
 __all__ = ["CASES", "main"]
 
 _BATCH: Final = 64
-_MARK: Final = os.getpgid
-"""A harmless system call without other uses, which marks a section of a trace."""
 
 
 # Round trips ------------------------------------------------------------------------------
@@ -57,7 +54,7 @@ def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[
     with _Pair(chosen, turns, count, cpus) as ends:
         made = {name: WAYS[name][0](ends) for name in chosen}
         for (name, state), numbers in zip(turns, _numbers(turns, count), strict=True):
-            ends.exchange("ready")
+            ends.begin()
             times = ask(made[name], numbers, pause_s=PAUSE_S if state == "asleep" else 0.0)
             ends.exchange("over")
             found.setdefault(f"{name}, {state}", []).append(median(times))
@@ -118,51 +115,12 @@ def _answer(
     events = [recv_handle(connection) for _ in range(2)]
     ends = Ends(connection, events[::-1], names[::-1])
     made = {name: WAYS[name][0](ends) for name in ways}
-    for (name, state), numbers in zip(turns, _numbers(turns, count), strict=True):
-        ends.exchange("ready")
-        if state == "marked":
-            _MARK(0)
-            reply(made[name], numbers)
-            _MARK(0)
-        else:
-            reply(made[name], numbers)
+    for (name, _state), numbers in zip(turns, _numbers(turns, count), strict=True):
+        ends.begin()
+        reply(made[name], numbers)
         ends.exchange("over")
     ends.exchange("done")
     _close(ends)
-
-
-def calls(count: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the number of system calls of the second process for an item that it gets and puts.
-
-    A look at the owner, four times in a second, is less than a hundredth of a call.
-
-    Parameters
-    ----------
-    count
-        Number of items.
-    cpus
-        The CPUs of the two processes.
-    """
-    turns = [("queue", "awake"), ("queue", "marked")]
-    pair = _Pair(["queue"], turns, count, cpus)
-    with pair as ends:
-        way = WAYS["queue"][0](ends)
-        first, second = _numbers(turns, count)
-        ends.exchange("ready")
-        ask(way, first, pause_s=0.0)
-        ends.exchange("over")
-
-        def work() -> None:
-            ends.exchange("ready")
-            ask(way, second, pause_s=0.0)
-            # The other process has set its second mark.
-            ends.exchange("over")
-
-        try:
-            found = count_system_calls(pair.process.pid, work)
-        except TraceError as error:
-            raise RuntimeError(str(error)) from error
-    return {"system calls": [round(len(found) / count, 2)]}
 
 
 # Many items -------------------------------------------------------------------------------
@@ -342,7 +300,7 @@ def _take(connection: Connection, handle: bytes, cpu: int) -> None:
 
 
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
-    {"trips": trips, "calls": calls, "rates": rates, "fans": fans}
+    {"trips": trips, "rates": rates, "fans": fans}
 )
 """The cases, by name."""
 

@@ -41,9 +41,6 @@ def run(suite: Suite) -> None:
         size = int(nbytes) if nbytes else None
         rounds = [one * 1e6 for one in seconds]
         suite.report.add("hand-overs", subject, state, rounds, "us", nbytes=size)
-    counted = run_case(suite, "hand_overs", "calls", count=plan.traced, cpus=cpus)
-    for metric, values in counted.items():
-        suite.report.add("hand-overs", "queue", metric, values, "count")
     for case, metric in (("rates", "item of a stream"), ("fans", "put of an item")):
         found = run_case(
             suite, "hand_overs", case, count=plan.repeats, rounds=plan.repeat_rounds, cpus=cpus

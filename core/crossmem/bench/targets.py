@@ -252,4 +252,3 @@ def _hand_overs(report: Report) -> Iterator[Target]:
     yield Target("items in a stream, faster than mp.Queue by", measured, 10, at_least=True)
     one, eight = (of(f"{count} consumers", "put of an item") for count in (1, 8))
     yield Target("put of an item for 8 consumers, against one", _ratio(eight, one), 3)
-    yield Target("system calls of a hand-over, both awake", of("queue", "system calls"), 0)

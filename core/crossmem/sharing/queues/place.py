@@ -54,7 +54,9 @@ _T = TypeVar("_T")
 
 LOOK_S: Final = 0.25
 """The longest sleep between two looks at the owner."""
-_SPIN_S: Final = 30e-6
+_SPIN_S: Final = 100e-6
+"""How long a process looks before it sleeps. A wake-up takes some 50 microseconds. Two processes of
+which each looks for a shorter time would go on to wake each other."""
 PAUSE_S: Final = 1e-3
 """The pause between two looks at words that streams write."""
 

@@ -208,8 +208,9 @@ class Queue(Endable):
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
         """Put several items, in order; see :meth:`put`. If one raises, earlier ones were put."""
+        put = partial(self.put, **options) if options else self.put
         for item in items:
-            self.put(item, **options)
+            put(item)
 
     def _copied(self, item: Any, copy: str | None, timeout: float | None) -> SharedBuffer:
         contents = contents_of(item, copy)
@@ -250,9 +251,8 @@ class Queue(Endable):
         """
         record = self._record
         if stream is None and record is not None and record.consumer is not None:
-            found = record.consumer.look() if may_look(self._process, timeout) else None
-            if found is not None:
-                return found
+            if may_look(self._process, timeout) and (one := record.consumer.look()) is not None:
+                return one
         timeout_s = wait_s(timeout)
         stream_on(self.device, stream)
         consumer = self._consumer()
