@@ -132,8 +132,9 @@ class Queue(Endable):
             Nothing can be put any more.
         """
         record = self._record
-        if record is not None and record.producer is not None and may_look(self._process, timeout):
-            if (free := record.producer.hand_out()) is not None:
+        if record is not None and record.producer is not None:
+            free = record.producer.hand_out() if may_look(self._process, timeout) else None
+            if free is not None:
                 return free
         timeout_s = wait_s(timeout)
         producer = self._producer()
@@ -208,9 +209,8 @@ class Queue(Endable):
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
         """Put several items, in order; see :meth:`put`. If one raises, earlier ones were put."""
-        put = partial(self.put, **options) if options else self.put
         for item in items:
-            put(item)
+            self.put(item, **options)
 
     def _copied(self, item: Any, copy: str | None, timeout: float | None) -> SharedBuffer:
         contents = contents_of(item, copy)
@@ -251,8 +251,9 @@ class Queue(Endable):
         """
         record = self._record
         if stream is None and record is not None and record.consumer is not None:
-            if may_look(self._process, timeout) and (one := record.consumer.look()) is not None:
-                return one
+            found = record.consumer.look() if may_look(self._process, timeout) else None
+            if found is not None:
+                return found
         timeout_s = wait_s(timeout)
         stream_on(self.device, stream)
         consumer = self._consumer()
