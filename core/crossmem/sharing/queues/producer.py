@@ -91,6 +91,10 @@ class Producer(Place):
                 self._reclaim()
         if not (free and self.is_plain and self.is_open()) or gettrace() is not None:
             return None
+        return self._take_free()
+
+    def _take_free(self) -> SharedBuffer | None:
+        free = self._free
         record = BufferRecord(self, self.place, 0, 0, 0)
         made = SharedBuffer(record, self.opened.terms.nbytes, b"")
         # One step: no signal handler and no other thread runs before the return.
@@ -105,18 +109,14 @@ class Producer(Place):
         """Leave the end of a buffer that was not put to the other path."""
         return False
 
-    def take(self) -> BufferRecord | None:
+    def take(self) -> SharedBuffer | None:
         """Return a free buffer, None if there is none."""
         with self.lock:
             if not self._free:
                 self._reclaim()
                 if not self._free and self.opened.terms.overflow == "drop":
                     self._drop_oldest()
-                if not self._free:
-                    return None
-            record = BufferRecord(self, self.place, 0, 0, 0)
-            record.buffer = self._free.popleft()
-            return record
+            return self._take_free()
 
     def take_back(self, record: BufferRecord, stream: int | None) -> None:
         """Take a buffer that was not put."""

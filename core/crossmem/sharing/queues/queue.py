@@ -141,15 +141,13 @@ class Queue(Endable):
         producer.check()
         if producer.opened.terms.overflow != "wait":
             timeout_s = 0.0
-        taken = producer.wait(
+        buffer = producer.wait(
             producer.take, producer.check, timeout_s, polls=producer.waits_for_streams
         )
-        if taken is None:
+        if buffer is None:
             msg = f"no buffer of {self.depth} became free within {timeout_s:g} s"
             hint = "wait longer with timeout=, or make the queue deeper"
             raise QueueFullError(msg, operation="allocate", hint=hint)
-        buffer = SharedBuffer(taken, self.nbytes, b"")
-        buffer._record = taken
         return buffer
 
     def put(
