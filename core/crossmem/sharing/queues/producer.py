@@ -19,6 +19,7 @@ from crossmem.sharing.queues.layout import (
     READY,
     SESSIONS,
     SIZES,
+    SLEEPING,
     STREAMS,
     TAIL,
     TARGET,
@@ -135,15 +136,19 @@ class Producer(Place):
         opened, released = self.opened, self._released
         control, segments, decision = opened.control, opened.segments, self._decision
         first, count = opened.terms.producers - 1, opened.terms.consumers
-        is_plain = self._is_one and self.is_plain
-        for buffer, (stamp, target) in list(self._flying.items()):
+        is_plain, flying, given = self._is_one and self.is_plain, self._flying, self._given
+        for buffer, (stamp, target) in list(flying.items()):
             consumer = target >> 48
             # The usual entry, which this producer has given to a consumer, needs no call.
             if is_plain and 0 < consumer <= count and control[decision + buffer] >> 8 != stamp:
-                is_back = segments[first + consumer][released + buffer] == stamp
-            else:
-                is_back = self._is_back(buffer, stamp, target)
-            if is_back:
+                if segments[first + consumer][released + buffer] != stamp:
+                    continue
+                one = (buffer,)
+                # One step, as in _take_entry().
+                self._free += one
+                del flying[buffer]
+                given[target] -= 1
+            elif self._is_back(buffer, stamp, target):
                 self._take_entry(buffer, target)
 
     def _is_back(self, buffer: int, stamp: int, target: int) -> bool:
@@ -232,8 +237,15 @@ class Producer(Place):
                 raise failure
             if stream is not None:
                 wanted = self._sign(record.buffer, stream)
+        opened, targets = self.opened, self._targets
+        control = opened.control
         with self.lock:
-            target = self._choose() if self._is_one else 0
+            target = 0
+            if self._is_one:
+                # The usual case: there is one consumer, and it has room.
+                if len(targets) == 1 and not self._left and control[SESSIONS] == self._changes:
+                    target = targets[0] if self._given[targets[0]] < opened.terms.prefetch else 0
+                target = target or self._choose()
             self._publish(record, length << 8 | len(user_data), user_data, wanted, target)
         self._tell(target)
 
@@ -308,11 +320,11 @@ class Producer(Place):
         if not self._is_one:
             opened.wake_consumers()
             return
-        consumer = (target >> 48) - 1
-        if target:
-            opened.wake(opened.terms.producers + consumer)
+        place = opened.terms.producers + (target >> 48) - 1
+        if target and (opened.terms.is_fenced or opened.segments[place][SLEEPING]):
+            opened.wake(place)
         # The owner ends a session, takes the barrier, and then looks for entries.
-        if not target or opened.consumer(consumer) != target & MAX_STAMP:
+        if not target or opened.control[HEADER_WORDS + place] != target & MAX_STAMP:
             ring(opened.owner_bell)
 
     @override
