@@ -5,7 +5,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from math import inf
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from crossmem.errors import ConfigurationError, QueueEmptyError, QueueFullError
 from crossmem.guards import shorten
@@ -15,6 +15,7 @@ from crossmem.sharing.queues.place import LOOK_S, PAUSE_S, Place
 __all__ = ["may_look", "repeat", "wait_s"]
 
 _T = TypeVar("_T")
+_NUMBERS: Final = (float, int)
 
 
 async def repeat(place: Place, call: Callable[[], _T]) -> _T:
@@ -39,7 +40,7 @@ async def repeat(place: Place, call: Callable[[], _T]) -> _T:
 
 def may_look(process: Process, timeout: object) -> bool:
     """Whether a call may look before it checks the rest: the time limit and the state are valid."""
-    is_valid = timeout is None or (timeout.__class__ is float and timeout >= 0)
+    is_valid = timeout is None or (type(timeout) in _NUMBERS and timeout >= 0)  # type: ignore[operator]
     return is_valid and not (process.is_inherited or process.is_closed)
 
 
