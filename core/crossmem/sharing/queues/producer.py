@@ -297,7 +297,7 @@ class Producer(Place):
         if self._left and control[self._decided] < self._left:
             # Entries that were left to the owner come first.
             return 0
-        if (changes := control[SESSIONS]) != self._changes:
+        if (changes := words.observe(control, SESSIONS)) != self._changes:
             consumers = range(self.opened.terms.consumers)
             sessions = [(one, self.opened.consumer(one)) for one in consumers]
             self._targets = [target_of(one, session) for one, session in sessions if session]
