@@ -22,7 +22,7 @@ PROGRAMS = {
     "ranks": r"(version \d: copied by 8 ranks in .* ms(; calls of the trainer: .*)?\n){4}"
     r"(rank \d: found 4 versions(; calls of the rank for all: .*)?\n){8}",
     "loader": r"32 batches from 2 workers on .* ms to receive one, .* GB/s\n",
-    "batches": r"64 batches from 4 producers on .*: consumers got [1-9]\d* \+ [1-9]\d*, \d+ us .*\n",
+    "batches": r"64 batches from 4 producers on .*: consumers got [1-9]\d* \+ [1-9]\d*, .* us .*\n",
     "broadcast": r"(version \d: waited .* ms for a buffer, put to 8 ranks in \d+ us\n){4}"
     r"(rank \d: found 4 versions\n){8}",
 }
