@@ -65,7 +65,6 @@ app.callback(
     epilog=examples(
         (
             ("crossmem demo", "see three processes share 256 MiB"),
-            ("crossmem demo --queue", "see a queue carry 256 MiB to three processes"),
             ("crossmem devices", "list the devices, and why other backends are unusable"),
             ("crossmem bench", "compare crossmem with shared_memory"),
             ("crossmem conformance", "test that a backend keeps the contract"),
