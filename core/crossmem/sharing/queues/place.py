@@ -16,7 +16,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
 
 from crossmem.control import words
@@ -37,6 +37,7 @@ from crossmem.sharing.base.usage import Usage
 from crossmem.sharing.queues.layout import (
     CLOSED,
     END,
+    HEADER_WORDS,
     MAX_STAMP,
     ROUND,
     SLEEPING,
@@ -83,6 +84,11 @@ class Opened:
     """The memory of the segments and buffers."""
     is_owner_alive: Callable[[], bool]
     looked_at: float = 0.0
+    first_stop: int = field(init=False)
+    """The word of :meth:`Terms.stop` of the first ring."""
+
+    def __post_init__(self) -> None:
+        self.first_stop = self.terms.stop(0)
 
     def pointer(self, producer: int, buffer: int) -> int:
         """Return the address of a buffer."""
@@ -90,7 +96,7 @@ class Opened:
 
     def member(self, place: int) -> int:
         """Return the session that is open at a ring or place, 0 if none is."""
-        found = words.observe(self.control, self.terms.member(place))
+        found = words.observe(self.control, HEADER_WORDS + place)
         return found if found % 2 else 0
 
     def consumer(self, index: int) -> int:
@@ -101,7 +107,7 @@ class Opened:
         """Return the last stamp that a producer has published. Rubbish counts as nothing."""
         found = words.observe(self.segments[producer], TAIL)
         # A producer whose session has ended may still write.
-        return min(found, self.control[self.terms.stop(producer)]) if found <= MAX_STAMP else 0
+        return min(found, self.control[self.first_stop + producer]) if found <= MAX_STAMP else 0
 
     def released(self, consumer: int, producer: int, buffer: int) -> int:
         """Return the stamp that a consumer has released last in a buffer."""
