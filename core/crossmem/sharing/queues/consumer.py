@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 from typing_extensions import override
 
 from crossmem.control import words
-from crossmem.control.barrier import IS_REGISTERED
 from crossmem.errors import ClosedError
 from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer
 from crossmem.sharing.queues.layout import (
@@ -180,7 +179,7 @@ class Consumer(Place):
         if terms.overflow == "drop":
             held = terms.held(producer, buffer)
             words.store(self.words, held, stamp)
-            if not IS_REGISTERED:
+            if terms.is_fenced:
                 words.fence()
         size = min(ring_[at + SIZES] & 255, MAX_USER_DATA_NBYTES)
         length = min(ring_[at + SIZES] >> 8, terms.nbytes)

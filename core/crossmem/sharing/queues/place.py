@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
 
 from crossmem.control import words
-from crossmem.control.barrier import IS_REGISTERED
 from crossmem.driver import Streams, StreamWords, stream_words_of
 from crossmem.errors import (
     AccessDeniedError,
@@ -55,7 +54,7 @@ LOOK_S: Final = 0.25
 """The longest sleep between two looks at the owner."""
 _SPIN_S: Final = 30e-6
 PAUSE_S: Final = 1e-3
-"""The pause between two looks at words that streams write, or in a process without barriers."""
+"""The pause between two looks at words that streams write."""
 
 
 def ring(bell: int) -> None:
@@ -121,7 +120,7 @@ class Opened:
 
     def wake(self, place: int) -> None:
         """Wake the process of a ring or place if it sleeps, after a store that it waits for."""
-        if not IS_REGISTERED:
+        if self.terms.is_fenced:
             words.fence()
         if words.load(self.segments[place], SLEEPING):
             ring(self.bells[place])
@@ -357,7 +356,7 @@ class Place:
                 left_s = end - time.monotonic()
                 if left_s <= 0:
                     return None
-                if polls() or not IS_REGISTERED:
+                if polls():
                     time.sleep(min(left_s, PAUSE_S))
                 else:
                     poller = select.poll()
