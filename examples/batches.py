@@ -102,7 +102,9 @@ def main() -> None:
             process.start()
             producers.append(process)
 
-        found, took_s, shares = {}, [], []
+        found: dict[tuple[int, int], str] = {}
+        took_s: list[float] = []
+        shares: list[str] = []
         for process, pipe in consumers:
             # An end without a message is the death of the consumer.
             if not pipe.poll(DEADLINE_S):

@@ -29,7 +29,7 @@ DEPTH = 2
 
 def be_rank(handle: crossmem.QueueHandle, device: str, pipe: Connection) -> None:
     """Copy each version, until the trainer has finished."""
-    digests = []
+    digests: list[str] = []
     with (
         crossmem.open_queue(handle, device=device) as queue,
         crossmem.device(device).allocate(queue.nbytes) as mine,

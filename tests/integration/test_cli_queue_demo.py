@@ -41,8 +41,11 @@ def run(*arguments: str | Path, path: Sequence[Path] = (), **environment: str) -
     return command("demo", "--queue", *arguments, path=path, **environment)
 
 
-def report_of(*arguments: str | Path, **environment: str) -> QueueDemoReport:
-    done = run(*arguments, "--json", **environment)
+def report_of(*arguments: str | Path) -> QueueDemoReport:
+    return checked(run(*arguments, "--json"))
+
+
+def checked(done: Done) -> QueueDemoReport:
     assert (done.returncode, done.stderr) == (0, "")
     return QueueDemoReport.model_validate_json(done.stdout)
 
@@ -85,8 +88,13 @@ def test_a_byte_is_a_chunk(tmp_path: Path) -> None:
 
 
 def test_on_an_emulated_gpu(data: Path, tmp_path: Path) -> None:
-    environment = {"CROSSMEM_RUNTIME": "hip=emulated", "CROSSMEM_EMULATED_STATE": str(tmp_path)}
-    report = report_of(data, "--device", "hip:0", "--no-copy", "-n", "2", **environment)
+    report = checked(
+        run(
+            *(data, "--device", "hip:0", "--no-copy", "-n", "2", "--json"),
+            CROSSMEM_RUNTIME="hip=emulated",
+            CROSSMEM_EMULATED_STATE=str(tmp_path),
+        )
+    )
 
     assert (report.ok, report.device) == (True, "hip:0")
 

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING
 
 import pytest
@@ -144,9 +145,8 @@ def test_every_form_is_the_same_handle(
 
 def test_what_stays_in_its_process_says_what_to_send(queues: tuple[Queue, Queue]) -> None:
     requests, _ = queues
-    pickler = multiprocessing.get_context("spawn").reducer.ForkingPickler
     with requests.allocate() as buffer:
         for one, hint in ((requests, "export(role=...)"), (buffer, "put it")):
             with pytest.raises(UnsupportedError) as caught:
-                pickler.dumps(one)
+                ForkingPickler.dumps(one)
             assert hint in (caught.value.hint or "")

@@ -277,6 +277,6 @@ class Shared(Published, Generic[_T_co]):
         return _restore, (self.to_bytes(),)
 
 
-def _restore(blob: bytes) -> Shared:
+def _restore(blob: bytes) -> "Shared[Any]":
     # A function of this module, because cloudpickle would send the code of a method.
     return Shared.from_bytes(blob)

@@ -3,6 +3,8 @@
 
 import pickle
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,12 +15,13 @@ import crossmem
 def test_a_pickle_names_a_function_and_has_the_bytes(kind: str) -> None:
     device = crossmem.device("host")
     with device.allocate(64) as allocation, device.timeline() as timeline, device.queue(1, 1) as q:
-        value = {
+        makers: dict[str, Callable[[], Any]] = {
             "allocation": allocation.export,
             "timeline": timeline.export,
             "queue": lambda: q.export(role="consume"),
             "tree": lambda: crossmem.share({"name": "tree"}, copy=True),
-        }[kind]()
+        }
+        value = makers[kind]()
         function, arguments, *_ = value.__reduce__()
 
         # By this, cloudpickle decides. It sends the code of all other functions, as Ray does then.
