@@ -221,3 +221,15 @@ def test_killed_secondaries_are_reported(running: subprocess.Popen[str]) -> None
     error = ErrorReport.model_validate_json(stdout)
     assert any(f"pid {pid}" in error.message for pid in victims)
     assert "killed by signal 9" in error.message
+
+
+def test_ctrl_c_ends_the_stream_and_its_secondaries(running: subprocess.Popen[str]) -> None:
+    secondaries = secondaries_of(running)
+    os.kill(running.pid, signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=_DEADLINE_S)
+
+    assert running.returncode == 130
+    assert "Traceback" not in stderr
+    assert ErrorReport.model_validate_json(stdout).error == "Interrupted"
+    # The primary has waited for them.
+    assert not any(Path(f"/proc/{pid}").exists() for pid in secondaries)

@@ -162,7 +162,10 @@ class QueueDemo:
             for child in crew:
                 child.check()
             if waited_s > self.timeout:
-                raise ConsumerError(f"no secondary took a chunk within {self.timeout:.0f} s")
+                raise ConsumerError(
+                    f"no secondary took a chunk within {self.timeout:.0f} s",
+                    hint="give a longer --timeout, or look whether the secondaries are stopped",
+                )
 
         with (
             closing(self.open_source()) as source,
