@@ -198,7 +198,6 @@ class Admission:
         if row is None:
             return Refusal(Status.NO_ROW, f"it has {_MAX_ROWS} rows of leases already")
         export.rows[row] = row.segment.words
-        registry.note_change(export)
         if row not in export.since:
             export.since[row] = time.time()
             registry.events.note(EventKind.LEASED, export, holder.pid)

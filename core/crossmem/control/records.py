@@ -132,8 +132,8 @@ class Export:
     is_exclusive: bool = False
     """Whether only one process at a time may hold it: a place in a queue."""
     on_change: Callable[[], object] | None = None
-    """Called without a lock after a grant, a hint about its slot, or the death of a holder; by the
-    lease server's thread or an application's."""
+    """Called without a lock after the death of a process that was granted it; by the lease server's
+    thread or an application's."""
 
     def has(self, generation: int) -> bool:
         """Whether a handle of that generation names this export.

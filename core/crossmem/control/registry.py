@@ -44,7 +44,7 @@ class LeaseRegistry:
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not notified yet."""
         self._changed: dict[Export, None] = {}
-        """Exports whose owners are told about a change soon."""
+        """Exports of which a holder has died, and whose owners are told soon."""
         self._waiters = Waiters(self.lock)
         """The threads that wait for the end of a lease."""
         self.myself = Holder(identity.pid, identity.uid)
@@ -272,7 +272,7 @@ class LeaseRegistry:
             ]
 
     def tell(self) -> None:
-        """Notify the owners of idle memory and of changes, and send events to observers.
+        """Notify the owners of idle memory and of deaths, and send events to observers.
 
         The lock is not held.
         """
@@ -326,10 +326,8 @@ class LeaseRegistry:
     def hint(self, slots: Iterable[int]) -> None:
         """Check the memory of slots, after a peer's hint that a hold of it has ended."""
         with self.lock:
-            exports = [one for one in map(self.granted.get, set(slots)) if one is not None]
-            for export in exports:
-                self.note_change(export)
-            for unit in {one.unit for one in exports}:
+            exports = map(self.granted.get, set(slots))
+            for unit in {one.unit for one in exports if one is not None}:
                 self._note_if_idle(unit)
             self._waiters.ring()
 
@@ -349,8 +347,7 @@ class LeaseRegistry:
             for row in holder.rows.values():
                 self.forget_row(row)
             holder.rows.clear()
-            for export in holder.exports:
-                self.note_change(export)
+            self._changed.update((one, None) for one in holder.exports if one.on_change)
             for unit in {export.unit for export in holder.exports}:
                 self._note_if_idle(unit)
             holder.exports.clear()
@@ -367,11 +364,6 @@ class LeaseRegistry:
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
-
-    def note_change(self, export: Export) -> None:
-        """Tell the export's owner soon that something about its holders has changed."""
-        if export.on_change is not None:
-            self._changed[export] = None
 
     def claim(self, export: Export) -> bool:
         """Whether a process may hold an export now: always, unless the export is exclusive.

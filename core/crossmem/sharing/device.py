@@ -18,8 +18,9 @@ from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.exporter.adoption import Adoption, Neighbours, adopt
 from crossmem.sharing.exporter.allocation import Allocation, allocate
 from crossmem.sharing.pools.pool import Pool, make_pool
-from crossmem.sharing.queues.opened import Delivery, Overflow
-from crossmem.sharing.queues.queue import Queue, make_queue
+from crossmem.sharing.queues.layout import Delivery, Overflow
+from crossmem.sharing.queues.making import make_queue
+from crossmem.sharing.queues.queue import Queue
 from crossmem.sharing.ranges.address_range import AddressRange, reserve
 from crossmem.sharing.timelines.ends import HandOver
 from crossmem.sharing.timelines.making import make_timeline

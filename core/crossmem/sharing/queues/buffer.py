@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers of queues: memory that belongs to one side at a time."""
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from typing_extensions import override
 
+from crossmem.driver import streams_of
 from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.guards import is_within, shorten
 from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.queues.layout import MAX_USER_DATA_NBYTES
-from crossmem.sharing.queues.opened import Opened
+from crossmem.sharing.queues.place import Opened
 
-__all__ = ["BufferRecord", "SharedBuffer"]
+__all__ = ["BufferRecord", "SharedBuffer", "stream_on", "taken_from"]
 
 
 class Holder(Protocol):
@@ -20,7 +23,7 @@ class Holder(Protocol):
 
     opened: Opened
 
-    def take_back(self, record: "BufferRecord", stream: Any) -> None:
+    def take_back(self, record: "BufferRecord", stream: int | None) -> None:
         """Take a buffer that the application has released. A second call does nothing."""
         ...
 
@@ -40,7 +43,7 @@ class BufferRecord(Record):
         """The stamp of its entry; 0 for a buffer that was not put yet."""
         self.count = count
         """How often it was delivered."""
-        self.stream: Any = None
+        self.stream: int | None = None
         """The stream whose work must be complete before the release."""
 
     @override
@@ -53,7 +56,7 @@ class BufferRecord(Record):
 class SharedBuffer(Memory):
     """A buffer of a queue. Made by :meth:`crossmem.Queue.allocate` and :meth:`crossmem.Queue.get`.
 
-    It has the methods of an allocation, except ``export``. A context manager that releases it.
+    It has the methods of an allocation, but no handle. A context manager that releases it.
 
     Attributes
     ----------
@@ -71,6 +74,8 @@ class SharedBuffer(Memory):
     _record: BufferRecord | None
 
     def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
+        # The caller sets it: from then on, the finaliser of this object releases the buffer.
+        self._record = None
         opened = record.holder.opened
         readonly = record.stamp != 0 and opened.terms.delivery == "each"
         super().__init__(
@@ -79,8 +84,6 @@ class SharedBuffer(Memory):
         self._pointer = opened.pointer(record.producer, record.buffer)
         self._data_length = length
         self._user_data = user_data
-        # The last statement: from here on, the finaliser of this object releases the buffer.
-        self._record = record
 
     @override
     def __repr__(self) -> str:
@@ -121,7 +124,8 @@ class SharedBuffer(Memory):
         self._refuse_consumer("data_length")
         if not is_within(value, 0, self.nbytes):
             msg = f"data_length is {shorten(value)}; it must be from 0 to {self.nbytes} bytes"
-            raise InvalidSizeError(msg, operation="data_length")
+            hint = "set the number of bytes that consumers read"
+            raise InvalidSizeError(msg, operation="data_length", hint=hint)
         self._data_length = value
 
     @property
@@ -145,7 +149,9 @@ class SharedBuffer(Memory):
         self._refuse_consumer("user_data")
         if not isinstance(value, bytes | bytearray | memoryview):
             msg = f"user_data must be bytes, not {type(value).__name__}"
-            raise ConfigurationError(msg, operation="user_data")
+            raise ConfigurationError(
+                msg, operation="user_data", hint="encode it, for example as JSON"
+            )
         data = bytes(value)
         if len(data) > MAX_USER_DATA_NBYTES:
             msg = f"user_data has {len(data)} bytes; at most {MAX_USER_DATA_NBYTES} are allowed"
@@ -178,22 +184,49 @@ class SharedBuffer(Memory):
         """
         record = self._record
         if record is not None:
-            record.stream = stream
+            record.stream = stream_on(self.device, stream)
         self._end()
+
+    def export(self, **_options: object) -> NoReturn:
+        """Refuse: a buffer of a queue has no handle.
+
+        Raises
+        ------
+        UnsupportedError
+            Always.
+        """
+        msg = "a buffer of a queue has no handle"
+        raise UnsupportedError(msg, operation="export", hint="put it, or export an allocation")
 
     def _refuse_consumer(self, name: str) -> None:
         if self._usable().stamp:
             msg = f"only the producer of a buffer sets its {name}"
-            raise UnsupportedError(msg, operation=name)
+            raise UnsupportedError(msg, operation=name, hint="copy what you need before release()")
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        msg = "a buffer of a queue has no handle; put it, or put a copy into another queue"
-        raise UnsupportedError(msg)
+    def __reduce__(self) -> NoReturn:
+        self.export()
 
 
-def taken_from(buffer: SharedBuffer, operation: str) -> BufferRecord:
-    """End a buffer without its release, and return its record: it is handed over.
+def stream_on(device: LocalDevice, stream: Any) -> int | None:
+    """Return the vendor's handle of a stream, None for None.
+
+    Raises
+    ------
+    UnsupportedError, ConfigurationError
+        The device has no streams, or the value is not a stream.
+    """
+    if stream is None:
+        return None
+    number = stream_of(stream)
+    if streams_of(device.driver) is None:
+        msg = f"{device.name} has no streams"
+        raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
+    return number
+
+
+def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
+    """End a buffer without its release, and return its record: its holder puts it.
 
     Raises
     ------
@@ -201,9 +234,15 @@ def taken_from(buffer: SharedBuffer, operation: str) -> BufferRecord:
         A view of the buffer is alive. Nothing has changed then.
     ClosedError, ForkedProcessError
         It was handed over or released before.
+    UnsupportedError
+        It belongs to another queue, or was received.
     """
     with buffer._process.state:
         record = buffer._usable()
-        buffer._refuse_if_used(operation)
+        if record.holder is not holder:
+            msg = "this buffer belongs to another queue or producer, or was received"
+            hint = "allocate a buffer of this queue, or pass an array with copy='allow'"
+            raise UnsupportedError(msg, operation="put", hint=hint)
+        buffer._refuse_if_used("put")
         buffer._record = None
     return record

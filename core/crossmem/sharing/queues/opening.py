@@ -4,59 +4,82 @@
 import base64
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
-from typing import Any, Final
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, ClassVar, Final, get_args
 
-from crossmem.errors import BusyError, CrossmemError, InvalidHandleError
+from typing_extensions import override
+
+from crossmem.errors import BusyError, InvalidHandleError
 from crossmem.guards import check_timeout, is_within, shorten
-from crossmem.models import ShareableHandle
+from crossmem.models import Access, ShareableHandle
 from crossmem.models.queue_handle import QueueHandle, QueueRole
 from crossmem.sharing.base.devices import LocalDevice
-from crossmem.sharing.base.memory import usage_of
+from crossmem.sharing.base.memory import leave_to_views, usage_of
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import request_of
 from crossmem.sharing.importer.table import ImportTable
-from crossmem.sharing.queues.layout import SESSION
-from crossmem.sharing.queues.opened import Opened, Terms
-from crossmem.sharing.queues.owner import QueueOwner, Segment
+from crossmem.sharing.queues.layout import MAX_STAMP, TAIL, Delivery, Overflow, Terms
+from crossmem.sharing.queues.owner import QueueOwner
+from crossmem.sharing.queues.place import Opened
 
-__all__ = ["Places", "claim", "make_directory", "open_segments"]
+__all__ = ["MAX_DEPTH", "MAX_PLACES", "Queues", "make_directory", "open_segments", "take_place"]
 
+MAX_DEPTH: Final = 2**16
+MAX_PLACES: Final = 64
+_LIMITS: Final = {
+    "depth": MAX_DEPTH,
+    "stride": 2**48,
+    "producers": MAX_PLACES,
+    "consumers": MAX_PLACES,
+    "prefetch": MAX_DEPTH,
+}
 _LENGTH_NBYTES: Final = 8
-_LOOK_S: Final = 0.25
-_MAX: Final = {"depth": 2**16, "producers": 64, "consumers": 64, "prefetch": 2**16}
+_GRACE_S: Final = 0.5
+"""How long a place may take to become free after its process has died."""
+_PAUSE_S: Final = 2e-3
 
 
-class Places(Part):
-    """The places that this process has in queues, by the core of their handles."""
+class Queues(Part):
+    """The queues of this process, and its places in queues, by the core of their handles."""
+
+    closing: ClassVar = -4
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
+        self.owned: dict[QueueOwner, None] = {}
         self.taken: set[bytes] = set()
 
+    @override
+    def close_at_exit(self) -> None:
+        """Tell the other processes that the queues have ended."""
+        for owner in list(self.owned):
+            owner.close()
 
-def make_directory(owner: QueueOwner, role: QueueRole, arena: ShareableHandle) -> Segment:
-    """Return memory that names everything that a process with a role needs."""
-    rings, places = len(owner.rings), owner.exclusive[len(owner.rings) :]
-    mine = places if role == "consume" else owner.exclusive[:rings]
-    shared = [one.export("ro").handle for one in (owner.control, *owner.rings, *owner.places)]
+
+def make_directory(owner: QueueOwner, role: QueueRole) -> ShareableHandle:
+    """Return the handle of memory that names everything that a process with a role needs."""
+    terms = owner.terms
+    is_guarded = owner.opened.device.capabilities.readonly_exports
+    access: Access = "rw"
+    if role == "consume" and terms.delivery == "each" and is_guarded:
+        access = "ro"
+    places = slice(terms.producers) if role == "produce" else slice(terms.producers, None)
+    named = [owner.export_arena(access), *owner.shared]
     text = json.dumps(
         {
-            "terms": asdict(owner.terms),
-            "arena": _pack(arena),
-            "shared": [_pack(one) for one in shared],
-            "mine": [_pack(one.handle) for one in mine],
+            "role": role,
+            "terms": asdict(terms),
+            "shared": [_pack(one) for one in named],
+            "mine": [_pack(one.handle) for one in owner.exclusive[places]],
         }
     ).encode()
-    text += bytes(-len(text) % 8)
-    made = Segment(owner.process, owner.control.allow, _LENGTH_NBYTES + len(text))
-    made.view[_LENGTH_NBYTES:] = text
-    made.view[:_LENGTH_NBYTES] = len(text).to_bytes(_LENGTH_NBYTES, "little")
-    return made
+    made = owner.add_memory(len(text).to_bytes(_LENGTH_NBYTES, "little") + text)
+    return made.export(allow=owner.allow, access="ro")
 
 
 def _pack(handle: ShareableHandle) -> str:
@@ -67,23 +90,32 @@ def _unpack(text: str) -> ShareableHandle:
     return ShareableHandle.from_bytes(base64.b64decode(text))
 
 
-def _read_directory(handle: QueueHandle, timeout: float | None) -> tuple[Terms, Any]:
+def _read_directory(
+    handle: QueueHandle, timeout: float | None
+) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
     """Return the contents of a directory, after all checks: its writer is another process."""
     with attach(handle.directory, readonly="advisory", timeout=timeout) as mapping:
         blob = mapping.read()
     try:
         size = int.from_bytes(blob[:_LENGTH_NBYTES], "little")
-        found = json.loads(blob[_LENGTH_NBYTES : _LENGTH_NBYTES + size].rstrip(b"\0"))
-        terms = Terms(**{field.name: found["terms"][field.name] for field in fields(Terms)})
-        numbers = {name: getattr(terms, name) for name in _MAX}
-        is_right = all(is_within(numbers[name], 1, most) for name, most in _MAX.items())
-        is_right = is_right and is_within(terms.nbytes, 1, terms.stride)
-        if not is_right or len(found["shared"]) != 1 + terms.producers + terms.consumers:
-            raise ValueError(shorten(numbers))
-    except (ValueError, KeyError, TypeError) as error:
-        msg = f"the directory of the queue cannot be read: {shorten(str(error))}"
-        raise InvalidHandleError(msg, operation="open_queue") from error
-    return terms, found
+        found = json.loads(blob[_LENGTH_NBYTES : _LENGTH_NBYTES + size])
+        terms = Terms(**found["terms"])
+        named, mine = ([_unpack(one) for one in found[name]] for name in ("shared", "mine"))
+        if not (
+            all(is_within(getattr(terms, name), 1, most) for name, most in _LIMITS.items())
+            and is_within(terms.nbytes, 1, terms.stride)
+            and terms.delivery in get_args(Delivery)
+            and terms.overflow in get_args(Overflow)
+            and found["role"] == handle.role
+            and len(named) == 2 + terms.places
+            and len(mine) == getattr(terms, handle.role + "rs")
+        ):
+            raise ValueError(shorten(terms))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"the directory of the queue cannot be read: {shorten(str(error), 80)}"
+        hint = "pass the bytes of queue.export(role=...).to_bytes() unchanged"
+        raise InvalidHandleError(msg, operation="open_queue", hint=hint) from error
+    return terms, named, mine
 
 
 def open_segments(
@@ -91,112 +123,87 @@ def open_segments(
     handle: QueueHandle,
     device: LocalDevice | str | None,
     timeout: float | None,
-) -> tuple[Opened, list[ShareableHandle], list[Mapping]]:
-    """Map the segments of a queue.
-
-    Returns
-    -------
-    tuple
-        The queue, the handles of the places of the role, and the mappings to unmap at the end.
-    """
-    terms, found = _read_directory(handle, timeout)
-    handles = [_unpack(one) for one in found["shared"]]
+) -> tuple[Opened, list[ShareableHandle]]:
+    """Map the segments of a queue; return the handles of the role's places, too."""
+    terms, (arena_handle, *handles), mine = _read_directory(handle, timeout)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
-    requests = [
-        request_of(process, one, None, False)._replace(extras=index > 0)  # noqa: FBT003
-        for index, one in enumerate(handles)
-    ]
+    readonly: Any = False
+    if handle.role == "consume" and terms.delivery == "each" and arena_handle.access == "rw":
+        readonly = "advisory"
+    requests = [request_of(process, one, None, False)._replace(extras=1) for one in handles]  # noqa: FBT003
     uses = [Use(process, one.core) for one in handles]
     kept: list[Mapping] = []
     try:
         process.part(ImportTable).acquire(requests, uses, timeout_s)
+        bells = []
         for use, one in zip(uses, handles, strict=True):
             assert use.record is not None  # noqa: S101 - acquire() has set it
             base = use.record.map(use, remappable=False)
             kept.append(Mapping(use, use.record, one, base, readonly=True))
-        is_readonly = handle.role == "consume" and terms.delivery == "each"
-        arena_handle = _unpack(found["arena"])
-        readonly: Any = "advisory" if is_readonly and arena_handle.access == "rw" else False
+            bells += use.record.extras  # type: ignore[attr-defined]
+        control, *segments = [one.view().cast("Q") for one in kept]
         arena = attach(arena_handle, device=device, readonly=readonly, timeout=timeout)
         kept.append(arena)
-        shape = terms.shape
-        sizes = [shape.control_nbytes, *[shape.ring_nbytes] * terms.producers]
-        sizes += [shape.place_nbytes] * terms.consumers
-        views = [one.view().cast("Q") for one in kept[:-1]]
-        if any(8 * len(one) != size for one, size in zip(views, sizes, strict=True)):
+        sizes = [len(one) for one in (control, *segments)]
+        is_whole = arena.nbytes >= terms.stride * terms.depth * terms.producers
+        if sizes != terms.sizes or len(bells) != len(sizes) or not is_whole:
             msg = "the segments of the queue have other sizes than its directory says"
-            raise InvalidHandleError(msg, operation="open_queue")
-        bells = [use.record.extras[0] for use in uses[1:]]  # type: ignore[union-attr]
-        opened = Opened(
-            process,
-            arena.device,
-            terms,
-            segments=views,
-            bells=bells,
-            base=arena.ptr,
-            usage=usage_of(arena),
-            tell_owner=_teller(uses, terms),
-            is_owner_alive=_looker(kept[0]),
-            kept=kept,
-        )
+            hint = "pass the bytes of queue.export(role=...).to_bytes() unchanged"
+            raise InvalidHandleError(msg, operation="open_queue", hint=hint)
     except BaseException:
         for mapping in kept:
-            mapping._is_left = True
+            leave_to_views(mapping)
         for use in uses:
             process.deferred.ready[use] = None
         process.drain()
         raise
-    return opened, [_unpack(one) for one in found["mine"]], kept
+    usage, mapped = usage_of(arena), kept[0]
+    opened = Opened(
+        process,
+        arena.device,
+        terms,
+        control,
+        segments,
+        bells[0],
+        bells[1:],
+        arena.ptr,
+        usage,
+        kept,
+        lambda: mapped.owner_alive,
+    )
+    return opened, mine
 
 
-def _teller(uses: Sequence[Use], terms: Terms) -> Callable[[bool, int], None]:
-    def tell(is_producer: bool, index: int) -> None:  # noqa: FBT001
-        use = uses[1 + index + (0 if is_producer else terms.producers)]
-        if use.record is not None:
-            use.record.hint(use.record.row_of(use.core).slot)
-
-    return tell
-
-
-def _looker(mapping: Mapping) -> Callable[[], bool]:
-    """Return a function that looks at the owner at most every quarter of a second."""
-    look_at, is_alive = 0.0, True
-
-    def look() -> bool:
-        nonlocal look_at, is_alive
-        now = time.monotonic()
-        if now >= look_at:
-            is_alive, look_at = mapping.owner_alive, now + _LOOK_S
-        return is_alive
-
-    return look
-
-
-def claim(
-    opened: Opened, role: QueueRole, mine: Sequence[ShareableHandle], timeout: float | None
+def take_place(
+    opened: Opened, role: QueueRole, mine: Sequence[ShareableHandle], timeout_s: float
 ) -> tuple[int, Mapping]:
-    """Take a place, which no other process has from then on.
+    """Take a ring or place, which no other process has from then on.
 
     Raises
     ------
     BusyError
-        All places are taken.
+        All of them are taken.
     """
-    taken = opened.process.part(Places).taken
-    words = opened.rings if role == "produce" else opened.places
-    # Places that look free come first. Only the owner knows.
-    for index in sorted(range(len(mine)), key=lambda one: words[one][SESSION] % 2):
-        core = mine[index].core
-        if core in taken:
-            continue
-        taken.add(core)
-        try:
-            return index, attach(mine[index], timeout=timeout)
-        except BusyError:
+    taken = opened.process.part(Queues).taken
+    first = 0 if role == "produce" else opened.terms.producers
+    end = time.monotonic() + min(timeout_s, _GRACE_S)
+    while True:
+        for index in sorted(range(len(mine)), key=lambda one: opened.member(first + one) > 0):
+            core, place = mine[index].core, first + index
+            # A ring with rubbish in its tail can never be used again.
+            if core in taken or (not first and opened.segments[place][TAIL] > MAX_STAMP):
+                continue
+            taken.add(core)
+            try:
+                with suppress(BusyError):
+                    return place, attach(mine[index], timeout=timeout_s)
+            except BaseException:
+                taken.discard(core)
+                raise
             taken.discard(core)
-        except CrossmemError:
-            taken.discard(core)
-            raise
+        if time.monotonic() > end:
+            break
+        time.sleep(_PAUSE_S)
     places = "producers" if role == "produce" else "consumers"
     msg = f"all {len(mine)} places for {places} of this queue are taken"
     hint = f"close one of them, or make the queue with more {places}"

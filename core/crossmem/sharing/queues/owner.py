@@ -1,67 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's side of a queue: its memory, its places, and the entries that it hands out.
+"""The owner's side of a queue: its memory, its sessions, and the entries that it hands out.
 
-The lease server's thread calls :meth:`QueueOwner.tend` after each change. It only reads and writes
-words, so a busy owner delays the entries that were left to it, and nothing else.
+The lease server's thread calls :meth:`QueueOwner.tend` when somebody rings the owner's bell or
+dies. It only reads and writes words, so a busy owner delays the entries that were left to it, and
+nothing else. Each call looks at all words again, so it does not matter where a peer has died.
 """
 
 import os
-from collections import deque
-from collections.abc import Iterable
-from typing import Final
+import weakref
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
 
 from crossmem.control import words
 from crossmem.control.records import Allow, Export
 from crossmem.driver import Exported
 from crossmem.locks import Rank, ordered_lock
-from crossmem.models import Access
+from crossmem.models import Access, ShareableHandle
+from crossmem.models.queue_handle import QueueRole
 from crossmem.sharing.base.devices import LocalDevice, find_device
-from crossmem.sharing.base.memory import usage_of
+from crossmem.sharing.base.memory import Memory, leave_to_views, usage_of
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.allocation import Allocation, allocate
-from crossmem.sharing.queues import layout
-from crossmem.sharing.queues.bells import ring
-from crossmem.sharing.queues.layout import SESSION
-from crossmem.sharing.queues.opened import CLOSED, FINISHED, Opened, Terms
-from crossmem.sharing.timelines.cell import VALUE
+from crossmem.sharing.queues.layout import (
+    CLOSED,
+    DROPPING,
+    END,
+    ENDED,
+    FINISHED,
+    GIVEN_UP,
+    HANDED,
+    LATE,
+    LOST,
+    MAX_STAMP,
+    READY,
+    REDELIVERED,
+    TARGET,
+    WAITING,
+    WANT,
+    WANTED,
+    WISH,
+    Terms,
+    target_of,
+)
+from crossmem.sharing.queues.place import Opened
 
-__all__ = ["QueueOwner", "Segment"]
+__all__ = ["QueueOwner"]
 
 _HOST: Final = "host"
 
 
-class Segment:
-    """Words of a queue in host memory of its owner: control, a ring or a place.
+class _Entry(NamedTuple):
+    """A published entry that was not dropped."""
 
-    Parameters
-    ----------
-    process, allow
-        This process, and those that may open the queue.
-    nbytes
-        Size in bytes.
-    """
-
-    def __init__(self, process: Process, allow: Allow | None, nbytes: int) -> None:
-        self.memory: Allocation = allocate(process, find_device(process, _HOST, None), nbytes)
-        self.view = self.memory.view()
-        self.view[:] = bytes(len(self.view))
-        self.words = self.view.cast("Q")
-        self.allow = allow
-        self.bell: list[int] = []
-
-    def export(self, access: Access) -> Export:
-        """Return the export with that access."""
-        handle = self.memory.export(allow=self.allow, access=access)
-        leases = self.memory._process.start_server().leases
-        return leases.exports.get(handle.allocation, handle.export)
-
-    def close(self) -> None:
-        """Free the memory when the others have closed it, and close the eventfd."""
-        self.words.release()
-        self.view.release()
-        self.memory.free()
-        while self.bell:
-            os.close(self.bell.pop())
+    producer: int
+    stamp: int
+    buffer: int
+    target: int
+    """The consumer that has it, 0 if none has."""
+    position: int
+    """Its number among the entries that the owner has handed to that consumer, -1 for none."""
+    deliveries: int
+    """How often it was delivered, the next time included."""
 
 
 class QueueOwner:
@@ -82,253 +83,336 @@ class QueueOwner:
     ) -> None:
         self.process = process
         self.terms = terms
-        shape = terms.shape
+        self.allow = allow
         self._lock = ordered_lock(Rank.STATE)
-        self._is_closed = False
         self._is_finished = False
-        """Whether no further producer will open the queue."""
-        self._backlog: deque[tuple[int, int, int, int]] = deque()
-        """Producer, stamp, buffer and delivery count of the entries that wait for a consumer."""
-        self._handed: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """By producer and stamp: target, position and delivery count of entries handed out."""
-        self._seen = [0] * terms.producers
-        """By producer: number of entries of which the left ones are in the backlog."""
-        self._turn = 0
-        self.arena: list[Allocation] = []
-        self.control = Segment(process, allow, shape.control_nbytes)
-        self.rings = [Segment(process, allow, shape.ring_nbytes) for _ in range(terms.producers)]
-        self.places = [Segment(process, allow, shape.place_nbytes) for _ in range(terms.consumers)]
-        self.arena.append(allocate(process, device, terms.stride * terms.depth * terms.producers))
+        """Whether no further producer will come."""
+        self._revoked: set[int] = set()
+        """The pids of processes without any role."""
+        self._suspects: set[int] = set()
+        """Places of which a process has died, or has lost its roles."""
+        self._given: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """By producer and stamp: target, position and count of entries that passed through here."""
+        self._turns = [0, 0]
+        """The producer and the consumer that come next."""
+        self._memory: list[Memory] = []
+        self._shared: list[tuple[Export, Exported]] = []
+        """The exports with which bells travel, and what the driver exported."""
+        self._views: list[memoryview] = []
+        self.bells: list[int] = []
         self.exclusive: list[Export] = []
-        """The exports by which processes take places: of the rings, then of the places."""
-        for segment in (*self.rings, *self.places):
-            segment.bell.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-            shared, own = segment.export("ro"), segment.export("rw")
-            exported = shared.exported
-            shared.exported = Exported(exported.payloads, (*exported.descriptors, segment.bell[0]))
-            own.is_exclusive = True
-            own.on_change = shared.on_change = self.tend
-            self.exclusive.append(own)
+        """The exports by which processes take rings and places."""
+        self.directories: dict[QueueRole, ShareableHandle] = {}
+        """By role, the handle of memory that names everything that a process needs."""
+        self.shared: list[ShareableHandle] = []
+        """The handles of control, of each ring and of each place."""
+        try:
+            for nwords in terms.sizes:
+                self._add_segment(bytes(8 * nwords))
+            nbytes = terms.stride * terms.depth * terms.producers
+            self._arena = arena = allocate(process, device, nbytes)
+            self._memory.append(arena)
+            process.start_server().watch(self.bells[0], self._answer)
+        except BaseException:
+            for view in self._views:
+                view.release()
+            self.free()
+            for memory in self._memory:
+                memory._end()
+            _close_all(self.bells)
+            raise
+        control, *segments = (view.cast("Q") for view in self._views)
         self.opened = Opened(
             process,
             device,
             terms,
-            segments=[one.words for one in (self.control, *self.rings, *self.places)],
-            bells=[one.bell[0] for one in (*self.rings, *self.places)],
-            base=self.arena[0].ptr,
-            usage=usage_of(self.arena[0]),
-            tell_owner=lambda _is_producer, _index: self.tend(),
-            is_owner_alive=lambda: True,
-            kept=None,
+            control,
+            segments,
+            self.bells[0],
+            self.bells[1:],
+            arena.ptr,
+            usage_of(arena),
+            self._memory,
+            lambda: True,
         )
-        words.store(self.control.words, layout.IDENTITY, terms.identity)
+        self._control = control
+        # Buffers that this process has in hand outlive the queue, and ring the bells.
+        weakref.finalize(self.opened, _close_all, self.bells).atexit = False
 
-    # Changes of places --------------------------------------------------------------------
+    # Memory -------------------------------------------------------------------------------
+
+    def add_memory(self, contents: bytes) -> Allocation:
+        """Return host memory that lives as long as the queue."""
+        made = allocate(self.process, find_device(self.process, _HOST, None), len(contents))
+        self._memory.append(made)
+        made.write(contents)
+        return made
+
+    def _add_segment(self, contents: bytes) -> None:
+        memory, number = self.add_memory(contents), len(self.bells)
+        self._views.append(memory.view())
+        self.bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        shared = self._export(memory, "ro")
+        # The bell travels with the segment.
+        self._shared.append((shared, shared.exported))
+        descriptors = (*shared.exported.descriptors, self.bells[-1])
+        shared.exported = Exported(shared.exported.payloads, descriptors)
+        self.shared.append(shared.handle)
+        if number:
+            own = self._export(memory, "rw")
+            own.is_exclusive, own.on_change = True, partial(self._suspect, number - 1)
+            self.exclusive.append(own)
+
+    def _export(self, memory: Allocation, access: Access) -> Export:
+        handle = memory.export(allow=self.allow, access=access)
+        return self.process.start_server().leases.exports.get(handle.allocation, handle.export)
+
+    def export_arena(self, access: Access) -> ShareableHandle:
+        """Return the handle of the buffers."""
+        return self._arena.export(allow=self.allow, access=access)
+
+    def free(self) -> None:
+        """Free the memory when nobody has buffers of it here, and the others have closed it."""
+        server = self.process.server
+        if self.bells and server is not None:
+            server.unwatch(self.bells[0])
+        for export in self.exclusive:
+            export.on_change = None
+        for shared, exported in self._shared:
+            shared.exported = exported
+        for memory in self._memory:
+            leave_to_views(memory)
+
+    # Sessions -----------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.bells[0])
+        self.tend()
+
+    def _suspect(self, place: int) -> None:
+        self._suspects.add(place)
+        self.tend()
 
     def tend(self) -> None:
-        """End the sessions of dead processes, and hand out the entries that were left here."""
+        """Open and end sessions, hand out entries that were left here, and end the queue."""
         with self._lock:
-            if self._is_closed:
+            if self.opened.end == CLOSED:
                 return
-            is_changed = self._end_sessions()
-            if self.terms.delivery == "one":
-                self._hand_out()
-            self._finish_if_over()
+            is_changed = self._change_sessions()
+            if is_changed:
+                # After the barrier, a producer sees that a consumer has gone, or its entry is seen.
+                words.barrier()
+            is_settled = self.terms.delivery == "each" or self._hand_out()
+            is_changed |= self._end(is_settled=is_settled)
         if is_changed:
-            self.wake_all()
+            self._wake_all()
 
-    def wake_all(self) -> None:
-        """Wake every process that sleeps, so that it looks again."""
-        for segment in (*self.rings, *self.places):
-            if segment.bell:
-                ring(segment.words, segment.bell[0])
+    def _wake_all(self) -> None:
+        for place in range(self.terms.places):
+            self.opened.wake(place)
 
-    def _is_held(self, export: Export) -> bool:
-        server = self.process.start_server()
-        with server.leases.lock:
-            number, slot = export.handle.export, export.slot
-            if any(one.export == number for one in list(export.unit.leases.values())):
-                return True
-            return slot is not None and words.any_of(export.rows.values(), slot.at)
-
-    def _end_sessions(self) -> bool:
-        shape, control, is_changed = self.opened.shape, self.control.words, False
-        for index, segment in enumerate((*self.rings, *self.places)):
-            is_producer = index < len(self.rings)
-            place = index if is_producer else index - len(self.rings)
-            at = shape.ended_producer(place) if is_producer else shape.ended_consumer(place)
-            session = words.observe(segment.words, SESSION)
-            if is_producer:
-                is_new = session % 2 and session > words.load(control, at)
-            else:
-                # The entries of a consumer that has closed its place go to others, too.
-                session -= session % 2 == 0
-                is_new = session > words.load(control, at)
-            if not is_new or (
-                self._is_held(self.exclusive[index])
-                and session == words.load(segment.words, SESSION)
-            ):
-                continue
-            words.store(control, at, session)
-            is_changed = True
-            if not is_producer and self.terms.delivery == "one":
-                self._recover(place, session)
+    def _change_sessions(self) -> bool:
+        terms, control, is_changed = self.terms, self._control, False
+        suspects, self._suspects = self._suspects, set()
+        for place, segment in enumerate(self.opened.segments):
+            at, is_producer = terms.member(place), place < terms.producers
+            member, wish = control[at], words.observe(segment, WISH)
+            if member % 2:
+                if wish == member and not (place in suspects and self._has_gone(place)):
+                    continue
+                if is_producer:
+                    words.store(control, terms.stop(place), self.opened.tail(place))
+                else:
+                    self._recover(target_of(place - terms.producers, member))
+                words.release()
+                words.store(control, at, member + 1)
+                is_changed = True
+            elif wish == member + 1 and not (is_producer and self.opened.end):
+                if self._has_gone(place):
+                    words.store(control, terms.denied(place), wish)
+                else:
+                    if is_producer:
+                        words.store(control, terms.stop(place), MAX_STAMP)
+                    words.release()
+                    words.store(control, at, wish)
+                is_changed = True
         return is_changed
 
-    def _recover(self, consumer: int, session: int) -> None:
-        """Take the entries of a consumer that has left: others get them, or they are lost."""
-        target, shape = layout.target_of(consumer, session), self.opened.shape
-        place, control = self.places[consumer].words, self.control.words
-        for producer, stamp, buffer in self._entries():
-            found, position, count = self._target(producer, stamp, buffer)
-            if found != target or self._is_released(producer, stamp, buffer, place):
+    def _has_gone(self, place: int) -> bool:
+        """Whether no process has a place, or one that may not have it."""
+        export, leases = self.exclusive[place], self.process.start_server().leases
+        with leases.lock:
+            slot, number = export.slot, export.handle.export
+            pids = {one.holder.pid for one in export.unit.leases.values() if one.export == number}
+            if slot is not None:
+                rows = list(export.rows.items())
+                pids |= {row.holder.pid for row, held in rows if words.load(held, slot.at)}
+        return not pids or bool(pids & self._revoked)
+
+    def revoke(self, pid: int) -> None:
+        """Take all roles from a process."""
+        self._revoked.add(pid)
+        self._suspects.update(range(self.terms.places))
+        self.tend()
+
+    def _recover(self, target: int) -> None:
+        """Take the entries of a session that ends: others get them, or they are lost."""
+        terms, control = self.terms, self._control
+        consumer = (target >> 48) - 1
+        place = self.opened.segments[terms.producers + consumer]
+        for one in self._entries():
+            if one.target != target or self._is_released(one, consumer):
                 continue
-            if position < 0:
-                is_read = words.load(place, shape.read(producer)) >= stamp
+            if one.position < 0:
+                is_read = words.load(place, terms.read(one.producer)) >= one.stamp
             else:
-                is_read = words.load(place, layout.HANDED) > position
-            if not is_read:
-                self._backlog.append((producer, stamp, buffer, count))
-            elif self.terms.redeliver:
-                self._backlog.append((producer, stamp, buffer, count + 1))
-                words.store(
-                    control, layout.REDELIVERED, words.load(control, layout.REDELIVERED) + 1
-                )
-            else:
-                words.store(control, shape.dropped(producer, buffer), stamp)
-                words.store(control, layout.LOST, words.load(control, layout.LOST) + 1)
+                is_read = words.load(place, HANDED) > one.position
+            if is_read and not terms.redeliver:
+                at = terms.decision(one.producer, one.buffer)
+                words.store(control, at, one.stamp << 8 | GIVEN_UP)
+                words.store(control, LOST, control[LOST] + 1)
+                self._given.pop((one.producer, one.stamp), None)
+                continue
+            self._given[one.producer, one.stamp] = 0, -1, one.deliveries + is_read
+            words.store(control, REDELIVERED, control[REDELIVERED] + is_read)
 
     # Entries ------------------------------------------------------------------------------
 
-    def _entries(self) -> list[tuple[int, int, int]]:
-        """Return producer, stamp and buffer of all published entries, by producer in order."""
-        found, shape = [], self.opened.shape
-        for producer, segment in enumerate(self.rings):
-            tail = words.observe(segment.words, VALUE)
-            for buffer in range(self.terms.depth):
-                stamp = words.load(segment.words, shape.entry(buffer))
-                if 0 < stamp <= tail:
-                    found.append((producer, stamp, buffer))
+    def _entries(self) -> list[_Entry]:
+        """Return all published entries that the owner has not given up, in order."""
+        found, terms = [], self.terms
+        for producer in range(terms.producers):
+            segment, tail = self.opened.segments[producer], self.opened.tail(producer)
+            is_open = self.opened.member(producer)
+            for buffer in range(terms.depth):
+                at = terms.entry(buffer)
+                stamp = segment[at] & ~DROPPING
+                if (
+                    not 0 < stamp <= tail
+                    or self._control[terms.decision(producer, buffer)] == stamp << 8 | GIVEN_UP
+                    or not (is_open or segment[at + READY] >= segment[at + WANTED])
+                ):
+                    continue
+                known = self._given.get((producer, stamp))
+                target, position, count = known or (segment[at + TARGET], -1, 1)
+                if not 0 < target >> 48 <= terms.consumers:
+                    target = 0
+                found.append(_Entry(producer, stamp, buffer, target, position, count))
         return sorted(found)
 
-    def _target(self, producer: int, stamp: int, buffer: int) -> tuple[int, int, int]:
-        """Return the target of an entry, its position if it was handed out, and its count."""
-        handed = self._handed.get((producer, stamp))
-        if handed is not None:
-            return handed
-        at = self.opened.shape.entry(buffer) + layout.TARGET
-        return words.load(self.rings[producer].words, at), -1, 1
+    def _is_released(self, one: _Entry, consumer: int) -> bool:
+        return self.opened.released(consumer, one.producer, one.buffer) == one.stamp
 
-    def _is_released(self, producer: int, stamp: int, buffer: int, place: memoryview) -> bool:
-        """Whether a consumer has released an entry, or the owner has given it up."""
-        shape = self.opened.shape
-        if words.load(place, shape.released(producer, buffer)) == stamp:
-            return True
-        return words.load(self.control.words, shape.dropped(producer, buffer)) == stamp
+    def _is_ready(self, one: _Entry) -> bool:
+        """Whether consumers can read an entry now: no stream and no producer works on it."""
+        segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
+        return segment[at] == one.stamp and segment[at + READY] >= segment[at + WANTED]
 
-    def _hand_out(self) -> None:
-        """Give the entries without a consumer to those that have room."""
-        shape, control = self.opened.shape, self.control.words
-        entries = self._entries()
-        live = {(producer, stamp) for producer, stamp, _buffer in entries}
-        self._handed = {one: where for one, where in self._handed.items() if one in live}
-        lefts = [words.observe(one.words, layout.LEFT) for one in self.rings]
-        for producer, stamp, buffer in entries:
-            if (
-                self._seen[producer] < stamp <= lefts[producer]
-                and not (self._target(producer, stamp, buffer)[0])
-            ):
-                self._backlog.append((producer, stamp, buffer, 1))
-        self._seen = list(map(max, lefts, self._seen))
+    def _hand_out(self) -> bool:
+        """Give the entries that no consumer has to those with room; whether all are settled."""
+        terms, control = self.terms, self._control
         for is_last_try in (False, True):
-            rooms = self._rooms(entries)
-            while self._backlog and any(rooms.values()):
-                entry = self._backlog.popleft()
-                if entry[:2] in live:
-                    self._give(entry, rooms)
-            words.store(control, layout.WANT, bool(self._backlog))
-            if not self._backlog or is_last_try:
-                break
-            # A consumer that released before it saw the wish sends no hint.
-            words.barrier()
-        waiting = {entry[0] for entry in self._backlog}
-        for producer in range(self.terms.producers):
-            if producer not in waiting:
-                words.store(control, shape.caught_up(producer), self._seen[producer])
-
-    def _rooms(self, entries: list[tuple[int, int, int]]) -> dict[int, int]:
-        """Return by consumer how many further entries it can have."""
-        opened = self.opened
-        rooms: dict[int, int] = {}
-        for consumer in range(self.terms.consumers):
-            if session := opened.session_of(consumer):
-                target, place = layout.target_of(consumer, session), opened.places[consumer]
-                taken = sum(
-                    self._target(producer, stamp, buffer)[0] == target
-                    and not self._is_released(producer, stamp, buffer, place)
-                    for producer, stamp, buffer in entries
+            tails = [self.opened.tail(producer) for producer in range(terms.producers)]
+            entries = self._entries()
+            live = {one[:2] for one in entries}
+            self._given = {key: one for key, one in self._given.items() if key in live}
+            waiting: dict[int, list[_Entry]] = {}
+            taken: Counter[int] = Counter()
+            for one in entries:
+                consumer = (one.target >> 48) - 1
+                if one.target and self._is_released(one, consumer):
+                    continue
+                session = self.opened.consumer(consumer) if one.target else 0
+                if session and one.target == target_of(consumer, session):
+                    taken[consumer] += 1
+                else:
+                    waiting.setdefault(one.producer, []).append(one)
+            self._give(waiting, taken)
+            for producer in range(terms.producers):
+                left = waiting.get(producer)
+                # Entries that were published since are looked at in the next call.
+                words.store(
+                    control, terms.decided(producer), left[0].stamp - 1 if left else tails[producer]
                 )
-                rooms[consumer] = max(0, self.terms.prefetch - taken)
-        return rooms
+            words.store(control, WAITING, sum(map(len, waiting.values())))
+            is_settled = not control[WAITING]
+            if terms.redeliver and self.opened.end:
+                is_settled &= not taken.total()
+            are_late = any(left and not self._is_ready(left[0]) for left in waiting.values())
+            words.store(control, WANT, LATE if are_late else not is_settled)
+            if is_settled or is_last_try:
+                break
+            # A consumer that released before it saw that word rings no bell.
+            words.barrier()
+        return is_settled
 
-    def _give(self, entry: tuple[int, int, int, int], rooms: dict[int, int]) -> None:
-        """Hand one entry to the next consumer with room."""
-        producer, stamp, buffer, count = entry
-        opened, shape, control = self.opened, self.opened.shape, self.control.words
-        order = sorted(rooms, key=lambda one: (one - self._turn) % self.terms.consumers)
-        consumer = next(one for one in order if rooms[one])
-        self._turn = consumer + 1
-        rooms[consumer] -= 1
-        position = words.load(control, shape.hand_tail(consumer))
-        at = shape.hand(consumer, position)
-        words.store(control, at, stamp)
-        words.store(control, at + 1, producer | buffer << 8 | count << 32)
-        target = layout.target_of(consumer, opened.session_of(consumer))
-        self._handed[producer, stamp] = (target, position, count)
-        words.release()
-        words.store(control, shape.hand_tail(consumer), position + 1)
-        ring(opened.places[consumer], opened.place_bells[consumer])
+    def _give(self, waiting: dict[int, list[_Entry]], taken: Counter[int]) -> None:
+        """Hand entries out as long as a consumer has room, in turns of producers and consumers."""
+        terms, control, opened = self.terms, self._control, self.opened
+
+        def room(consumer: int) -> int:
+            place = opened.segments[terms.producers + consumer]
+            unread = control[terms.handed(consumer)] - words.observe(place, HANDED)
+            return terms.prefetch - max(taken[consumer], unread)
+
+        while True:
+            rooms = [c for c in range(terms.consumers) if opened.consumer(c) and room(c) > 0]
+            ready = [p for p, left in waiting.items() if left and self._is_ready(left[0])]
+            if not rooms or not ready:
+                return
+            producer = _next(self._turns[0], ready)
+            consumer = _next(self._turns[1], rooms)
+            self._turns = [producer + 1, consumer + 1]
+            one = waiting[producer].pop(0)
+            taken[consumer] += 1
+            position = control[terms.handed(consumer)]
+            at = terms.hand(consumer, position)
+            words.store(control, at, one.stamp)
+            words.store(control, at + 1, producer | one.buffer << 8 | one.deliveries << 32)
+            words.store(
+                control, terms.decision(producer, one.buffer), one.stamp << 8 | consumer + 1
+            )
+            target = target_of(consumer, opened.consumer(consumer))
+            self._given[producer, one.stamp] = target, position, one.deliveries
+            words.release()
+            words.store(control, terms.handed(consumer), position + 1)
+            opened.wake(terms.producers + consumer)
 
     # The end ------------------------------------------------------------------------------
 
-    def sessions(self, *, of_producers: bool) -> int:
-        """Return how many places are taken."""
-        opened, control = self.opened, self.control.words
-        if not of_producers:
-            return sum(bool(opened.session_of(one)) for one in range(self.terms.consumers))
-        found = 0
-        for index, segment in enumerate(self.rings):
-            session = words.observe(segment.words, SESSION)
-            ended = words.load(control, opened.shape.ended_producer(index))
-            found += session % 2 and session > ended
-        return found
-
     def finish(self) -> None:
-        """End the queue when the producers have closed: no further one will open it."""
+        """End the queue when the producers have closed: no further one will come."""
         self._is_finished = True
         self.tend()
 
-    def _finish_if_over(self) -> None:
-        came = sum((words.load(one.words, SESSION) + 1) // 2 for one in self.rings)
-        is_announced = self._is_finished or came >= self.terms.producers
-        if not self.opened.end and is_announced and not self.sessions(of_producers=True):
-            words.release()
-            words.store(self.control.words, layout.END, FINISHED)
-            self.wake_all()
+    def _end(self, *, is_settled: bool) -> bool:
+        """End the queue if no producer is left and no further one will come."""
+        terms, end = self.terms, self.opened.end
+        members = [self._control[terms.member(one)] for one in range(terms.producers)]
+        came = sum((one + 1) // 2 for one in members)
+        if any(one % 2 for one in members) or not (self._is_finished or came >= terms.producers):
+            return False
+        if not end and self.terms.redeliver:
+            words.store(self._control, END, FINISHED)
+            # From now on, the owner wants to know of each release.
+            is_settled = self._hand_out()
+        words.release()
+        words.store(self._control, END, ENDED if is_settled else FINISHED)
+        return self.opened.end != end
 
     def close(self) -> None:
         """Close the queue: nothing can be put any more. A second call does nothing."""
         with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            words.release()
-            words.store(self.control.words, layout.END, CLOSED)
-        self.wake_all()
+            words.store(self._control, END, CLOSED)
+        self._wake_all()
 
-    def free(self, directories: Iterable[Segment]) -> None:
-        """Free the memory when the other processes have closed it."""
-        for memory in self.arena:
-            memory.free()
-        for segment in (self.control, *self.rings, *self.places, *directories):
-            segment.close()
+
+def _next(turn: int, several: list[int]) -> int:
+    """Return the first one from a turn on, or the first of all."""
+    return min(several, key=lambda one: (one < turn, one))
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
