@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a queue's resources in one process."""
 
+import time
 from contextlib import ExitStack
+from threading import get_ident
 
 from typing_extensions import override
 
 from crossmem.errors import AccessDeniedError, ClosedError
-from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ShareableHandle
 from crossmem.models.queue_handle import QueueRole
 from crossmem.sharing.base.deferred import Record
@@ -15,7 +16,7 @@ from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.queues.consumer import Consumer
 from crossmem.sharing.queues.opening import Queues, take_place
 from crossmem.sharing.queues.owner import QueueOwner
-from crossmem.sharing.queues.place import Opened
+from crossmem.sharing.queues.place import PAUSE_S, Opened
 from crossmem.sharing.queues.producer import Producer
 
 __all__ = ["QueueRecord"]
@@ -35,7 +36,7 @@ class QueueRecord(Record):
     """
 
     __slots__ = (
-        "_lock",
+        "_joining",
         "consumer",
         "is_finished",
         "mappings",
@@ -61,7 +62,8 @@ class QueueRecord(Record):
         """Whether this process puts nothing more."""
         self.mappings: list[Mapping] = []
         """Those of the places that this process has taken."""
-        self._lock = ordered_lock(Rank.PROCESS)
+        self._joining: dict[QueueRole, int] = {}
+        """By role, the thread that takes a place."""
 
     def join(self, role: QueueRole, timeout_s: float) -> None:
         """Take a place for a role, unless this process has one.
@@ -71,32 +73,41 @@ class QueueRecord(Record):
         AccessDeniedError, BusyError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
             It gets none.
         """
-        with self._lock:
-            if (self.producer if role == "produce" else self.consumer) is not None:
-                return
-            if role not in self.mine:
-                msg = f"this process opened the queue to {next(iter(self.mine))}, not to {role}"
-                hint = f"open it with the handle of queue.export(role={role!r})"
-                raise AccessDeniedError(msg, operation=role, hint=hint)
-            if self.is_finished and role == "produce":
-                msg = "this process has called finish(), and puts nothing more"
-                raise ClosedError(msg, operation="put", hint="open the queue again")
-            index, mapping = take_place(self.opened, role, self.mine[role], timeout_s)
-            self.mappings.append(mapping)
-            try:
-                view = mapping.view()
-                if role == "produce":
-                    producer = Producer(self.opened, index, view, mapping.ptr)
-                    producer.join(timeout_s)
-                    self.producer = producer
-                else:
-                    consumer = Consumer(self.opened, index, view, mapping.ptr)
-                    consumer.join(timeout_s)
-                    self.consumer = consumer
-            except BaseException:
-                self.mappings.remove(mapping)
-                self._unmap([mapping])
-                raise
+        me = get_ident()
+        # No lock is held, because the driver maps the place. A signal handler that raises may leave
+        # this thread's number, which this thread takes for its own.
+        while self._joining.setdefault(role, me) != me:
+            time.sleep(PAUSE_S)
+        try:
+            if (self.producer if role == "produce" else self.consumer) is None:
+                self._take_place(role, timeout_s)
+        finally:
+            self._joining.pop(role, None)
+
+    def _take_place(self, role: QueueRole, timeout_s: float) -> None:
+        if role not in self.mine:
+            msg = f"this process opened the queue to {next(iter(self.mine))}, not to {role}"
+            hint = f"open it with the handle of queue.export(role={role!r})"
+            raise AccessDeniedError(msg, operation=role, hint=hint)
+        if self.is_finished and role == "produce":
+            msg = "this process has called finish(), and puts nothing more"
+            raise ClosedError(msg, operation="put", hint="open the queue again")
+        index, mapping = take_place(self.opened, role, self.mine[role], timeout_s)
+        self.mappings.append(mapping)
+        try:
+            view = mapping.view()
+            if role == "produce":
+                producer = Producer(self.opened, index, view, mapping.ptr)
+                producer.join(timeout_s)
+                self.producer = producer
+            else:
+                consumer = Consumer(self.opened, index, view, mapping.ptr)
+                consumer.join(timeout_s)
+                self.consumer = consumer
+        except BaseException:
+            self.mappings.remove(mapping)
+            self._unmap([mapping])
+            raise
 
     def _unmap(self, mappings: list[Mapping]) -> None:
         """Let places end as soon as no view of them is left."""
