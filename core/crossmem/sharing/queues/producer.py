@@ -88,10 +88,16 @@ class Producer(Place):
 
     def _reclaim(self) -> None:
         """Take back the buffers that all their consumers have released."""
-        is_released = self._is_released if self.opened.terms.delivery == "one" else self._is_seen
-        for buffer, (stamp, target) in list(self._flying.items()):
-            if is_released(buffer, stamp, target):
+        for buffer in list(self._flying):
+            if self._is_back(buffer):
                 self._take_entry(buffer)
+
+    def _is_back(self, buffer: int) -> bool:
+        """Whether all consumers of a buffer's entry have released it."""
+        stamp, target = self._flying[buffer]
+        if self.opened.terms.delivery == "one":
+            return self._is_released(buffer, stamp, target)
+        return self._is_seen(buffer, stamp)
 
     def _take_entry(self, buffer: int) -> None:
         _stamp, target = self._flying.pop(buffer)
@@ -111,7 +117,7 @@ class Producer(Place):
             return False
         return opened.released(consumer, self.place, buffer) == stamp
 
-    def _is_seen(self, buffer: int, stamp: int, _target: int) -> bool:
+    def _is_seen(self, buffer: int, stamp: int) -> bool:
         """Whether each consumer has released an entry, has come after it, or has gone."""
         opened, start = self.opened, self.opened.terms.start(self.place)
         first = opened.terms.producers
@@ -133,7 +139,9 @@ class Producer(Place):
             words.barrier()
             if not self._is_held(buffer, stamp):
                 words.store(mine, at_of(buffer), 0)
-                words.store(mine, DROPS, words.load(mine, DROPS) + 1)
+                if not self._is_back(buffer):
+                    # Nobody has received it in the meantime.
+                    words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 self._take_entry(buffer)
                 return
             words.store(mine, at_of(buffer), stamp)
