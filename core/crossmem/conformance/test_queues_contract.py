@@ -351,7 +351,7 @@ def test_q12_who_waits_hears_of_the_revocation(make_queue: MakeQueue, fresh_peer
     consumer.call(queues.take, "queue", "buffer")
     getting = consumer.start(queues.get, "queue", timeout=None)
     time.sleep(0.05)
-    for one, waiting in ((consumer, getting), (producer, answer)):
+    for one, waiting in ((producer, answer), (consumer, getting)):
         threading.Timer(0.0, queue.revoke, (one.pid,)).start()
         with pytest.raises(crossmem.AccessDeniedError):
             waiting.result(SOON_S)

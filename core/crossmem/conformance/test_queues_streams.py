@@ -221,11 +221,9 @@ def test_q05_a_device_without_streams_refuses_them(make_queue: MakeQueue, peer: 
     with pytest.raises(crossmem.UnsupportedError):
         peer.call(actions.call, "buffer", "release", stream=1)
     # Nothing has changed.
-    with pytest.raises(crossmem.QueueFullError):
-        [queue.allocate() for _ in range(queue.depth)]
+    assert queues.count_free(queue) == queue.depth - 1
     peer.call(actions.call, "buffer", "release")
 
-    crossmem.collect()
     assert queues.count_free(queue) == queue.depth
 
 
