@@ -193,7 +193,7 @@ def check_one(
 
 
 def check_each(got: list[list[tuple[bytes, int]]], *, is_whole: bool) -> None:
-    """Check that each consumer gets a producer's items in order, without holes if none is dropped."""
+    """Check that items of one producer come in order, without holes if none is dropped."""
     for each in got:
         numbers = defaultdict(list)
         for item, count in each:

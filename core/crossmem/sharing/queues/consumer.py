@@ -63,9 +63,14 @@ class Consumer(Place):
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
-        for word in range(terms.held(0, 0), terms.held(terms.producers, 0)):
-            # A predecessor may have held entries. What it has released stays released.
-            words.store(mine, word, 0)
+        for producer in range(terms.producers):
+            for buffer in range(terms.depth):
+                # A predecessor may have held entries. What it has released stays released, but it
+                # may have written stamps that are still to come.
+                words.store(mine, terms.held(producer, buffer), 0)
+                at = terms.released(producer, buffer)
+                if mine[at] > self.opened.tail(producer):
+                    words.store(mine, at, 0)
         self._begin_behind_tails()
 
     def _begin_behind_tails(self) -> None:

@@ -45,6 +45,7 @@ class Producer(Place):
         """Take over what a predecessor has published and nobody has released yet."""
         terms, ring_, tail = self.opened.terms, self.words, self.opened.tail(self.place)
         words.store(ring_, TAIL, tail)
+        words.store(ring_, DROPS, min(ring_[DROPS], tail))
         for buffer in range(terms.depth):
             at = terms.entry(buffer)
             stamp = ring_[at] & ~DROPPING
@@ -55,6 +56,9 @@ class Producer(Place):
                 self._free.append(buffer)
                 stamp = 0
             words.store(ring_, at, stamp)
+            words.release()
+            for word in (WANTED, READY):
+                words.store(ring_, at + word, 0)
         self._left = max(
             (stamp for stamp, target in self._flying.values() if not target), default=0
         )

@@ -420,7 +420,8 @@ class Queue(Endable):
             redelivered=words.load(control, layout.REDELIVERED),
             waiting=words.load(control, layout.WAITING),
             lag={
-                one: sum(max(0, t - place[terms.read(p)]) for p, t in enumerate(tails))
+                one: max(0, control[terms.handed(one)] - place[layout.HANDED])
+                + sum(max(0, t - place[terms.read(p)]) for p, t in enumerate(tails))
                 for one, place in enumerate(places)
                 if opened.consumer(one)
             },
