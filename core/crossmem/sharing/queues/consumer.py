@@ -133,6 +133,9 @@ class Consumer(Place):
                 return producer
             if entry is None:
                 words.store(mine, HANDED, position + 1)
+                # This makes room, as a release does.
+                if words.load(control, WANT):
+                    ring(self.opened.owner_bell)
                 continue
             record = BufferRecord(self, producer, buffer, stamp, count)
             return self._deliver(record, entry, HANDED, position + 1)

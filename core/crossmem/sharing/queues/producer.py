@@ -17,6 +17,7 @@ from crossmem.sharing.queues.layout import (
     TAIL,
     TARGET,
     USER,
+    WANT,
     WANTED,
     target_of,
 )
@@ -147,6 +148,9 @@ class Producer(Place):
                     # Nobody has received it in the meantime.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 self._take_entry(buffer)
+                # Its consumer may have room now for an entry that waits.
+                if words.load(self.opened.control, WANT):
+                    ring(self.opened.owner_bell)
                 return
             words.store(mine, at_of(buffer), stamp)
             # A consumer that saw the mark looks again.
