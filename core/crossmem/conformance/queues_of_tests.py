@@ -9,12 +9,13 @@ import random
 import struct
 import sys
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.ends import ends
 from crossmem.control import words
+from crossmem.models.queue_handle import QueueRole
 
 __all__ = [
     "NBYTES",
@@ -26,6 +27,7 @@ __all__ = [
     "get",
     "get_each",
     "get_rest",
+    "handle_of",
     "make",
     "numbers_of",
     "open_",
@@ -57,7 +59,7 @@ class Item(NamedTuple):
     who: int
     """The producer, as the test numbers it."""
     number: int
-    count: int
+    deliveries: int
     """The delivery count."""
 
 
@@ -84,6 +86,11 @@ def make(name: str, depth: int = 4, **options: Any) -> dict[str, bytes]:
     return {role: made.export(role=role).to_bytes() for role in ("produce", "consume")}
 
 
+def handle_of(queue: crossmem.Queue, role: str) -> bytes:
+    """Return the bytes of a queue's handle for a role."""
+    return queue.export(role=cast("QueueRole", role)).to_bytes()
+
+
 def open_(name: str, handle: Any, **options: Any) -> None:
     """Open another process's queue."""
     actions.objects[name] = crossmem.open_queue(handle, device=actions.device(), **options)
@@ -93,7 +100,11 @@ def open_(name: str, handle: Any, **options: Any) -> None:
 
 
 def put(
-    name: str | crossmem.Queue, numbers: Iterable[int], *, who: int = 0, timeout: float | None = None
+    name: str | crossmem.Queue,
+    numbers: Iterable[int],
+    *,
+    who: int = 0,
+    timeout: float | None = None,
 ) -> None:
     """Put items with these numbers."""
     for number in numbers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws Q7 to Q9: the death of a consumer, of a producer and of the owner, and the end of a queue."""
+"""Laws Q7 to Q9: the deaths of consumers, producers and owners, and the end of a queue."""
 
 import time
 from typing import Any, Final
@@ -33,17 +33,18 @@ def _end(peer: Peer, end: str) -> None:
 # Q7: the death of a consumer --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("redeliver", [False, True])
+@pytest.mark.parametrize("mode", ["lost", "redelivered"])
 @pytest.mark.crossmem_core
 def test_q07_a_dead_consumers_items_are_lost_or_redelivered_as_declared(
-    make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer, redeliver: bool
+    make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer, mode: str
 ) -> None:
-    queue, victim = make_queue(depth=3, prefetch=3, redeliver=redeliver), fresh_peer()
-    victim.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    redeliver, victim = mode == "redelivered", fresh_peer()
+    queue = make_queue(depth=3, prefetch=3, redeliver=redeliver)
+    victim.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(3))
     victim.call(queues.take, "queue", "a")
     victim.call(queues.take, "queue", "b")
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     answer = peer.start(queues.get_rest, "queue")
     victim.kill()
     start = time.monotonic()
@@ -84,13 +85,13 @@ def test_q07_what_was_to_be_dropped_is_redelivered(
     make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer
 ) -> None:
     queue, victim = make_queue(depth=2, overflow="drop", redeliver=True), fresh_peer()
-    victim.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    victim.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, [0])
     victim.call(queues.take, "queue", "buffer")
     queues.put(queue, range(1, 5))
     victim.kill()
     assert settle(lambda: [] if queue.stats().redelivered else ["nothing is redelivered"]) == []
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queue.finish()
 
     assert peer.call(queues.get_rest, "queue") == [Item(0, 0, 2), Item(0, 4, 1)]
@@ -102,7 +103,7 @@ def test_q07_a_stopped_consumer_is_not_dead(
 ) -> None:
     queue, stopped = make_queue(depth=3, redeliver=True), fresh_peer()
     for one in (stopped, peer):
-        one.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+        one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(2))
     taken = stopped.call(queues.take, "queue", "buffer").number
     stopped.stop()
@@ -143,7 +144,7 @@ def test_q07_a_place_is_taken_again(
 
 def _try_to_open(queue: crossmem.Queue, peer: Peer) -> list[str]:
     try:
-        peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+        peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     except crossmem.BusyError as error:
         return [str(error)]
     return []
@@ -158,8 +159,8 @@ def test_q08_what_a_dead_producer_has_put_stays_readable(
     make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer, delivery: str
 ) -> None:
     queue, victim = make_queue(depth=8, delivery=delivery), fresh_peer()
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
-    victim.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
+    victim.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     victim.call(queues.put, "queue", range(5))
     victim.call(queues.allocate, "queue", "never put")
     assert peer.call(queues.take, "queue", "buffer").number == 0
@@ -178,15 +179,15 @@ def test_q08_a_producers_buffers_are_given_out_anew(
 ) -> None:
     queue, first, second = make_queue(producers=2, prefetch=4), fresh_peer(), fresh_peer()
     queues.put(queue, [0])
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     assert peer.call(queues.get, "queue").number == 0
-    first.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
+    first.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     first.call(queues.put, "queue", [1, 2], who=1)
     first.call(queues.allocate, "queue", "never put")
     taken = peer.call(queues.take, "queue", "buffer")
     _end(first, end)
     assert settle(lambda: _has_producers(queue, 1)) == []
-    second.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
+    second.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
 
     # What was put stays until it is released; what was not put is free.
     assert second.call(queues.count_free, "queue") == queue.depth - 2
@@ -210,9 +211,9 @@ def test_q08_the_end_comes_after_all_producers_that_were_announced(
     make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer, end: str
 ) -> None:
     queue, first, second = make_queue(producers=2), fresh_peer(), fresh_peer()
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     for number, producer in enumerate((first, second)):
-        producer.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
+        producer.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
         producer.call(queues.put, "queue", [number])
         assert peer.call(queues.get, "queue").number == number
         with pytest.raises(crossmem.QueueEmptyError):
@@ -233,8 +234,8 @@ def test_q08_finish_ends_a_queue_that_not_all_have_come_to(
     make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer
 ) -> None:
     queue, producer = make_queue(producers=8), fresh_peer()
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
-    producer.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
+    producer.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     queues.put(queue, [0])
     queue.finish()
     # Another producer has not finished.
@@ -251,7 +252,7 @@ def test_q08_finish_ends_a_queue_that_not_all_have_come_to(
 @pytest.mark.crossmem_core
 def test_q08_the_end_is_final(make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer) -> None:
     queue, late = make_queue(producers=2), fresh_peer()
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     buffer = queue.allocate()
     queue.finish()
     assert peer.call(queues.get_rest, "queue", within=SOON_S) == []
@@ -259,7 +260,7 @@ def test_q08_the_end_is_final(make_queue: MakeQueue, peer: Peer, fresh_peer: Fre
         with pytest.raises(crossmem.ClosedError):
             call()
     with pytest.raises(crossmem.ClosedError):
-        late.call(_open_and_put, queue.export(role="produce").to_bytes())
+        late.call(_open_and_put, queues.handle_of(queue, "produce"))
     buffer.release()
 
     for _ in range(2):
@@ -278,8 +279,8 @@ def test_q08_a_stopped_producer_ends_nothing(
     make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer
 ) -> None:
     queue, stopped = make_queue(), fresh_peer()
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
-    stopped.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
+    stopped.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     stopped.stop()
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0.6)

@@ -29,8 +29,8 @@ def test_q01_consumers_get_the_items_of_each_producer_in_order(
 ) -> None:
     queue, producer = make_queue(delivery=delivery, producers=2), fresh_peer()
     for one in (peer, peer2):
-        one.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
-    producer.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
+        one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
+    producer.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     answers = [one.start(queues.get_rest, "queue") for one in (peer, peer2)]
     putting = producer.start(queues.put, "queue", range(_COUNT), who=1)
     queues.put(queue, range(_COUNT))
@@ -56,7 +56,7 @@ def test_q01_items_from_before_the_first_consumer_come_first(
     queue = make_queue(depth=8)
     queues.put(queue, range(5))
     assert queue.stats().waiting == 5
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     answer = peer.start(queues.get_rest, "queue")
     queues.put(queue, range(5, 30))
     queue.finish()
@@ -69,7 +69,7 @@ def test_q01_items_that_found_no_room_keep_their_order(
 ) -> None:
     queue = make_queue(depth=8, prefetch=1)
     for one in (peer, peer2):
-        one.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+        one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     # Two items find consumers with room, the others are left to the owner.
     queues.put(queue, range(8))
     answers = [one.start(queues.get_rest, "queue") for one in (peer, peer2)]
@@ -83,7 +83,7 @@ def test_q01_items_that_found_no_room_keep_their_order(
 
 def test_q01_an_item_of_the_owner_waits_for_earlier_ones(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue(depth=8, prefetch=3)
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(8))
     received = []
     for _ in range(8):
@@ -96,7 +96,7 @@ def test_q01_an_item_of_the_owner_waits_for_earlier_ones(make_queue: MakeQueue, 
 
 def test_q01_many_items_keep_their_order(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue(depth=8, prefetch=8)
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     answer = peer.start(_get_many, "queue", 24)
     for first in range(0, 24, 8):
         buffers = [queue.allocate(timeout=SOON_S) for _ in range(8)]
@@ -128,7 +128,7 @@ def test_q02_one_consumer_gets_each_item(
     queue, consumers = make_queue(), (peer, peer2, fresh_peer())
     queues.put(queue, range(3))
     for one in consumers:
-        one.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+        one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     answers = [one.start(queues.get_rest, "queue") for one in consumers]
     queues.put(queue, range(3, 90))
     queue.finish()
@@ -142,12 +142,12 @@ def test_q02_items_in_the_hands_of_the_dead_are_not_delivered_again(
     make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer
 ) -> None:
     queue, victim = make_queue(depth=8), fresh_peer()
-    victim.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    victim.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(8))
     assert victim.call(queues.get, "queue").number == 0
     held = [victim.call(queues.take, "queue", name).number for name in "ab"]
     victim.kill()
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queue.finish()
     received = peer.call(queues.get_rest, "queue")
 
@@ -164,19 +164,19 @@ def test_q02_redelivered_items_say_so(
     queues.put(queue, range(5))
     for delivery in (1, 2, 3):
         victim = fresh_peer()
-        victim.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+        victim.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
         for name in "ab":
             item = victim.call(queues.take, "queue", name, timeout=SOON_S)
-            assert item.count <= delivery
+            assert item.deliveries <= delivery
         victim.kill()
         assert settle(lambda: _has_consumers(queue, 0)) == []
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queue.finish()
     received = peer.call(queues.get_rest, "queue")
 
     assert sorted(numbers_of(received)) == list(range(5))
     # Each of the three had two items.
-    assert sum(item.count - 1 for item in received) == queue.stats().redelivered == 6
+    assert sum(item.deliveries - 1 for item in received) == queue.stats().redelivered == 6
     assert queue.stats().lost == 0
 
 
@@ -185,16 +185,16 @@ def _has_consumers(queue: crossmem.Queue, count: int) -> list[str]:
     return [] if found == count else [f"{found} consumers, not {count}"]
 
 
-@pytest.mark.parametrize("redeliver", [False, True])
+@pytest.mark.parametrize("mode", ["once", "redelivered"])
 def test_q02_items_that_were_not_read_go_to_others_as_new(
-    make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer, redeliver: bool
+    make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer, mode: str
 ) -> None:
-    queue, first = make_queue(redeliver=redeliver, prefetch=4), fresh_peer()
-    first.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    queue, first = make_queue(redeliver=mode == "redelivered", prefetch=4), fresh_peer()
+    first.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(4))
     assert first.call(queues.get, "queue") == Item(0, 0, 1)
     first.call(actions.call, "queue", "close")
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
 
     assert peer.call(queues.get_each, "queue", 3, timeout=SOON_S) == [
         Item(0, number, 1) for number in (1, 2, 3)
@@ -215,8 +215,8 @@ def test_q02_redelivery_is_of_items_for_one(device: crossmem.Device) -> None:
 @pytest.mark.crossmem_core
 def test_q03_a_full_queue_waits(make_queue: MakeQueue, peer: Peer, peer2: Peer) -> None:
     queue = make_queue(depth=2)
-    peer.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
-    peer2.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
+    peer2.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     peer.call(queues.put, "queue", range(2))
     with pytest.raises(crossmem.QueueFullError):
         peer.call(queues.allocate, "queue", "buffer", timeout=0.1)
@@ -233,7 +233,7 @@ def test_q03_a_full_queue_waits(make_queue: MakeQueue, peer: Peer, peer2: Peer) 
 @pytest.mark.crossmem_core
 def test_q03_a_full_queue_raises(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue(depth=2, overflow="raise")
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(2))
     start = time.monotonic()
     for call in (queue.allocate, lambda **options: queue.put(b"x", copy="allow", **options)):
@@ -253,7 +253,7 @@ def test_q03_a_full_queue_drops_the_oldest_and_counts_them(
     make_queue: MakeQueue, peer: Peer, delivery: str
 ) -> None:
     queue = make_queue(depth=4, overflow="drop", delivery=delivery)
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(10))
     queue.finish()
 
@@ -267,7 +267,7 @@ def test_q03_items_in_hand_are_never_dropped(
     make_queue: MakeQueue, peer: Peer, delivery: str
 ) -> None:
     queue = make_queue(depth=3, overflow="drop", delivery=delivery, prefetch=3)
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(2))
     for number, name in enumerate("ab"):
         assert peer.call(queues.take, "queue", name).number == number
@@ -295,7 +295,7 @@ def test_q03_who_has_only_looked_at_an_item_does_not_hold_it(
 ) -> None:
     queue = make_queue(depth=4, overflow="drop")
     for one in (peer, peer2):
-        one.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+        one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(4))
     mine = numbers_of(peer.call(queues.get_each, "queue", 2))
     with pytest.raises(crossmem.QueueEmptyError):
@@ -315,7 +315,7 @@ def test_q03_what_was_dropped_under_a_reader_is_not_delivered(
 ) -> None:
     queue = make_queue(depth=8, overflow="drop", delivery=delivery)
     for one in (peer, peer2):
-        one.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+        one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     answers = [one.start(queues.get_rest, "queue") for one in (peer, peer2)]
     put = 0
     for put in range(1, 2001):
@@ -336,7 +336,7 @@ def test_q03_what_was_dropped_under_a_reader_is_not_delivered(
 
 def test_q03_a_queue_has_as_many_buffers_as_declared(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue(depth=5, producers=2)
-    peer.call(queues.open_, "queue", queue.export(role="produce").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     buffers = queues.allocate_all(queue)
     found: list[Any] = [(one.ptr, one.nbytes) for one in buffers]
 

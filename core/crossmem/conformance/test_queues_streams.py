@@ -9,6 +9,7 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance import queues_of_tests as queues
 from crossmem.conformance import streams_of_tests as streams
+from crossmem.conformance.harness import FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S
 from crossmem.conformance.queues_of_tests import MakeQueue
@@ -18,10 +19,16 @@ from crossmem.models import TimelineLevel
 _DELIVERIES = ("one", "each")
 
 
+@pytest.fixture
+def gate(word: TimelineLevel, make_timeline: MakeTimeline) -> crossmem.Timeline:
+    """Return a timeline for which a stream can wait."""
+    return make_timeline(word)
+
+
 def _prepare(queue: crossmem.Queue, producer: Peer, consumer: Peer) -> None:
     """Give both a place and a stream; the producer also gets memory to copy from."""
     for one, role in ((producer, "produce"), (consumer, "consume")):
-        one.call(queues.open_, "queue", queue.export(role=role).to_bytes())
+        one.call(queues.open_, "queue", queues.handle_of(queue, role))
         one.call(_make_work)
 
 
@@ -131,10 +138,10 @@ def _take_and_release_without() -> None:
 @pytest.mark.parametrize("delivery", _DELIVERIES)
 @pytest.mark.crossmem_core
 def test_q05_a_put_on_a_stream_waits_on_the_stream(
-    word: TimelineLevel, make_timeline: MakeTimeline, make_queue: MakeQueue,
-    make_stream: MakeStream, peer: Peer, peer2: Peer, delivery: str,
+    gate: crossmem.Timeline, make_queue: MakeQueue, make_stream: MakeStream,
+    peer: Peer, peer2: Peer, delivery: str,
 ) -> None:  # fmt: skip
-    gate, queue = make_timeline(word), make_queue(4, NBYTES, delivery=delivery)
+    queue = make_queue(4, NBYTES, delivery=delivery)
     _prepare(queue, peer, peer2)
     peer.call(streams.open_, "gate", gate.export().to_bytes())
     peer.call(streams.wait, "gate", 1, "stream")
@@ -169,10 +176,10 @@ def _get_user_data() -> bytes:
 @pytest.mark.parametrize("delivery", _DELIVERIES)
 @pytest.mark.crossmem_core
 def test_q05_a_release_on_a_stream_waits_on_the_stream(
-    word: TimelineLevel, make_timeline: MakeTimeline, make_queue: MakeQueue,
-    make_stream: MakeStream, peer: Peer, peer2: Peer, delivery: str,
+    gate: crossmem.Timeline, make_queue: MakeQueue, make_stream: MakeStream,
+    peer: Peer, peer2: Peer, delivery: str,
 ) -> None:  # fmt: skip
-    gate, queue = make_timeline(word), make_queue(1, NBYTES, delivery=delivery)
+    queue = make_queue(1, NBYTES, delivery=delivery)
     _prepare(queue, peer, peer2)
     peer.call(_issue_and_put)
     peer2.call(streams.open_, "gate", gate.export().to_bytes())
@@ -190,10 +197,10 @@ def test_q05_a_release_on_a_stream_waits_on_the_stream(
 
 
 def test_q05_the_death_of_a_producer_ends_what_its_stream_had_not_done(
-    word: TimelineLevel, make_timeline: MakeTimeline, make_queue: MakeQueue,
-    make_stream: MakeStream, peer: Peer, fresh_peer: Any,
+    gate: crossmem.Timeline, make_queue: MakeQueue, make_stream: MakeStream,
+    peer: Peer, fresh_peer: FreshPeer,
 ) -> None:  # fmt: skip
-    gate, queue, victim = make_timeline(word), make_queue(4, NBYTES), fresh_peer()
+    queue, victim = make_queue(4, NBYTES), fresh_peer()
     _prepare(queue, victim, peer)
     victim.call(_issue_and_put)
     assert peer.call(_get_and_check)
@@ -212,7 +219,7 @@ def test_q05_a_device_without_streams_refuses_them(make_queue: MakeQueue, peer: 
     if has_streams():
         pytest.skip("the device has streams")
     queue = make_queue()
-    peer.call(queues.open_, "queue", queue.export(role="consume").to_bytes())
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     buffer = queue.allocate()
     with pytest.raises(crossmem.UnsupportedError):
         queue.put(buffer, stream=1)
@@ -233,6 +240,6 @@ def test_q05_what_is_no_stream_is_refused(make_queue: MakeQueue, wrong: Any) -> 
     with queue.allocate() as buffer:
         for call in (queue.put, crossmem.SharedBuffer.release):
             with pytest.raises((crossmem.ConfigurationError, crossmem.UnsupportedError)):
-                call(buffer, stream=wrong)  # type: ignore[operator]
+                call(buffer, stream=wrong)
             assert not buffer.closed
     assert queue.stats().put == 0
