@@ -59,7 +59,8 @@ if typing.TYPE_CHECKING:
     from crossmem.sharing.pools.pool import Pool
     from crossmem.sharing.queues.buffer import SharedBuffer
     from crossmem.sharing.queues.making import open_queue
-    from crossmem.sharing.queues.queue import Queue, QueueStats
+    from crossmem.sharing.queues.queue import Queue
+    from crossmem.sharing.queues.stats import QueueStats
     from crossmem.sharing.ranges.address_range import AddressRange, Piece
     from crossmem.sharing.timelines.timeline import Timeline, open_timeline
     from crossmem.trees.new_arrays import empty, empty_like
@@ -116,7 +117,8 @@ else:
             "crossmem.sharing.pools.pool": ("Pool",),
             "crossmem.sharing.queues.buffer": ("SharedBuffer",),
             "crossmem.sharing.queues.making": ("open_queue",),
-            "crossmem.sharing.queues.queue": ("Queue", "QueueStats"),
+            "crossmem.sharing.queues.queue": ("Queue",),
+            "crossmem.sharing.queues.stats": ("QueueStats",),
             "crossmem.sharing.ranges.address_range": ("AddressRange", "Piece"),
             "crossmem.sharing.timelines.timeline": ("Timeline", "open_timeline"),
             "crossmem.trees.new_arrays": ("empty", "empty_like"),

@@ -117,7 +117,7 @@ def test_an_importer_killed_there(scene: Scene, name: str, at: int) -> None:
 
 FREES: dict[str, tuple[Step, list[str]]] = {
     "a free of what is leased": (lambda peer, _: peer.call(actions.free, "a"), LOOK),
-    "a free of what was leased": (lambda peer, _: peer.call(actions.free, "b"), LOOK),
+    "a free of what was leased": (lambda peer, _: peer.call(actions.free, "b"), [*LOOK, "load"]),
     "a free that is refused": (
         lambda peer, _: peer.call(word_actions.free_if_idle, "a"),
         ["load", "any_of", "any_of", "load"],
@@ -132,7 +132,7 @@ FREES: dict[str, tuple[Step, list[str]]] = {
     ),
     "a withdrawal of what was leased": (
         lambda peer, blobs: peer.call(end_actions.withdraw, "b", blobs["b"]),
-        [*LOOK, "load", "store"],
+        [*LOOK, "load", "store", "load"],
     ),
     "a report": (lambda peer, _: peer.call(actions.exports), ["load"] * 4),
 }

@@ -127,7 +127,7 @@ MODES = [
 @pytest.mark.parametrize(
     "kills",
     [
-        12,
+        5,
         pytest.param(40, marks=pytest.mark.ci),
         pytest.param(1000, marks=pytest.mark.long),
     ],

@@ -74,6 +74,8 @@ def test_each_failure_of_each_call(
 ) -> None:
     if name == "signal on another stream" and level == "host":
         pytest.skip("at level 'host' no value is pending")
+    if name == "wait for a pending value" and level != "word":
+        pytest.skip("the host waits until the value was signalled")
     if name.endswith("on a stream") and level != "word":
         pytest.skip("memory is handed over at the strongest level")
     subject = subject_of(start_gpu_peer, level)
@@ -87,7 +89,9 @@ FIRST = ["hostRegister", "hostGetDevicePointer"]
 CALLS: dict[tuple[str, TimelineLevel, bool], list[str]] = {
     ("signal", "word", False): [*FIRST, "streamWriteValue64"],
     ("signal", "word", True): ["streamWriteValue64"],
-    ("wait", "word", True): ["streamWaitValue64"],
+    ("wait", "word", True): [],
+    ("wait for a pending value", "word", False): [*FIRST, "streamWaitValue64"],
+    ("wait for a pending value", "word", True): ["streamWaitValue64"],
     ("signal on another stream", "word", False): ["streamWaitValue64", "streamWriteValue64"],
     ("signal", "host", True): ["streamSynchronize"],
     ("wait", "host", True): [],

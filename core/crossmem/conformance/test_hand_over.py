@@ -15,7 +15,6 @@ from crossmem.conformance.streams_of_tests import NBYTES, MakeStream, MakeTimeli
 from crossmem.models import ReadyHandle, TimelineLevel
 
 
-@pytest.mark.crossmem_not_of_blocks("a block is exported once, before its streams are known")
 @pytest.mark.parametrize("on_stream", [True, False], ids=["stream", "host"])
 @pytest.mark.crossmem_core
 def test_c21_an_export_on_a_stream_is_ready_after_its_work(
@@ -43,7 +42,6 @@ def test_c21_an_export_on_a_stream_is_ready_after_its_work(
     assert owner.call(actions.violations) == importer.call(actions.violations) == []
 
 
-@pytest.mark.crossmem_not_of_blocks("a block is exported once, before its streams are known")
 def test_c21_an_export_waits_for_work_after_an_export_that_did_not(
     make_stream: MakeStream, fresh_peer: FreshPeer
 ) -> None:
@@ -62,7 +60,6 @@ def test_c21_an_export_waits_for_work_after_an_export_that_did_not(
     assert owner.call(actions.calls)["synchronize"] == synchronized + 1
 
 
-@pytest.mark.crossmem_not_of_blocks("a block is exported once, before its streams are known")
 def test_c21_a_ready_handle_outlives_the_wire_and_its_parts(
     make_stream: MakeStream, fresh_peer: FreshPeer
 ) -> None:
@@ -79,7 +76,6 @@ def test_c21_a_ready_handle_outlives_the_wire_and_its_parts(
     assert importer.call(actions.read, "part") == streams.data_of()[-64:]
 
 
-@pytest.mark.crossmem_not_of_blocks("a block is exported once, before its streams are known")
 def test_c21_a_dead_owner_is_reported_to_who_waits_for_its_work(
     word: TimelineLevel, make_stream: MakeStream, make_timeline: MakeTimeline, fresh_peer: FreshPeer
 ) -> None:

@@ -317,6 +317,23 @@ def test_l04_the_death_of_a_waiter_disturbs_nobody(
     assert not peer.call(actions.attribute, "timeline", "void")
 
 
+def test_l04_the_death_of_a_waiting_host_disturbs_nobody(
+    make_timeline: MakeTimeline, fresh_peer: FreshPeer, peer: Peer, level: TimelineLevel
+) -> None:
+    victim, timeline = fresh_peer(), make_timeline(level)
+    blob = timeline.export().to_bytes()
+    for one in (victim, peer):
+        one.call(streams.open_, "timeline", blob)
+    _, answer = [one.start(streams.wait, "timeline", 1) for one in (victim, peer)]
+    time.sleep(0.05)
+    victim.kill()
+    timeline.signal(1)
+
+    assert answer.result()[0] == 1
+    assert not timeline.void
+    assert not peer.call(actions.attribute, "timeline", "void")
+
+
 def test_l04_a_process_can_exit_while_a_stream_waits(
     make_stream: MakeStream, fresh_peer: FreshPeer, word: TimelineLevel
 ) -> None:

@@ -21,6 +21,7 @@ from crossmem.control.segments import BLOCKS_AT, SLOTS
 from crossmem.control.slots import Slot
 from crossmem.control.wire import Refusal, Status
 from crossmem.driver import Exported
+from crossmem.errors import CrossmemError
 from crossmem.models import BlockHandle, EventKind, PoolCore
 
 __all__ = ["BATCH", "Arena"]
@@ -29,6 +30,8 @@ BATCH: Final = 32
 """Largest number of freed blocks that wait for one barrier."""
 _FRESH: Final = 64
 """Number of unused blocks that enter the free list at once."""
+_LOOK_S: Final = 1e-3
+"""The longest wait between two looks at the work of streams."""
 _SPREAD: Final = 4
 """A range of words is read at once if it has at most this many words for each block."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
@@ -76,6 +79,8 @@ class Arena:
         """Blocks that were freed since the last read of the rows. Their handles are stale."""
         self.held: dict[int, None] = {}
         """Freed blocks that a row, a message or this process itself held at the last read."""
+        self.streamed: dict[int, Callable[[], bool]] = {}
+        """Freed blocks whose work was issued on one stream, and what says that it is complete."""
         self.reserved: dict[int, Unit] = {}
         """The lease units of the blocks that messages in transit reserve, by block."""
         self.waiting: dict[object, None] = {}
@@ -161,31 +166,43 @@ class Arena:
             The kernel refuses the barrier, or the device reports failed work. The blocks stay
             freed, and a later call continues.
         """
-        if self.wait_for_work is not None:
+        while (moved := self._reclaim(all_of_them=all_of_them)) is None:
+            pass
+        return moved
+
+    def _reclaim(self, *, all_of_them: bool) -> int | None:
+        """Do the same, or return None if another call has moved blocks meanwhile."""
+        # Blocks that are freed during the waits are not looked at.
+        number, looked_at = self._reclaims, tuple(self.freed)
+        first = slice(len(looked_at))
+        if all_of_them:
+            looked_at += tuple(self.held)
+        if not looked_at:
+            return 0
+        running = self._running(looked_at)
+        if self.wait_for_work is not None and not self.streamed.keys() >= set(looked_at):
             self.wait_for_work()
         with self.registry.lock:
-            number, held = self._reclaims, self.held
-            looked_at = tuple(self.freed)
-            first = slice(len(looked_at))
-            if all_of_them:
-                looked_at += tuple(held)
-            if not looked_at:
-                return 0
+            held = self.held
             # After the barrier, an importer that saw an old generation has its word in its row.
             words.barrier()
-            busy = self._busy(looked_at)
+            busy = self._busy(looked_at) | running
             idle, still = looked_at, {}
             if busy:
                 # Messages also reserve blocks that are live.
                 idle = tuple([one for one in looked_at if one not in busy])
                 still = dict.fromkeys([one for one in looked_at if one in busy])
+            if self.streamed:
+                # If a signal handler interrupts this, the next call waits for the device.
+                for one in idle:
+                    self.streamed.pop(one, None)
             if idle and not IS_ORDERED:
                 # A store to the block may become visible after the 0 that ended its hold.
                 words.barrier()
             # No thread and no signal handler runs between these statements.
             if number != self._reclaims:
-                # A signal handler has moved blocks since.
-                return 0
+                # Another thread or a signal handler has moved blocks since.
+                return None
             self._reclaims = number + 1
             del self.freed[first]
             self.free += idle
@@ -198,6 +215,19 @@ class Arena:
                 text = f"{len(idle)} of {self.blocks} blocks"
                 events.note(EventKind.RECLAIMED, self.export, 0, text)
         return len(idle)
+
+    def _running(self, indices: Sequence[int]) -> set[int]:
+        """Return the given blocks whose work on a stream is not complete."""
+        running: set[int] = set()
+        for one in indices if self.streamed else ():
+            has_ended = self.streamed.get(one)
+            try:
+                if has_ended is not None and not has_ended():
+                    running.add(one)
+            except CrossmemError:
+                # The vendor refuses to say, so the caller waits for the device.
+                self.streamed.pop(one, None)
+        return running
 
     def _busy(self, indices: Sequence[int]) -> set[int]:
         """Return the given blocks that a row or a message holds. The caller holds the lock."""
@@ -238,7 +268,8 @@ class Arena:
     def wait(self, timeout_s: float) -> None:
         """Wait until a block is freed or a hold on a freed block ends.
 
-        A holder of a freed block sends a message when it releases the block.
+        A holder of a freed block sends a message when it releases the block. A stream sends none,
+        so this returns soon if a block waits for one.
         """
         waiter = object()
         try:
@@ -250,13 +281,16 @@ class Arena:
                 # An importer that ended its hold before it saw the generation sends no message.
                 # After the barrier, the next read sees its 0.
                 words.barrier()
-            self.registry.wait(self._is_something_idle, timeout_s)
+            limit_s = min(timeout_s, _LOOK_S) if self.streamed else timeout_s
+            self.registry.wait(self._is_something_idle, limit_s)
         finally:
             self.waiting.pop(waiter, None)
 
     def _is_something_idle(self) -> bool:
         held = list(self.held)
-        return bool(self.free or self.freed or (held and len(self._busy(held)) < len(held)))
+        if self.free or self.freed:
+            return True
+        return bool(held) and len(self._busy(held) | self.streamed.keys()) < len(held)
 
     def tell(self) -> None:
         """Report reclaimed blocks to the observers. The caller holds no lock."""

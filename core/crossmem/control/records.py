@@ -131,7 +131,7 @@ class Export:
     reports may import it."""
     is_exclusive: bool = False
     """Whether only one process at a time may hold it: a place in a queue."""
-    on_change: Callable[[], object] | None = None
+    on_death: Callable[[], object] | None = None
     """Called without a lock after the death of a process that was granted it; by the lease server's
     thread or an application's."""
 

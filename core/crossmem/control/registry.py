@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from crossmem.control import rows, words
 from crossmem.control.events import ENDED, LOST, EventQueue
+from crossmem.control.exclusive import claim
 from crossmem.control.export_ends import ExportEnds
 from crossmem.control.exports import ExportTable
 from crossmem.control.leases import Holder, Lease, LeaseTable, Row
@@ -43,8 +44,6 @@ class LeaseRegistry:
         self.max_reservations = limit
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not notified yet."""
-        self._changed: dict[Export, None] = {}
-        """Exports of which a holder has died, and whose owners are told soon."""
         self._waiters = Waiters(self.lock)
         """The threads that wait for the end of a lease."""
         self.myself = Holder(identity.pid, identity.uid)
@@ -114,10 +113,9 @@ class LeaseRegistry:
             core = handle.core
             # An earlier call that was interrupted may have taken the lease already.
             if refusal is None and core not in leases:
-                one = self.exports.get(number, export)
-                if not self.claim(one):
-                    return Refusal(Status.TAKEN, "another process holds it")
-                given = self.leases.give(self.exports.get(number, export), self.myself)
+                if refusal := claim(one := self.exports.get(number, export)):
+                    return refusal
+                given = self.leases.give(one, self.myself)
                 # No signal handler runs between these statements, so the lease is always recorded.
                 leases[core] = given.number
             return refusal
@@ -272,20 +270,10 @@ class LeaseRegistry:
             ]
 
     def tell(self) -> None:
-        """Notify the owners of idle memory and of deaths, and send events to observers.
-
-        The lock is not held.
-        """
-        while self._changed:
-            with suppress(KeyError):
-                # Another thread may take the last one.
-                export, _ = self._changed.popitem()
-                if export.on_change is not None:
-                    export.on_change()
+        """Notify the owners of idle memory, and send events to observers. The lock is not held."""
         for unit in list(self._idle):
             unit.on_idle()
-            # The unit leaves the queue last: after an interrupt, its owner is notified again, which
-            # is harmless.
+            # The unit leaves the queue last: after an interrupt, its owner is notified again.
             with suppress(ValueError):
                 self._idle.remove(unit)
         self.events.tell()
@@ -347,7 +335,7 @@ class LeaseRegistry:
             for row in holder.rows.values():
                 self.forget_row(row)
             holder.rows.clear()
-            self._changed.update((one, None) for one in holder.exports if one.on_change)
+            self.events.deaths.note(holder.exports)
             for unit in {export.unit for export in holder.exports}:
                 self._note_if_idle(unit)
             holder.exports.clear()
@@ -364,28 +352,6 @@ class LeaseRegistry:
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
-
-    def claim(self, export: Export) -> bool:
-        """Whether a process may hold an export now: always, unless the export is exclusive.
-
-        A grant of an exclusive export that no process holds yet becomes stale.
-
-        Raises
-        ------
-        DriverError
-            The kernel refuses the barrier.
-        """
-        slot, number = export.slot, export.handle.export
-        if not export.is_exclusive:
-            return True
-        if any(one.export == number for one in list(export.unit.leases.values())):
-            return False
-        if slot is None:
-            return True
-        slot.move_on(is_live=True)
-        # After the barrier, a process that saw the old generation has its word in the row.
-        words.barrier()
-        return not words.any_of(export.rows.values(), slot.at)
 
     def forget(self, unit: Unit) -> None:
         """Remove the exports of memory that no process holds."""

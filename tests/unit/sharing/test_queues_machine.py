@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from typing_extensions import override
 
 import crossmem
 from crossmem import Queue, QueueEmptyError, QueueFullError, SharedBuffer
@@ -185,6 +186,7 @@ class Machine(RuleBasedStateMachine):
             # A dead process would not do this, and it must not matter.
             buffer.release()
 
+    @override
     def teardown(self) -> None:
         if not hasattr(self, "queue"):
             return

@@ -26,6 +26,7 @@ from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.sharing.base.process import current
 from crossmem.sharing.timelines.cell import VOID
+from crossmem.sharing.timelines.memory import Pages
 
 ONLY = Allow(pids=(os.getpid(),))
 LARGEST = 2**63 - 2
@@ -48,14 +49,20 @@ CALLS: list[Callable[[Timeline], object]] = [
 ]
 
 
+def timelines_in_use() -> list[str]:
+    """Return the timelines that this process signals, and its other memory."""
+    crossmem.collect()
+    return [repr(one) for one in list(current().part(Pages).signalled)] + in_use()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    with crossmem.device("host").timeline():
-        # The page for all processes of this user stays.
-        before = len(in_use())
+    before = timelines_in_use()
     yield
     gc.collect()
-    assert settle(lambda: in_use() if len(in_use()) > before else []) == []
+    assert (
+        settle(lambda: [] if len(timelines_in_use()) <= len(before) else timelines_in_use()) == []
+    )
 
 
 @pytest.fixture

@@ -36,9 +36,8 @@ def stream_of(stream: Any) -> int:
 class Landing(Protocol):
     """The end of the work that was issued on a stream before a certain call."""
 
-    @property
     def has_landed(self) -> bool:
-        """Whether the work is complete. This does not wait.
+        """Return whether the work is complete. This does not wait.
 
         Raises
         ------

@@ -111,9 +111,10 @@ class Allocation(Memory):
             (C21).
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or its
-            handle. This call then waits for nothing. The handle says when the work that was issued
-            before is complete, and the importer waits for that with :meth:`crossmem.Mapping.wait`.
-            Each such call returns a new handle.
+            handle. This call then does not wait for the device; at level ``"host"`` of
+            :meth:`crossmem.Device.timeline` it waits for this stream. The handle says when the work
+            that was issued before is complete, and the importer waits for that with
+            :meth:`crossmem.Mapping.wait`. Each such call returns a new handle.
 
         Raises
         ------

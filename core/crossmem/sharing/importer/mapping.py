@@ -257,9 +257,10 @@ class Mapping(Memory):
         ----------
         stream
             The only stream whose work uses the memory: a stream of CuPy, PyTorch or torch-npu, or
-            its handle. This call then waits for nothing. crossmem releases the address and the
-            lease when the work that was issued before is complete: in a later call, at the latest
-            within a second.
+            its handle. This call then does not wait for the device; at level ``"host"`` of
+            :meth:`crossmem.Device.timeline` it waits for this stream. crossmem releases the address
+            and the lease when the work that was issued before is complete, at the latest a second
+            later.
 
         Raises
         ------

@@ -363,7 +363,7 @@ class Use(Record):
     def is_needed(self) -> bool:
         """Whether work from before the end of the mapping is running. The record stays queued."""
         try:
-            is_needed = self.landing is not None and not self.landing.has_landed
+            is_needed = self.landing is not None and not self.landing.has_landed()
         except CrossmemError:
             # Nobody knows. So the release waits for all work of the device.
             self.landing, is_needed = None, False

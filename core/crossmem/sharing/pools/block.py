@@ -13,7 +13,7 @@ from crossmem.control.leases import Holder
 from crossmem.control.records import Allow
 from crossmem.errors import BusyError, ConfigurationError, InvalidHandleError, UnsupportedError
 from crossmem.guards import check_choice, check_flag, check_timeout, shorten
-from crossmem.models import Access, BlockHandle, ShareableHandle
+from crossmem.models import Access, BlockHandle, ReadyHandle, ShareableHandle
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.allocation import Busy
@@ -84,6 +84,7 @@ class Block(Memory):
         access: Access | None = None,
         lease: bool = True,
         synchronize: bool = True,
+        stream: Any = None,
     ) -> ShareableHandle:
         """Return a handle with which other processes import this block.
 
@@ -96,12 +97,16 @@ class Block(Memory):
         lease
             Must be True.
         synchronize
-            Wait for the device work issued so far before the handle is first given out (C21).
+            Wait for the device work issued so far before a call with True first returns the handle
+            (C21).
+        stream
+            As for :meth:`crossmem.Allocation.export`: the handle says when the work that was issued
+            on this stream is complete.
 
         Raises
         ------
         UnsupportedError
-            An argument differs from the settings of the pool.
+            An argument differs from the settings of the pool, or the device has no streams.
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -113,11 +118,16 @@ class Block(Memory):
         arena = record.arena
         if allow is not None or access is not None or lease is not True:
             _check_choices(arena, allow, access, lease=lease)
+        if stream is not None:
+            base = self.export(synchronize=False)
+            return self.device._ready_handle(base, stream, arena.export.allow)
         if record.handle is not None:
             return record.handle
-        if synchronize and arena.wait_for_work is not None:
-            device = self.device
-            device.driver.synchronize(device.ordinal)
+        is_ready = True
+        if arena.wait_for_work is not None:
+            is_ready, device = synchronize, self.device
+            if synchronize:
+                device.driver.synchronize(device.ordinal)
         index, nbytes = record.index, self.nbytes
         view, at = arena.words, arena.at + index
         if gettrace() is None:
@@ -127,7 +137,7 @@ class Block(Memory):
                 generation = self._begin(record, view, at)
         # Another thread that exports the block makes an equal handle.
         handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
-        if record.generation == generation:
+        if is_ready and record.generation == generation:
             # Nobody has withdrawn it since.
             record.handle = handle
         return handle
@@ -165,6 +175,8 @@ class Block(Memory):
             raise self._ended()
         if not isinstance(handle, ShareableHandle):
             handle = ShareableHandle.from_bytes(handle)
+        if isinstance(handle, ReadyHandle):
+            handle = handle.base
         is_mine = isinstance(handle, BlockHandle) and handle.pool == record.arena.core
         if not is_mine or handle.export != record.index + 1:
             msg = f"{handle!r} is no handle of {self!r}"
@@ -182,7 +194,9 @@ class Block(Memory):
                 record.handle = None
                 view[at] = record.generation = view[at] + 1 | 1
 
-    def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
+    def free(
+        self, *, busy: Busy = "defer", timeout: float | None = None, stream: Any = None
+    ) -> None:
         """Return the block to its pool. A second call does nothing.
 
         The block's handles are stale as soon as this method returns (C6).
@@ -195,16 +209,39 @@ class Block(Memory):
             change nothing. ``"wait"``: wait until all holders release it.
         timeout
             Time limit of ``"wait"`` in seconds; None: ``CROSSMEM_TIMEOUT``.
+        stream
+            The only stream of this process whose work uses the block: a stream of CuPy, PyTorch or
+            torch-npu, or its handle. The pool allocates the block again when the work that was
+            issued before is complete, and waits for no other work of the device.
 
         Raises
         ------
         BusyError
             A view of the block is alive, another thread reads or writes it, or other processes hold
             it and ``busy`` is not ``"defer"``. Nothing has changed then.
+        UnsupportedError
+            The device has no streams. Nothing has changed then.
         """
         if timeout is not None or busy is not _DEFER:
             self._prepare_free(busy, timeout)
-        self._end()
+        if stream is None:
+            self._end()
+        else:
+            self._end_on(stream)
+
+    def _end_on(self, stream: Any) -> None:
+        record = self._record
+        if record is None or not self._process.is_usable:
+            # This raises if the process was forked.
+            super()._end()
+            return
+        record.landing = self.device._landing_of(stream)
+        try:
+            super()._end()
+        finally:
+            if self._record is record:
+                # The block lives on, and later work may use it.
+                del record.landing
 
     def _prepare_free(self, busy: object, timeout: object) -> None:
         """Check the arguments of a free, and wait for the holders or raise, as they demand."""

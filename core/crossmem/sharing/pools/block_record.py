@@ -8,6 +8,7 @@ from typing_extensions import override
 from crossmem.control.arenas import Arena
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.pools.record import PoolRecord
 
 __all__ = ["BlockRecord"]
@@ -16,7 +17,7 @@ __all__ = ["BlockRecord"]
 class BlockRecord(Record):
     """One life of a block, from just before the block leaves the free list until it is freed."""
 
-    __slots__ = ("arena", "generation", "handle", "index", "pool")
+    __slots__ = ("arena", "generation", "handle", "index", "landing", "pool")
 
     is_shared: ClassVar = True
 
@@ -28,6 +29,8 @@ class BlockRecord(Record):
     generation: int
     """The generation of the handles that were exported; 0 before the first export."""
     handle: BlockHandle | None
+    landing: Landing
+    """The end of the work that uses the block. Set only by a free on a stream."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -41,9 +44,12 @@ class BlockRecord(Record):
             return False
         if self.generation:
             arena.retire(self.index, self.generation)
+        landing: Landing | None = getattr(self, "landing", None)
         # No signal handler and no other thread runs between these statements.
         if self.generation or arena.wait_for_work is not None:
             if not self.is_done:
+                if landing is not None:
+                    arena.streamed[self.index] = landing.has_landed
                 arena.freed += (self.index,)
                 self.is_done = True
         elif not self.is_done:

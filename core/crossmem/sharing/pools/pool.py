@@ -143,10 +143,13 @@ class Pool(Endable):
             arena.tell()
 
     def _out_of_blocks(self, arena: Arena) -> OutOfMemoryError:
-        waiting = list(arena.held)
+        streamed = list(arena.streamed)
+        waiting = [one for one in arena.held if one not in streamed]
         text = "none of them was freed"
         if waiting:
             text = f"{len(waiting)} were freed and are held by {name_pids(arena.holders(waiting))}"
+        elif streamed:
+            text = f"{len(streamed)} were freed, and work on their streams still runs"
         return OutOfMemoryError(
             f"all {self.blocks} blocks of the pool are in use; {text}",
             hint="free blocks, have the others unmap theirs, or pass timeout= to wait for one",

@@ -66,7 +66,8 @@ class PoolRecord(Record):
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
         self.is_closing = False
         """Whether the pool was closed and waits for the end of its blocks."""
-        handle = memory.export(allow=allow, access=access)
+        # No work uses new memory.
+        handle = memory.export(allow=allow, access=access, synchronize=False)
         server = self.process.start_server()
         wait = None
         if self.device.capabilities.host_visible:

@@ -57,6 +57,8 @@ LOST: Final = 2
 REDELIVERED: Final = 3
 WAITING: Final = 4
 """Number of entries that wait for a consumer with room."""
+ROUND: Final = 5
+"""1 while the owner opens sessions and hands out entries."""
 
 FINISHED: Final = 1
 """No further entry will be put, but consumers may still hold entries that others get again."""

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 from crossmem.control.records import Allow
 from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.guards import check_choice, check_flag, check_size, check_timeout, is_within, shorten
-from crossmem.models.queue_handle import ROLES, QueueHandle
+from crossmem.models.queue_handle import QueueHandle, QueueRole
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.queues.layout import Delivery, Overflow, Terms
@@ -14,7 +14,6 @@ from crossmem.sharing.queues.opening import (
     MAX_DEPTH,
     MAX_PLACES,
     Queues,
-    make_directory,
     open_segments,
 )
 from crossmem.sharing.queues.owner import QueueOwner
@@ -77,18 +76,10 @@ def make_queue(
         **counted,
     )
     owner = QueueOwner(process, device, terms, allow)
-    try:
-        for role in ROLES:
-            owner.directories[role] = make_directory(owner, role)
-        rings = terms.producers
-        handles = [one.handle for one in owner.exclusive]
-        mine = {"produce": handles[:rings], "consume": handles[rings:]}
-        process.part(Queues).owned[owner] = None
-        return Queue(QueueRecord(owner.opened, cast("Any", mine), owner))
-    except BaseException:
-        process.part(Queues).owned.pop(owner, None)
-        owner.free()
-        raise
+    rings, handles = terms.producers, [one.handle for one in owner.segments.exclusive]
+    mine: dict[QueueRole, Any] = {"produce": handles[:rings], "consume": handles[rings:]}
+    process.part(Queues).owned[owner] = None
+    return Queue(QueueRecord(owner.opened, mine, owner))
 
 
 def open_queue(

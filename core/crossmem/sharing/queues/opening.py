@@ -6,14 +6,13 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, ClassVar, Final, get_args
 
 from typing_extensions import override
 
 from crossmem.errors import BusyError, InvalidHandleError
 from crossmem.guards import check_timeout, is_within, shorten
-from crossmem.models import Access, ShareableHandle
+from crossmem.models import ShareableHandle
 from crossmem.models.queue_handle import QueueHandle, QueueRole
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.memory import leave_to_views, usage_of
@@ -26,8 +25,9 @@ from crossmem.sharing.importer.table import ImportTable
 from crossmem.sharing.queues.layout import MAX_STAMP, TAIL, Delivery, Overflow, Terms
 from crossmem.sharing.queues.owner import QueueOwner
 from crossmem.sharing.queues.place import Opened
+from crossmem.sharing.queues.segments import LENGTH_NBYTES
 
-__all__ = ["MAX_DEPTH", "MAX_PLACES", "Queues", "make_directory", "open_segments", "take_place"]
+__all__ = ["MAX_DEPTH", "MAX_PLACES", "Queues", "open_segments", "take_place"]
 
 MAX_DEPTH: Final = 2**16
 MAX_PLACES: Final = 64
@@ -38,7 +38,6 @@ _LIMITS: Final = {
     "consumers": MAX_PLACES,
     "prefetch": MAX_DEPTH,
 }
-_LENGTH_NBYTES: Final = 8
 _GRACE_S: Final = 0.5
 """How long a place may take to become free after its process has died."""
 _PAUSE_S: Final = 2e-3
@@ -61,31 +60,6 @@ class Queues(Part):
             owner.close()
 
 
-def make_directory(owner: QueueOwner, role: QueueRole) -> ShareableHandle:
-    """Return the handle of memory that names everything that a process with a role needs."""
-    terms = owner.terms
-    is_guarded = owner.opened.device.capabilities.readonly_exports
-    access: Access = "rw"
-    if role == "consume" and terms.delivery == "each" and is_guarded:
-        access = "ro"
-    places = slice(terms.producers) if role == "produce" else slice(terms.producers, None)
-    named = [owner.export_arena(access), *owner.shared]
-    text = json.dumps(
-        {
-            "role": role,
-            "terms": asdict(terms),
-            "shared": [_pack(one) for one in named],
-            "mine": [_pack(one.handle) for one in owner.exclusive[places]],
-        }
-    ).encode()
-    made = owner.add_memory(len(text).to_bytes(_LENGTH_NBYTES, "little") + text)
-    return made.export(allow=owner.allow, access="ro")
-
-
-def _pack(handle: ShareableHandle) -> str:
-    return base64.b64encode(handle.to_bytes()).decode()
-
-
 def _unpack(text: str) -> ShareableHandle:
     return ShareableHandle.from_bytes(base64.b64decode(text))
 
@@ -97,8 +71,8 @@ def _read_directory(
     with attach(handle.directory, readonly="advisory", timeout=timeout) as mapping:
         blob = mapping.read()
     try:
-        size = int.from_bytes(blob[:_LENGTH_NBYTES], "little")
-        found = json.loads(blob[_LENGTH_NBYTES : _LENGTH_NBYTES + size])
+        size = int.from_bytes(blob[:LENGTH_NBYTES], "little")
+        found = json.loads(blob[LENGTH_NBYTES : LENGTH_NBYTES + size])
         terms = Terms(**found["terms"])
         named, mine = ([_unpack(one) for one in found[name]] for name in ("shared", "mine"))
         if not (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's side of a queue: its memory, its sessions, and the entries that it hands out.
+"""The owner's side of a queue: its sessions, and the entries that it hands out.
 
 The lease server's thread calls :meth:`QueueOwner.tend` when somebody rings the owner's bell or
 dies. It only reads and writes words, so a busy owner delays the entries that were left to it, and
@@ -7,22 +7,15 @@ nothing else. Each call looks at all words again, so it does not matter where a 
 """
 
 import os
-import weakref
 from collections import Counter
 from contextlib import suppress
-from functools import partial
 from typing import Final, NamedTuple
 
 from crossmem.control import words
-from crossmem.control.records import Allow, Export
-from crossmem.driver import Exported
+from crossmem.control.records import Allow
 from crossmem.locks import Rank, ordered_lock
-from crossmem.models import Access, ShareableHandle
-from crossmem.models.queue_handle import QueueRole
-from crossmem.sharing.base.devices import LocalDevice, find_device
-from crossmem.sharing.base.memory import Memory, leave_to_views, usage_of
+from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
-from crossmem.sharing.exporter.allocation import Allocation, allocate
 from crossmem.sharing.queues.layout import (
     CLOSED,
     DROPPING,
@@ -36,6 +29,7 @@ from crossmem.sharing.queues.layout import (
     MAX_STAMP,
     READY,
     REDELIVERED,
+    ROUND,
     TARGET,
     WAITING,
     WANT,
@@ -44,7 +38,7 @@ from crossmem.sharing.queues.layout import (
     Terms,
     target_of,
 )
-from crossmem.sharing.queues.place import Opened
+from crossmem.sharing.queues.segments import Segments
 
 __all__ = ["QueueOwner"]
 
@@ -83,7 +77,6 @@ class QueueOwner:
     ) -> None:
         self.process = process
         self.terms = terms
-        self.allow = allow
         self._lock = ordered_lock(Rank.STATE)
         self._is_finished = False
         """Whether no further producer will come."""
@@ -95,99 +88,20 @@ class QueueOwner:
         """By producer and stamp: target, position and count of entries that passed through here."""
         self._turns = [0, 0]
         """The producer and the consumer that come next."""
-        self._memory: list[Memory] = []
-        self._shared: list[tuple[Export, Exported]] = []
-        """The exports with which bells travel, and what the driver exported."""
-        self._views: list[memoryview] = []
-        self.bells: list[int] = []
-        self.exclusive: list[Export] = []
-        """The exports by which processes take rings and places."""
-        self.directories: dict[QueueRole, ShareableHandle] = {}
-        """By role, the handle of memory that names everything that a process needs."""
-        self.shared: list[ShareableHandle] = []
-        """The handles of control, of each ring and of each place."""
+        self.segments = Segments(process, device, terms, allow)
+        self.opened = self.segments.opened
+        self._control = self.opened.control
         try:
-            for nwords in terms.sizes:
-                self._add_segment(bytes(8 * nwords))
-            nbytes = terms.stride * terms.depth * terms.producers
-            self._arena = arena = allocate(process, device, nbytes)
-            self._memory.append(arena)
-            process.start_server().watch(self.bells[0], self._answer)
+            self.segments.watch(self._answer, self._suspect)
         except BaseException:
-            for view in self._views:
-                view.release()
-            self.free()
-            for memory in self._memory:
-                memory._end()
-            _close_all(self.bells)
+            self.segments.free()
             raise
-        control, *segments = (view.cast("Q") for view in self._views)
-        self.opened = Opened(
-            process,
-            device,
-            terms,
-            control,
-            segments,
-            self.bells[0],
-            self.bells[1:],
-            arena.ptr,
-            usage_of(arena),
-            self._memory,
-            lambda: True,
-        )
-        self._control = control
-        # Buffers that this process has in hand outlive the queue, and ring the bells.
-        weakref.finalize(self.opened, _close_all, self.bells).atexit = False
-
-    # Memory -------------------------------------------------------------------------------
-
-    def add_memory(self, contents: bytes) -> Allocation:
-        """Return host memory that lives as long as the queue."""
-        made = allocate(self.process, find_device(self.process, _HOST, None), len(contents))
-        self._memory.append(made)
-        made.write(contents)
-        return made
-
-    def _add_segment(self, contents: bytes) -> None:
-        memory, number = self.add_memory(contents), len(self.bells)
-        self._views.append(memory.view())
-        self.bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        shared = self._export(memory, "ro")
-        # The bell travels with the segment.
-        self._shared.append((shared, shared.exported))
-        descriptors = (*shared.exported.descriptors, self.bells[-1])
-        shared.exported = Exported(shared.exported.payloads, descriptors)
-        self.shared.append(shared.handle)
-        if number:
-            own = self._export(memory, "rw")
-            own.is_exclusive, own.on_change = True, partial(self._suspect, number - 1)
-            self.exclusive.append(own)
-
-    def _export(self, memory: Allocation, access: Access) -> Export:
-        handle = memory.export(allow=self.allow, access=access)
-        return self.process.start_server().leases.exports.get(handle.allocation, handle.export)
-
-    def export_arena(self, access: Access) -> ShareableHandle:
-        """Return the handle of the buffers."""
-        return self._arena.export(allow=self.allow, access=access)
-
-    def free(self) -> None:
-        """Free the memory when nobody has buffers of it here, and the others have closed it."""
-        server = self.process.server
-        if self.bells and server is not None:
-            server.unwatch(self.bells[0])
-        for export in self.exclusive:
-            export.on_change = None
-        for shared, exported in self._shared:
-            shared.exported = exported
-        for memory in self._memory:
-            leave_to_views(memory)
 
     # Sessions -----------------------------------------------------------------------------
 
     def _answer(self) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self.bells[0])
+            os.eventfd_read(self.opened.owner_bell)
         self.tend()
 
     def _suspect(self, place: int) -> None:
@@ -199,12 +113,19 @@ class QueueOwner:
         with self._lock:
             if self.opened.end == CLOSED:
                 return
-            is_changed = self._change_sessions()
-            if is_changed:
-                # After the barrier, a producer sees that a consumer has gone, or its entry is seen.
-                words.barrier()
-            is_settled = self.terms.delivery == "each" or self._hand_out()
-            is_changed |= self._end(is_settled=is_settled)
+            # A process that joins waits until the round is over.
+            words.store(self._control, ROUND, 1)
+            try:
+                is_changed = self._change_sessions()
+                if is_changed:
+                    # After the barrier, a producer sees that a consumer has gone, or its entry is
+                    # seen.
+                    words.barrier()
+                is_settled = self.terms.delivery == "each" or self._hand_out()
+                is_changed |= self._end(is_settled=is_settled)
+            finally:
+                words.release()
+                words.store(self._control, ROUND, 0)
         if is_changed:
             self._wake_all()
 
@@ -241,7 +162,7 @@ class QueueOwner:
 
     def _has_gone(self, place: int) -> bool:
         """Whether no process has a place, or one that may not have it."""
-        export, leases = self.exclusive[place], self.process.start_server().leases
+        export, leases = self.segments.exclusive[place], self.process.start_server().leases
         with leases.lock:
             slot, number = export.slot, export.handle.export
             pids = {one.holder.pid for one in export.unit.leases.values() if one.export == number}
@@ -307,7 +228,9 @@ class QueueOwner:
     def _is_ready(self, one: _Entry) -> bool:
         """Whether consumers can read an entry now: no stream and no producer works on it."""
         segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
-        return segment[at] == one.stamp and segment[at + READY] >= segment[at + WANTED]
+        # A producer that died before it dropped the entry leaves its mark.
+        is_whole = segment[at] == one.stamp or not self.opened.member(one.producer)
+        return is_whole and segment[at + READY] >= segment[at + WANTED]
 
     def _hand_out(self) -> bool:
         """Give the entries that no consumer has to those with room; whether all are settled."""
@@ -411,8 +334,3 @@ class QueueOwner:
 def _next(turn: int, several: list[int]) -> int:
     """Return the first one from a turn on, or the first of all."""
     return min(several, key=lambda one: (one < turn, one))
-
-
-def _close_all(descriptors: list[int]) -> None:
-    while descriptors:
-        os.close(descriptors.pop())

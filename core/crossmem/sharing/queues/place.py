@@ -38,6 +38,7 @@ from crossmem.sharing.queues.layout import (
     CLOSED,
     END,
     MAX_STAMP,
+    ROUND,
     SLEEPING,
     TAIL,
     WISH,
@@ -189,7 +190,13 @@ class Place:
         words.release()
         wish = words.load(control, at) + 1
         words.store(self.words, WISH, wish)
-        self._await_owner(lambda: words.observe(control, at) == wish or None, timeout_s)
+
+        def is_open() -> bool | None:
+            is_mine = words.observe(control, at) == wish
+            # Then the owner has handed out what this process can get at once.
+            return (is_mine and not words.observe(control, ROUND)) or None
+
+        self._await_owner(is_open, timeout_s)
         self.session = wish
 
     def begin(self) -> None:

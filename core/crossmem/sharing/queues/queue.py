@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues: one process owns one, others take places as producers and consumers."""
 
-import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn
 
 from typing_extensions import override
 
-from crossmem.control import words
 from crossmem.errors import (
     BusyError,
     ConfigurationError,
@@ -26,49 +22,16 @@ from crossmem.errors import (
 from crossmem.guards import check_choice, is_within, shorten
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.queues import layout
 from crossmem.sharing.queues.buffer import SharedBuffer, stream_on, taken_from
 from crossmem.sharing.queues.consumer import Consumer, QueueEndedError
 from crossmem.sharing.queues.owner import QueueOwner
-from crossmem.sharing.queues.place import LOOK_S, PAUSE_S, Place
+from crossmem.sharing.queues.place import PAUSE_S
 from crossmem.sharing.queues.producer import Producer
 from crossmem.sharing.queues.record import QueueRecord
+from crossmem.sharing.queues.stats import QueueStats, stats_of
+from crossmem.sharing.queues.waiting import repeat, wait_s
 
-__all__ = ["Queue", "QueueStats"]
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """The state of a queue at one moment.
-
-    Attributes
-    ----------
-    producers, consumers
-        Number of processes that produce and consume.
-    put
-        Number of entries that were put.
-    dropped
-        Number of entries that producers dropped.
-    lost
-        Number of entries that were lost with dead consumers.
-    redelivered
-        Number of entries that were delivered again.
-    waiting
-        Number of entries that wait for a consumer with room; with ``delivery="one"``.
-    lag
-        By consumer: number of entries that it has not looked at.
-    """
-
-    producers: int
-    consumers: int
-    put: int
-    dropped: int
-    lost: int
-    redelivered: int
-    waiting: int
-    lag: dict[int, int]
+__all__ = ["Queue"]
 
 
 class Queue(Endable):
@@ -152,7 +115,7 @@ class Queue(Endable):
         """
         owner = self._owner("export")
         check_choice("role", role, ROLES, "export")
-        return QueueHandle(role, owner.directories[role])
+        return QueueHandle(role, owner.segments.directories[role])
 
     # Putting ------------------------------------------------------------------------------
 
@@ -174,7 +137,7 @@ class Queue(Endable):
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
             Nothing can be put any more.
         """
-        timeout_s = _wait_s(timeout)
+        timeout_s = wait_s(timeout)
         producer = self._producer()
         producer.check()
         if producer.opened.terms.overflow != "wait":
@@ -288,7 +251,7 @@ class Queue(Endable):
         AccessDeniedError, ForkedProcessError
             The owner has revoked the role, or a forked child called this.
         """
-        timeout_s = _wait_s(timeout)
+        timeout_s = wait_s(timeout)
         stream_on(self.device, stream)
         consumer = self._consumer()
         found = consumer.wait(
@@ -324,11 +287,11 @@ class Queue(Endable):
 
     async def get_async(self) -> SharedBuffer:
         """Return the next buffer; see :meth:`get`. The event loop runs meanwhile."""
-        return await _repeat(self._consumer(), partial(self.get, timeout=0))
+        return await repeat(self._consumer(), partial(self.get, timeout=0))
 
     async def put_async(self, item: Any, **options: Any) -> None:
         """Put an item; see :meth:`put`. The event loop runs while all buffers are in use."""
-        await _repeat(self._producer(), partial(self.put, item, timeout=0, **options))
+        await repeat(self._producer(), partial(self.put, item, timeout=0, **options))
 
     async def __aiter__(self) -> AsyncIterator[SharedBuffer]:
         with suppress(QueueEndedError):
@@ -357,7 +320,7 @@ class Queue(Endable):
         opened = self._usable().opened
         if timeout is None:
             timeout = self._process.settings.timeout_s
-        end = time.monotonic() + _wait_s(timeout)
+        end = time.monotonic() + wait_s(timeout)
         while True:
             stats = self.stats()
             if stats.producers >= producers and stats.consumers >= consumers:
@@ -407,25 +370,7 @@ class Queue(Endable):
         if record.owner is not None:
             # Its thread may not have looked yet.
             record.owner.tend()
-        opened = record.opened
-        terms, control = opened.terms, opened.control
-        rings, places = opened.segments[: terms.producers], opened.segments[terms.producers :]
-        tails = [opened.tail(one) for one in range(terms.producers)]
-        return QueueStats(
-            producers=sum(opened.member(one) > 0 for one in range(terms.producers)),
-            consumers=sum(opened.consumer(one) > 0 for one in range(terms.consumers)),
-            put=sum(tails),
-            dropped=sum(words.load(one, layout.DROPS) for one in rings),
-            lost=words.load(control, layout.LOST),
-            redelivered=words.load(control, layout.REDELIVERED),
-            waiting=words.load(control, layout.WAITING),
-            lag={
-                one: max(0, control[terms.handed(one)] - place[layout.HANDED])
-                + sum(max(0, t - place[terms.read(p)]) for p, t in enumerate(tails))
-                for one, place in enumerate(places)
-                if opened.consumer(one)
-            },
-        )
+        return stats_of(record.opened)
 
     def close(self) -> None:
         """Give up the places of this process. A second call does nothing.
@@ -451,33 +396,3 @@ class Queue(Endable):
     def __reduce__(self) -> NoReturn:
         msg = "a Queue stays in its process"
         raise UnsupportedError(msg, hint="send the handle of queue.export(role=...)")
-
-
-async def _repeat(place: Place, call: Callable[[], _T]) -> _T:
-    """Return what a call returns when the queue is not empty or full any more."""
-    loop = asyncio.get_running_loop()
-    # A loop has one reader for each descriptor, and several tasks may wait.
-    number = os.dup(place.fileno())
-    place.sleepers += 1
-    try:
-        while True:
-            came = loop.create_future()
-            loop.add_reader(number, came.cancel)
-            try:
-                return call()
-            except (QueueEmptyError, QueueFullError):
-                await asyncio.wait([came], timeout=PAUSE_S if place.waits_for_streams() else LOOK_S)
-    finally:
-        place.sleepers -= 1
-        loop.remove_reader(number)
-        os.close(number)
-
-
-def _wait_s(timeout: object) -> float:
-    """Return a time limit in seconds, infinity for None."""
-    if timeout is None:
-        return inf
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-        msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more, or None"
-        raise ConfigurationError(msg, hint="pass 0 to look once, or None to wait")
-    return float(timeout)

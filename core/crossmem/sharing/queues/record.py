@@ -137,7 +137,7 @@ class QueueRecord(Record):
         with ExitStack() as steps:
             # If one step raises, the others still run. The last one here runs first.
             if owner is not None:
-                steps.callback(owner.free)
+                steps.callback(owner.segments.free)
             steps.callback(self._unmap, self.mappings)
             for memory in self.opened.kept:
                 leave_to_views(memory)

@@ -28,7 +28,6 @@ class StreamEnd(Landing):
         self.timeline = timeline
         self.value = value
 
-    @property
     @override
     def has_landed(self) -> bool:
         return self.timeline.value >= self.value
@@ -66,6 +65,7 @@ class HandOver(Part):
             for known, one in list(self._opened.items()):
                 if not one.owner_alive:
                     self._opened.pop(known, None)
-            made = open_timeline(ready.timeline, device=device, timeout=timeout)
+            # A wait of 0 s is one look, but the other process must reply to the first one.
+            made = open_timeline(ready.timeline, device=device, timeout=timeout or None)
             timeline = self._opened.setdefault(key, leave_to_references(made))
         timeline.wait(ready.value, stream=stream, timeout=timeout)

@@ -161,7 +161,8 @@ class TimelineRecord(Record):
                 return
             if self.page is not None and not self.is_ended:
                 if self._has_work():
-                    if not blocking and not self.process.is_exiting:
+                    is_left = self in deferred.waiting
+                    if (is_left or not blocking) and not self.process.is_exiting:
                         # What the work waits for may need the thread that calls this.
                         deferred.waiting.add(self)
                         deferred.start_reaper()
