@@ -76,7 +76,8 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
         selected = f"test_{law}_ and foreign"
     elif mutant in load_mutants().TIMELINES:
         options += ["--crossmem-device", "hip:0", "--crossmem-runtime", "emulated"]
-        selected = f"test_{law}_ and test_timelines"
+        of_streams = "test_timelines or test_hand_over or test_queues"
+        selected = f"test_{law}_ and ({of_streams})"
         slow = "1"
     else:
         # The mutants are of a driver that has two devices.
