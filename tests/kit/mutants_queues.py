@@ -9,9 +9,20 @@ from typing import Any
 from mutation import always, changed, instead, mutant, property_is, timeline_mutant
 
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.control import words
-from crossmem.errors import CrossmemError
-from crossmem.sharing.queues import buffer, consumer, layout, making, owner, place, producer, queue
+from crossmem.control import admission, registry, words
+from crossmem.errors import CrossmemError, InvalidHandleError
+from crossmem.sharing.queues import (
+    buffer,
+    consumer,
+    layout,
+    making,
+    opening,
+    owner,
+    place,
+    producer,
+    queue,
+    segments,
+)
 
 
 @mutant
@@ -112,9 +123,9 @@ def q04_a_producer_keeps_its_buffer() -> None:
 
 @mutant
 def q04_consumers_of_all_can_write() -> None:
-    @instead(owner.QueueOwner, "export_arena")
-    def _(old: Any, self: Any, _access: Any) -> Any:
-        return old(self, "rw")
+    @instead(segments.Segments, "_export")
+    def _(old: Any, self: Any, memory: Any, access: Any) -> Any:
+        return old(self, memory, access if memory.device.backend == "host" else "rw")
 
 
 @mutant
@@ -299,20 +310,19 @@ def q12_a_revocation_is_forgotten() -> None:
 
 @mutant
 def q12_places_are_taken_twice() -> None:
-    @instead(owner.QueueOwner, "_add_segment")
-    def _(old: Any, self: Any, contents: bytes) -> None:
-        old(self, contents)
-        for export in self.exclusive:
-            export.is_exclusive = False
+    for module in (admission, registry):
+        always(module, "claim", None)
 
 
 @mutant
-def q12_a_role_is_not_checked() -> None:
-    @instead(queue.Queue, "export")
-    def _(old: Any, self: Any, *, role: Any) -> Any:
-        handle = old(self, role=role)
-        directory = self._record.owner.directories["produce"]
-        return type(handle)(role, directory)
+def q12_the_role_of_a_handle_is_not_checked() -> None:
+    @instead(opening, "_read_directory")
+    def _(old: Any, handle: Any, timeout: Any) -> Any:
+        try:
+            return old(handle, timeout)
+        except InvalidHandleError:
+            other = "consume" if handle.role == "produce" else "produce"
+            return old(replace(handle, role=other), timeout)
 
 
 @mutant
@@ -332,14 +342,14 @@ def q13_prefetch_is_no_limit_of_the_owner() -> None:
 
 @mutant
 def q14_a_timeout_is_taken_lightly() -> None:
-    @instead(queue, "_wait_s")
+    @instead(queue, "wait_s")
     def _(old: Any, timeout: Any) -> float:
         return float(old(timeout) and old(timeout) + 5 * SLOWNESS)
 
 
 @mutant
 def q14_any_timeout_will_do() -> None:
-    @instead(queue, "_wait_s")
+    @instead(queue, "wait_s")
     def _(old: Any, timeout: Any) -> float:
         try:
             return float(old(timeout))

@@ -318,7 +318,7 @@ def test_q03_what_was_dropped_under_a_reader_is_not_delivered(
         one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     answers = [one.start(queues.get_rest, "queue") for one in (peer, peer2)]
     put = 0
-    for put in range(1, 2001):
+    for put in range(1, 1001):
         queues.put(queue, [put - 1], timeout=0)
     queue.finish()
     received = [numbers_of(answer.result()) for answer in answers]
