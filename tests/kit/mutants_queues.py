@@ -297,15 +297,16 @@ def q11_rubbish_is_believed() -> None:
 
 
 @mutant
-def q11_a_tail_is_believed() -> None:
-    @instead(place.Opened, "tail")
-    def _(_old: Any, self: Any, which: int) -> int:
-        return words.load(self.segments[which], layout.TAIL)
+def q12_a_revocation_is_forgotten() -> None:
+    always(owner.QueueOwner, "revoke", None)
 
 
 @mutant
-def q12_a_revocation_is_forgotten() -> None:
-    always(owner.QueueOwner, "revoke", None)
+def q12_who_was_revoked_is_still_read() -> None:
+    @instead(place.Opened, "tail")
+    def _(_old: Any, self: Any, which: int) -> int:
+        found = words.load(self.segments[which], layout.TAIL)
+        return found if found <= layout.MAX_STAMP else 0
 
 
 @mutant

@@ -353,3 +353,27 @@ def test_q12_who_waits_hears_of_the_revocation(
         threading.Timer(0.0, queue.revoke, (one.pid,)).start()
         with pytest.raises(crossmem.AccessDeniedError):
             waiting.result(SOON_S)
+
+
+def test_q12_what_a_process_puts_after_its_revocation_reaches_nobody(
+    make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer
+) -> None:
+    queue, rogue = make_queue(producers=2), fresh_peer()
+    peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
+    rogue.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
+    rogue.call(queues.put, "queue", [1])
+    rogue.call(queues.allocate, "queue", "buffer")
+    queue.revoke(rogue.pid)
+    rogue.call(_put_anyway, "queue", "buffer")
+
+    assert peer.call(queues.get, "queue", timeout=SOON_S) == Item(0, 1, 1)
+    with pytest.raises(crossmem.QueueEmptyError):
+        peer.call(queues.get, "queue", timeout=0.05)
+    assert queue.stats().put == 1
+
+
+def _put_anyway(name: str, buffer: str) -> None:
+    """Put a buffer without a look at the role of this process."""
+    record = actions.objects[name]._record
+    record.producer.check = lambda: None
+    queues.put_buffer(name, actions.objects[buffer], 2)

@@ -109,7 +109,7 @@ def test_q07_a_stopped_consumer_is_not_dead(
     stopped.stop()
     assert peer.call(queues.get, "queue").number == 1 - taken
     with pytest.raises(crossmem.QueueEmptyError):
-        peer.call(queues.get, "queue", timeout=0.6)
+        peer.call(queues.get, "queue", timeout=0.3)
     assert (queue.stats().consumers, queue.stats().redelivered) == (2, 0)
     stopped.cont()
 
@@ -283,7 +283,7 @@ def test_q08_a_stopped_producer_ends_nothing(
     stopped.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     stopped.stop()
     with pytest.raises(crossmem.QueueEmptyError):
-        peer.call(queues.get, "queue", timeout=0.6)
+        peer.call(queues.get, "queue", timeout=0.3)
     stopped.cont()
     stopped.call(queues.put, "queue", [1])
 

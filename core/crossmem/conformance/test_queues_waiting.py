@@ -19,7 +19,7 @@ from crossmem.conformance.pool import SOON_S, settle
 from crossmem.conformance.queues_of_tests import Item, MakeQueue, numbers_of
 
 _ROUNDS: Final = 120
-_WITHIN_S: Final = 0.1
+_WITHIN_S: Final = 0.06
 
 # Q10: no wake-up is lost ------------------------------------------------------------------
 
