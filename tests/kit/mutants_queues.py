@@ -184,6 +184,15 @@ def q06_late_comers_wait_for_what_was_before() -> None:
 
 
 @mutant
+def q07_lost_items_are_not_counted() -> None:
+    @instead(owner.QueueOwner, "_recover")
+    def _(old: Any, self: Any, target: int) -> None:
+        before = words.load(self._control, layout.LOST)
+        old(self, target)
+        words.store(self._control, layout.LOST, before)
+
+
+@mutant
 def q07_nobody_notices_a_death() -> None:
     always(owner.QueueOwner, "_suspect", None)
 
@@ -191,15 +200,6 @@ def q07_nobody_notices_a_death() -> None:
 @mutant
 def q07_the_items_of_the_dead_are_forgotten() -> None:
     always(owner.QueueOwner, "_recover", None)
-
-
-@mutant
-def q07_lost_items_are_not_counted() -> None:
-    @instead(owner.QueueOwner, "_recover")
-    def _(old: Any, self: Any, target: int) -> None:
-        before = words.load(self._control, layout.LOST)
-        old(self, target)
-        words.store(self._control, layout.LOST, before)
 
 
 @mutant
@@ -236,6 +236,14 @@ def q08_what_the_dead_have_put_is_overwritten() -> None:
 
 
 @mutant
+def q09_nothing_is_read_after_the_owners_death() -> None:
+    @instead(queue.Queue, "get")
+    def _(old: Any, self: Any, **options: Any) -> Any:
+        self._usable().opened.check_owner()
+        return old(self, **options)
+
+
+@mutant
 def q09_every_owner_is_alive() -> None:
     @instead(making, "open_segments")
     def _(old: Any, *args: Any) -> Any:
@@ -245,11 +253,13 @@ def q09_every_owner_is_alive() -> None:
 
 
 @mutant
-def q09_nothing_is_read_after_the_owners_death() -> None:
-    @instead(queue.Queue, "get")
-    def _(old: Any, self: Any, **options: Any) -> Any:
-        self._usable().opened.check_owner()
-        return old(self, **options)
+def q10_the_owner_does_not_hear_of_room() -> None:
+    always(consumer, "ring", None)
+
+
+@mutant
+def q10_the_owner_wakes_nobody() -> None:
+    always(owner.QueueOwner, "_wake_all", None)
 
 
 @mutant
@@ -265,16 +275,6 @@ def q10_a_sleeper_does_not_look_again() -> None:
             return None if words.load(self.words, layout.SLEEPING) else look()
 
         return old(self, look_while_awake, *args, **options)
-
-
-@mutant
-def q10_the_owner_wakes_nobody() -> None:
-    always(owner.QueueOwner, "_wake_all", None)
-
-
-@mutant
-def q10_the_owner_does_not_hear_of_room() -> None:
-    always(consumer, "ring", None)
 
 
 @mutant
@@ -327,18 +327,18 @@ def q12_the_role_of_a_handle_is_not_checked() -> None:
 
 
 @mutant
+def q13_prefetch_is_no_limit_of_the_owner() -> None:
+    @instead(owner.QueueOwner, "_give")
+    def _(old: Any, self: Any, waiting: Any, _taken: Any) -> None:
+        old(self, waiting, Counter())
+
+
+@mutant
 def q13_prefetch_is_no_limit_in_rings() -> None:
     @instead(producer.Producer, "_choose")
     def _(old: Any, self: Any) -> Any:
         self._given.clear()
         return old(self)
-
-
-@mutant
-def q13_prefetch_is_no_limit_of_the_owner() -> None:
-    @instead(owner.QueueOwner, "_give")
-    def _(old: Any, self: Any, waiting: Any, _taken: Any) -> None:
-        old(self, waiting, Counter())
 
 
 @mutant

@@ -240,7 +240,6 @@ def _free(queue: crossmem.Queue, count: int) -> list[str]:
     return [] if found == count else [f"{found} buffers are free, not {count}"]
 
 
-@pytest.mark.crossmem_core
 def test_q06_a_consumer_gets_what_is_put_after_it_came(
     make_queue: MakeQueue, peer: Peer, peer2: Peer
 ) -> None:

@@ -44,7 +44,6 @@ def _get_all(name: str) -> tuple[bytes, bytes, int]:
         return buffer.read(buffer.data_length), buffer.user_data, buffer.data_length
 
 
-@pytest.mark.crossmem_core
 def test_q11_what_does_not_fit_is_refused(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue()
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))

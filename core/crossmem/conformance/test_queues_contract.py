@@ -285,7 +285,6 @@ def test_q12_a_handle_gives_no_other_role(make_queue: MakeQueue, peer: Peer, pee
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.crossmem_core
 def test_q12_no_more_processes_than_declared_take_a_role(
     make_queue: MakeQueue, peer: Peer, peer2: Peer, fresh_peer: FreshPeer, role: str
 ) -> None:
@@ -337,7 +336,6 @@ def test_q12_a_role_can_be_revoked(
         peer.call(actions.call, "queue", "revoke", os.getpid())
 
 
-@pytest.mark.crossmem_core
 def test_q12_who_waits_hears_of_the_revocation(
     make_queue: MakeQueue, fresh_peer: FreshPeer
 ) -> None:

@@ -173,7 +173,6 @@ def test_q08_what_a_dead_producer_has_put_stays_readable(
 
 
 @pytest.mark.parametrize("end", _ENDS)
-@pytest.mark.crossmem_core
 def test_q08_a_producers_buffers_are_given_out_anew(
     make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer, end: str
 ) -> None:

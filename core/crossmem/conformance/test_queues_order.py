@@ -137,7 +137,6 @@ def test_q02_one_consumer_gets_each_item(
     assert sorted(itertools.chain(*received)) == [Item(0, number, 1) for number in range(90)]
 
 
-@pytest.mark.crossmem_core
 def test_q02_items_in_the_hands_of_the_dead_are_not_delivered_again(
     make_queue: MakeQueue, peer: Peer, fresh_peer: FreshPeer
 ) -> None:

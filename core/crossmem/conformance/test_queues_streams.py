@@ -103,7 +103,6 @@ def test_q05_a_producer_reuses_a_buffer_after_the_work_before_its_release(
         assert peer2.call(streams.is_written, "copy")
 
 
-@pytest.mark.crossmem_core
 def test_q05_without_a_stream_all_work_of_the_device_comes_first(
     make_queue: MakeQueue, make_stream: MakeStream, peer: Peer, peer2: Peer
 ) -> None:
