@@ -233,6 +233,7 @@ def get_honest(name: str, last: int) -> list[int]:
     while not found or found[-1] != last:
         with objects[name].get(timeout=30) as buffer:
             data, user_data = buffer.read(buffer.data_length), buffer.user_data
+            assert len(user_data) <= 96
             if user_data.startswith(b"honest:") and data == user_data:
                 found.append(int(user_data[7:]))
     return found

@@ -32,7 +32,7 @@ from interrupted_world import (
 )
 
 # isort: split
-from interrupted_pools import HOST_PICKLES, HOST_POOLS, PICKLES, POOLS
+from interrupted_pools import HOST_PICKLES, HOST_POOLS, PICKLES, POOLS, STREAM_POOLS
 from interrupted_timelines import EVENTS, HOST_TIMELINES, STREAMS, TIMELINES
 
 import crossmem
@@ -159,7 +159,7 @@ def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
     if capabilities.host_visible:
         found |= HOST | HOST_POOLS | HOST_PICKLES | HOST_TIMELINES
     if streams_of(world.device.driver) is not None:
-        found |= STREAMS
+        found |= STREAMS | STREAM_POOLS
     if "event" in capabilities.timeline_levels:
         found |= EVENTS
     if capabilities.foreign_memory:

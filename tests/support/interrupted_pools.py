@@ -252,6 +252,14 @@ POOLS: dict[str, Callable[[World], Step]] = {
         lambda _w, k: k["message"].release(), both(shared, reserved, then_free)
     ),
 }
+STREAM_POOLS: dict[str, Callable[[World], Step]] = {
+    "export block on a stream": operation(
+        put("handle", lambda _w, k: k["block"].export(stream=0)), block
+    ),
+    "free block on a stream": operation(
+        lambda _w, k: k["block"].free(stream=0), both(pooled, block_of_pooled, exported)
+    ),
+}
 PICKLES: dict[str, Callable[[World], Step]] = {
     "pickle block": operation(pickled, block),
     "pickle mapped block": operation(pickled_mapping, attached),

@@ -60,6 +60,8 @@ class Machine(RuleBasedStateMachine):
             prefetch=prefetch,
         )
         self.queue.allocate().release()
+        self.open_producer()
+        self.open_consumer()
 
     def open(self, role: QueueRole) -> Queue:
         record = self.queue._record
@@ -106,6 +108,14 @@ class Machine(RuleBasedStateMachine):
         buffer.data_length, buffer.user_data = len(item), item
         queue.put(buffer)
         self.put.add(item)
+
+    @precondition(lambda self: self.producers)
+    @rule(which=pick)
+    def allocate_and_put(self, which: int) -> None:
+        before = len(self.allocated)
+        self.allocate(which)
+        if len(self.allocated) > before:
+            self.put_one(before)
 
     @precondition(lambda self: self.allocated)
     @rule(which=pick)
@@ -223,4 +233,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestQueues = Machine.TestCase
-TestQueues.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueues.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 from typing_extensions import override
 
 from crossmem.control import words
-from crossmem.control.barrier import IS_REGISTERED
 from crossmem.errors import ClosedError
 from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer
 from crossmem.sharing.queues.layout import (
@@ -124,6 +123,10 @@ class Consumer(Place):
             at = terms.hand(self.index, position)
             stamp, where = control[at], control[at + 1]
             producer, buffer, count = where & 255, where >> 8 & 0xFFFFFF, where >> 32
+            if producer >= terms.producers or buffer >= terms.depth:
+                # Rubbish of the owner.
+                words.store(mine, HANDED, position + 1)
+                continue
             # What the producer itself gave to this consumer before that comes first.
             before = self._look_in_ring(producer, min(stamp - 1, tails[producer]))
             if before is not None or self._is_late:
@@ -170,15 +173,13 @@ class Consumer(Place):
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
         """Return an entry, None if it is dropped or has another target. It may be rubbish."""
         opened, terms = self.opened, self.opened.terms
-        if producer >= terms.producers or buffer >= terms.depth:
-            return None
         ring_, at, held = opened.segments[producer], terms.entry(buffer), 0
         if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
             return None
         if terms.overflow == "drop":
             held = terms.held(producer, buffer)
             words.store(self.words, held, stamp)
-            if not IS_REGISTERED:
+            if terms.is_fenced:
                 words.fence()
         size = min(ring_[at + SIZES] & 255, MAX_USER_DATA_NBYTES)
         length = min(ring_[at + SIZES] >> 8, terms.nbytes)

@@ -101,6 +101,8 @@ class Terms:
     delivery: Delivery
     overflow: Overflow
     redeliver: bool
+    is_fenced: bool
+    """Whether some process cannot take part in barriers, so that all of them take fences."""
 
     @property
     def places(self) -> int:

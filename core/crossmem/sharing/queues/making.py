@@ -3,6 +3,7 @@
 
 from typing import Any, Final, cast
 
+from crossmem.control.barrier import IS_REGISTERED
 from crossmem.control.records import Allow
 from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.guards import check_choice, check_flag, check_size, check_timeout, is_within, shorten
@@ -73,6 +74,7 @@ def make_queue(
         delivery=delivery,
         overflow=overflow,
         redeliver=redeliver,
+        is_fenced=not IS_REGISTERED,
         **counted,
     )
     owner = QueueOwner(process, device, terms, allow)

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Final, get_args
 
 from typing_extensions import override
 
-from crossmem.errors import BusyError, InvalidHandleError
+from crossmem.control.barrier import IS_REGISTERED, WHY_NOT
+from crossmem.errors import BusyError, InvalidHandleError, UnsupportedError
 from crossmem.guards import check_timeout, is_within, shorten
 from crossmem.models import ShareableHandle
 from crossmem.models.queue_handle import QueueHandle, QueueRole
@@ -89,6 +90,10 @@ def _read_directory(
         msg = f"the directory of the queue cannot be read: {shorten(str(error), 80)}"
         hint = "pass the bytes of queue.export(role=...).to_bytes() unchanged"
         raise InvalidHandleError(msg, operation="open_queue", hint=hint) from error
+    if not (IS_REGISTERED or terms.is_fenced):
+        msg = f"this process takes no part in the barriers of the queue's owner: {WHY_NOT}"
+        hint = "set CROSSMEM_BARRIER=fence for the owner, too, before it starts"
+        raise UnsupportedError(msg, operation="open_queue", hint=hint)
     return terms, named, mine
 
 

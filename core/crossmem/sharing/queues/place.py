@@ -16,11 +16,10 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
 
 from crossmem.control import words
-from crossmem.control.barrier import IS_REGISTERED
 from crossmem.driver import Streams, StreamWords, stream_words_of
 from crossmem.errors import (
     AccessDeniedError,
@@ -37,6 +36,7 @@ from crossmem.sharing.base.usage import Usage
 from crossmem.sharing.queues.layout import (
     CLOSED,
     END,
+    HEADER_WORDS,
     MAX_STAMP,
     ROUND,
     SLEEPING,
@@ -54,7 +54,7 @@ LOOK_S: Final = 0.25
 """The longest sleep between two looks at the owner."""
 _SPIN_S: Final = 30e-6
 PAUSE_S: Final = 1e-3
-"""The pause between two looks at words that streams write, or in a process without barriers."""
+"""The pause between two looks at words that streams write."""
 
 
 def ring(bell: int) -> None:
@@ -83,6 +83,11 @@ class Opened:
     """The memory of the segments and buffers."""
     is_owner_alive: Callable[[], bool]
     looked_at: float = 0.0
+    first_stop: int = field(init=False)
+    """The word of :meth:`Terms.stop` of the first ring."""
+
+    def __post_init__(self) -> None:
+        self.first_stop = self.terms.stop(0)
 
     def pointer(self, producer: int, buffer: int) -> int:
         """Return the address of a buffer."""
@@ -90,7 +95,7 @@ class Opened:
 
     def member(self, place: int) -> int:
         """Return the session that is open at a ring or place, 0 if none is."""
-        found = words.observe(self.control, self.terms.member(place))
+        found = words.observe(self.control, HEADER_WORDS + place)
         return found if found % 2 else 0
 
     def consumer(self, index: int) -> int:
@@ -101,7 +106,7 @@ class Opened:
         """Return the last stamp that a producer has published. Rubbish counts as nothing."""
         found = words.observe(self.segments[producer], TAIL)
         # A producer whose session has ended may still write.
-        return min(found, self.control[self.terms.stop(producer)]) if found <= MAX_STAMP else 0
+        return min(found, self.control[self.first_stop + producer]) if found <= MAX_STAMP else 0
 
     def released(self, consumer: int, producer: int, buffer: int) -> int:
         """Return the stamp that a consumer has released last in a buffer."""
@@ -115,7 +120,7 @@ class Opened:
 
     def wake(self, place: int) -> None:
         """Wake the process of a ring or place if it sleeps, after a store that it waits for."""
-        if not IS_REGISTERED:
+        if self.terms.is_fenced:
             words.fence()
         if words.load(self.segments[place], SLEEPING):
             ring(self.bells[place])
@@ -351,7 +356,7 @@ class Place:
                 left_s = end - time.monotonic()
                 if left_s <= 0:
                     return None
-                if polls() or not IS_REGISTERED:
+                if polls():
                     time.sleep(min(left_s, PAUSE_S))
                 else:
                     poller = select.poll()

@@ -227,8 +227,10 @@ class Producer(Place):
             for turn in range(self._turn, self._turn + terms.consumers):
                 consumer = turn % terms.consumers
                 session = opened.consumer(consumer)
+                if not session:
+                    continue
                 target = target_of(consumer, session)
-                if session and self._given[target] < terms.prefetch:
+                if self._given[target] < terms.prefetch:
                     self._turn = consumer + 1
                     return target
             if not is_last_try:

@@ -22,7 +22,7 @@ from crossmem.errors import (
 from crossmem.guards import check_choice, is_within, shorten
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.queues.buffer import SharedBuffer, stream_on, taken_from
+from crossmem.sharing.queues.buffer import SharedBuffer, contents_of, stream_on, taken_from
 from crossmem.sharing.queues.consumer import Consumer, QueueEndedError
 from crossmem.sharing.queues.owner import QueueOwner
 from crossmem.sharing.queues.place import PAUSE_S
@@ -211,15 +211,11 @@ class Queue(Endable):
             self.put(item, **options)
 
     def _copied(self, item: Any, copy: str | None, timeout: float | None) -> SharedBuffer:
-        if copy != "allow":
-            msg = f"{shorten(item, 60)} is not a buffer of this queue"
-            hint = "pass copy='allow' to copy it, or fill a buffer of queue.allocate()"
-            raise UnsupportedError(msg, operation="put", hint=hint)
+        contents = contents_of(item, copy)
         made = self.allocate(timeout=timeout)
         try:
-            view = memoryview(item).cast("B")
-            made.write(view)
-            made.data_length = view.nbytes
+            made.write(contents)
+            made.data_length = contents.nbytes
         except BaseException:
             made.release()
             raise
