@@ -139,7 +139,7 @@ class InvalidSizeError(CrossmemError, ValueError):
 
 
 class OutOfMemoryError(CrossmemError, MemoryError):
-    """The device has no room; the message says how many bytes wait for leases to end."""
+    """The device, the machine, a container or a pool has no room; the message says what is full."""
 
 
 class InvalidHandleError(CrossmemError, ValueError):

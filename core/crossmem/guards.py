@@ -77,7 +77,8 @@ def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool],
     value
         An instance, in ``__post_init__``.
     rules
-        By field: a test of its value, and a text that describes the allowed values.
+        A test of a field's value, and a text that describes the allowed values. The key is the
+        field.
 
     Raises
     ------

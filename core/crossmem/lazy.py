@@ -21,7 +21,7 @@ def names(
     package
         The ``__name__`` of the package.
     modules
-        By module: the names that the package takes from it.
+        The names that the package takes from a module. The key is the module.
     """
     sources = {name: module for module, some in modules.items() for name in some}
     own = vars(sys.modules[package])

@@ -78,7 +78,8 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
         "disabled_plugins": _split,
     }
 )
-"""By field: a function that makes the value from a variable's text, or raises ValueError."""
+"""A function that makes a field's value from the text of the variable, or raises ValueError. The
+key is the field."""
 
 _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyType(
     {

@@ -17,7 +17,10 @@ class Adapter(Protocol):
     """The functions of one library for existing arrays. ``sharing.base.views`` makes new ones."""
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
-        """Return the classes whose objects are only their elements, the base class first."""
+        """Return the classes whose objects have no state besides their elements.
+
+        The base class comes first.
+        """
 
     def describe(self, array: Any, /) -> ArrayInfo:
         """Return the address and layout of an array of one of these classes.
@@ -25,7 +28,7 @@ class Adapter(Protocol):
         Raises
         ------
         UnsupportedError
-            Its elements cannot be shared.
+            The array's elements cannot be shared.
         """
 
     def empty(self, layout: Layout, /) -> Any:
@@ -70,4 +73,4 @@ def _find_adapter(kind: type) -> Adapter | None:
 
 
 _found: dict[type, Adapter] = {}
-"""By class of the arrays seen so far: the adapter of its library."""
+"""The adapter for each class of arrays that was seen so far. The key is the class."""

@@ -147,7 +147,7 @@ def to_numpy(dtype: DType) -> "np.dtype[Any]":
     Raises
     ------
     UnsupportedError
-        Neither NumPy nor ml_dtypes has it in this process.
+        Neither NumPy nor ml_dtypes has this dtype in this process.
     """
     # NumPy's dtypes of structs can be changed in place, so each caller gets a new one.
     return _struct_to_numpy(dtype) if dtype.fields else _plain_to_numpy(dtype)
@@ -201,7 +201,7 @@ def to_torch(dtype: DType) -> Any:
     Raises
     ------
     UnsupportedError
-        PyTorch has none.
+        PyTorch has no such dtype.
     """
     import torch
 

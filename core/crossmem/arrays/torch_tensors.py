@@ -23,7 +23,7 @@ def classes(torch: Any) -> tuple[type, ...]:
 def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
     """Return a function that makes tensors in a host buffer. Each tensor keeps the buffer.
 
-    The buffer must report that it is writable, because PyTorch accepts no others.
+    The buffer must report that it is writable: for another buffer, PyTorch warns.
     """
     torch = require("torch")
     make = _maker(torch, torch.frombuffer(buffer, dtype=torch.uint8))
@@ -50,7 +50,7 @@ def maker_on_device(exporter: Any) -> Callable[[Layout], Any]:
 
 
 def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
-    # All tensors share one storage, as tensors of PyTorch itself do.
+    # All tensors of this function share one storage, as the views of one PyTorch tensor do.
     storage, device = whole.untyped_storage(), whole.device
 
     seeds: dict[DType, Any] = {}
@@ -66,8 +66,8 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
         if seed is None:
             dtype = to_torch(layout.dtype)
             seed = seeds[layout.dtype] = torch.empty(0, dtype=dtype, device=device)
-        # .data returns a tensor that is independent of the seed, as a view would not be. It is
-        # faster than a new tensor.
+        # seed.data is independent of the seed; a view would stay linked to the seed. seed.data is
+        # faster than torch.empty().
         made = seed.data
         if layout.is_contiguous:
             return made.set_(storage, start, layout.shape)
@@ -91,7 +91,7 @@ def describe(tensor: Any) -> ArrayInfo:
         The tensor's elements lie in no plain memory, or on a device without a backend of crossmem.
     """
     torch = require("torch")
-    refused = None
+    refused, hint = None, "share the plain tensors that it consists of"
     if tensor.layout is not torch.strided or tensor.is_nested:
         refused = (
             "a nested tensor consists of several tensors"
@@ -102,10 +102,12 @@ def describe(tensor: Any) -> ArrayInfo:
         refused = "a quantised tensor holds more than its elements"
     elif tensor.is_conj() or tensor.is_neg():
         refused = "the tensor is a lazy conjugate or negative"
+        hint = "share the result of tensor.resolve_conj().resolve_neg()"
     elif tensor.device.type == "meta":
         refused = "a tensor on the device meta has no memory"
+        hint = "share a tensor on a device that has memory"
     if refused is not None:
-        raise UnsupportedError(refused, hint="share the plain tensors that it consists of")
+        raise UnsupportedError(refused, hint=hint)
     dtype = dtype_of(tensor.dtype)
     strides = None
     if not tensor.is_contiguous():
@@ -116,7 +118,7 @@ def describe(tensor: Any) -> ArrayInfo:
 
 
 def _address(tensor: Any, layout: Layout) -> int:
-    """Return the address of the first element if the tensor has memory: some tensors have none."""
+    """Return the address of the first element; raise UnsupportedError if there is no memory."""
     try:
         pointer: int = tensor.data_ptr()
     except RuntimeError as error:

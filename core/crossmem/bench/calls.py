@@ -67,7 +67,7 @@ class CallError(Exception):
 
 
 def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[str, float]:
-    """Return the seconds of calls from C, by the type of call.
+    """Return the seconds that one call from C takes. The key is the type of call.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[
     folder
         The folder in which the program is compiled.
     environment
-        Environment variables of its process.
+        Environment variables of the program's process.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the cases of the programs in this folder, each in a fresh interpreter."""
+"""The function that runs a case of a program in this folder, in a fresh interpreter."""
 
 import json
 import subprocess
@@ -24,7 +24,8 @@ def run_case(
     path = str(Path(__file__).with_name(f"{program}.py"))
     try:
         done = subprocess.run(
-            # A program that runs by its path does not import this package.
+            # The program runs by its path, because with -m, Python would first import the package
+            # crossmem.bench. The cold cases of copies.py must import only what users import.
             [sys.executable, "-P", path, name, json.dumps(arguments)],
             check=True,
             capture_output=True,

@@ -21,7 +21,7 @@ LOADS: Final = {
     "GIL held": "GIL held",
     "stopped": "SIGSTOP",
 }
-"""Titles of the exporter's loads, by the names in a report."""
+"""The titles of the exporter's loads. The key is the load's name in a report."""
 
 # The colours of Okabe and Ito, which people with any colour vision can tell apart.
 _COLOURS: Final = ("#000000", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
@@ -43,7 +43,10 @@ class _Chart:
 
 
 def make_charts(report: Report) -> dict[str, str]:
-    """Return the SVG text of each chart by its file name; a chart without values is left out."""
+    """Return the SVG text of each chart. The key is the chart's file name.
+
+    A chart without values is left out.
+    """
     charts = {
         "life.svg": _chart(
             report, "Whole life of one allocation of 4 KiB", "life", {"life": ""}, 4 * KIB

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The costs of sending trees and arrays of frameworks: a program of one case each.
+"""A program that measures what it costs to send trees and arrays to other processes.
 
-Every case runs in a fresh interpreter with its own child processes, started by spawn, and prints
-one line of JSON. Times are in seconds, on a clock that all processes share.
+One run of the program measures one case, in a fresh interpreter with its own child processes. The
+program starts them by spawn, and prints one line of JSON. Times are in seconds, on a clock that all
+processes share.
 """
 
 import json
@@ -36,13 +37,15 @@ _DEVICE: Final = "host"
 
 
 def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """Share a dictionary of tensors and receive it in another process, twice.
+    """Share a dictionary of tensors and receive it in another process.
+
+    With crossmem, the other process then receives it again, and this is timed separately.
 
     Parameters
     ----------
     kind
-        ``"crossmem"``: all tensors lie in one allocation. ``"torch"``: PyTorch moves each into
-        separate memory, as its sharing of CPU tensors does.
+        ``"crossmem"``: all tensors lie in one allocation. ``"torch"``: PyTorch shares the tensors
+        in its own way: it moves each CPU tensor into shared memory of its own.
     tensors
         Number of tensors.
     nbytes
@@ -57,7 +60,7 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     if kind == "crossmem":
         pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
         memory = pool.as_tensor()
-        # This write takes the page faults before the measurement, as for the other kind.
+        # This write takes the page faults before the measurement. For PyTorch, torch.ones() does.
         memory.fill_(1)
     for _ in range(rounds):
         if pool is not None:
@@ -104,7 +107,7 @@ def _read_trees(connection: Connection, kind: str) -> None:
 
 
 def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """Send one array through a queue of multiprocessing, or through Ray, until it has arrived.
+    """Measure the time from sending an array to its arrival, by multiprocessing's queue or by Ray.
 
     Parameters
     ----------
@@ -191,8 +194,8 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
     Returns
     -------
     dict
-        ``"attach"``: seconds in which each reader receives. ``"counted"``: proportional size (Pss)
-        of the memory in all processes together, in units of its size.
+        ``"attach"``: seconds that each reader needs to receive. ``"counted"``: the sum over all
+        processes of the array's proportional size (Pss), divided by the array's size.
     """
     array = crossmem.empty(nbytes, "uint8")
     array[:] = 1
@@ -221,7 +224,7 @@ def _read_array(connection: Connection) -> None:
     blob = connection.recv_bytes()
     times = []
     for _ in range(_ATTACHES):
-        # The previous array was released, so this one is new.
+        # Release the previous array first, so that receive() attaches the memory anew.
         array: Any = None
         crossmem.collect()
         start = perf_counter()
@@ -231,7 +234,8 @@ def _read_array(connection: Connection) -> None:
     connection.send(median(times))
     connection.recv_bytes()
     connection.send(_counted(array.__array_interface__["data"][0]))
-    # This reader keeps the memory, because the later readers' shares depend on it.
+    # This reader keeps the memory mapped until all readers are counted. Pss divides each page by
+    # the number of processes that map it.
     with suppress(EOFError):
         connection.recv_bytes()
 

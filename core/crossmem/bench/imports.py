@@ -23,7 +23,7 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""Modules are imported at the first use of their names; these need nearly all modules."""
+"""The statements whose time is measured. The key is the statement's name in the report."""
 
 _PROGRAM: Final = """\
 import os, sys

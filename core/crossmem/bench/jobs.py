@@ -42,7 +42,7 @@ Half = Callable[..., dict[str, Any]]
 values."""
 
 Halves = Mapping[str, tuple[Half, Half]]
-"""The producer's and the consumer's half of each job, by name."""
+"""The producer's and the consumer's half of each job. The key is the job's name."""
 
 
 def timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
@@ -183,4 +183,4 @@ JOBS: Final[Halves] = MappingProxyType(
         "held": (_produce_held, _consume_held),
     }
 )
-"""The producer's and the consumer's half of each job, by name."""
+"""The producer's and the consumer's half of each job. The key is the job's name."""

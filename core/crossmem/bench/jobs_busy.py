@@ -36,7 +36,8 @@ _STOP_POLL_S: Final = 0.0005
 _locked = ctypes.PyDLL(None, use_errno=True)
 
 Load = Callable[[Channel, list[bool]], None]
-"""Keeps the producer busy until the list is empty. A message of the consumer empties it."""
+"""A function that keeps the producer busy until the list is empty. A message from the consumer
+empties the list."""
 
 
 def _wait(_channel: Channel, _busy: list[bool]) -> None:
@@ -80,7 +81,7 @@ LOADS: Final[Mapping[str, Load]] = MappingProxyType(
         STOPPED: _wait,
     }
 )
-"""The loads, by the name of their column."""
+"""The loads. The key is the name of the load's column."""
 
 
 def _produce_beside(
@@ -147,4 +148,4 @@ def _consume_beside(context: Context, *, load: str, **_: Any) -> dict[str, Any]:
 
 
 BUSY_JOBS: Final[Halves] = MappingProxyType({"beside": (_produce_beside, _consume_beside)})
-"""The producer's and the consumer's half of each job, by the job's name."""
+"""The producer's and the consumer's half of each job. The key is the job's name."""

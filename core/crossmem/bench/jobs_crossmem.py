@@ -225,4 +225,4 @@ CROSSMEM_JOBS: Final[Halves] = MappingProxyType(
         "bandwidth": (_produce_bandwidth, _consume_bandwidth),
     }
 )
-"""The producer's and the consumer's half of each job, by name."""
+"""The producer's and the consumer's half of each job. The key is the job's name."""

@@ -112,7 +112,7 @@ def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, An
 
 
 def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
-    """Allocate under a low descriptor limit until a refusal, and return its form."""
+    """Allocate under a low descriptor limit until an error, and return the error's properties."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memories: list[Any] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors()["all"] + room, hard))
@@ -208,4 +208,4 @@ SCALE_JOBS: Final[Halves] = MappingProxyType(
         "loop": (_produce_loop, _consume_nothing),
     }
 )
-"""The producer's and the consumer's half of each job, by name."""
+"""The producer's and the consumer's half of each job. The key is the job's name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as files for a page: its tables in Markdown, and its charts."""
+"""The files of a report for a page of documentation: the tables in Markdown, and the charts."""
 
 from pathlib import Path
 

@@ -41,12 +41,12 @@ class Pair:
     cpus
         The CPUs of the two processes.
     environment
-        The ``os.environ`` of both.
+        The ``os.environ`` of both processes.
 
     Raises
     ------
     BenchError
-        They cannot be started. Both have ended then.
+        The processes cannot be started. Both have ended then.
     """
 
     def __init__(self, peer: str, *, device: str, cpus: Cpus, environment: dict[str, str]) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peers of the comparison: one small class for each way to share memory."""
+"""The peers of the benchmark: one small class for each way to share memory.
+
+In the benchmark, a peer is one way to share memory, such as crossmem or multiprocessing.
+"""
 
 from abc import ABC, abstractmethod
 from importlib import import_module
@@ -10,12 +13,14 @@ __all__ = ["PEERS", "Peer", "peer_class"]
 
 
 class Peer(ABC):
-    """One way to share memory, in the producer or in the consumer.
+    """One way to share memory. An object of the class works in the producer or in the consumer.
 
     Each process makes its own object. The producer calls :meth:`serve`, and the consumer calls
     :meth:`connect` with the result. The five timed operations follow: :meth:`create`,
     :meth:`export` and :meth:`free` in the producer, :meth:`attach` and :meth:`detach` in the
-    consumer. The class chooses the objects that they pass to each other.
+    consumer. Each class chooses the types of its objects: :meth:`create` returns the memory for
+    :meth:`export`, :meth:`free` and :meth:`view`, and :meth:`attach` returns the mapping for
+    :meth:`detach` and :meth:`view`.
 
     Parameters
     ----------
@@ -27,7 +32,7 @@ class Peer(ABC):
     """Name in the tables."""
 
     distribution: ClassVar[str | None] = None
-    """The Python distribution with the reported version."""
+    """The Python distribution whose version the report shows."""
 
     touches_memory: ClassVar[bool] = False
     """Whether creation fills every page, so that big sizes take long and need free memory."""
@@ -36,10 +41,10 @@ class Peer(ABC):
     """Whether the consumer must not write into the attached memory."""
 
     needs_reader: ClassVar[bool] = False
-    """Whether memory that was exported can be freed only after the consumer attached it."""
+    """Whether exported memory can be freed only after the consumer has attached it."""
 
     asks_exporter: ClassVar[bool] = True
-    """Whether attaching waits for code of the producer to run, as it does for a server thread.
+    """Whether an attach waits until code in the producer has run, such as a server thread.
 
     Such a peer cannot be measured beside a producer that is stopped.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""crossmem itself, through its public names."""
+"""The peer crossmem, through crossmem's public names."""
 
 from typing import Any, ClassVar
 

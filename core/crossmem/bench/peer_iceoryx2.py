@@ -17,6 +17,7 @@ _SMALL_NBYTES: Final = 64 << 10
 # iceoryx2 reserves a segment for as many samples as the queues of its service may contain. One
 # service for all sizes would therefore reserve room for thousands of the largest samples.
 _DEPTHS: Final = {True: 2000, False: 4}
+"""The number of samples of the service for small samples (True), and of the one for large ones."""
 
 
 class Iceoryx2Peer(Peer):

@@ -23,7 +23,8 @@ _POINTER = ctypes.c_void_p
 _OUT = ctypes.POINTER(ctypes.c_void_p)
 _SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
 
-# Function, result, arguments, as umf 1.2.0 declares them. A result of c_int is a umf_result_t.
+# The name, the type of the result and the types of the arguments of each function, as umf 1.2.0
+# declares them. A result of c_int is a umf_result_t.
 _FUNCTIONS: Final[tuple[tuple[str, Any, tuple[Any, ...]], ...]] = (
     ("umfOsMemoryProviderParamsCreate", ctypes.c_int, (_OUT,)),
     ("umfOsMemoryProviderParamsSetVisibility", ctypes.c_int, (_POINTER, ctypes.c_int)),

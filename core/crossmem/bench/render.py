@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as tables for people: with rich if it is installed, else in plain text."""
+"""The output of a report as tables: with rich if it is installed, else in plain text."""
 
 import sys
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _LIFE_HEADS = (
 
 
 def make_tables(report: Report) -> list[Table]:
-    """Return the tables of a report, with the targets last. A short run has one table."""
+    """Return the tables of a report, with the targets last. A brief run has one table."""
     if report.mode == "brief":
         return [make_summary(report)]
     tables = []
@@ -159,11 +159,11 @@ def render(
     report
         The report to print.
     tables
-        Its tables; by default, all that :func:`make_tables` returns.
+        The tables to print; by default, all that :func:`make_tables` returns.
     file
         The output; by default standard output.
     rich
-        Whether to use rich; by default, if it is installed.
+        Whether to use rich. None: use it if it is installed.
     """
     file = file or sys.stdout
     tables = make_tables(report) if tables is None else tables

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a run."""
+"""The report of a run of the benchmark: its rows and its targets."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Row:
     Parameters
     ----------
     section
-        Its table, such as ``"life"``.
+        The name of the row's table, such as ``"life"``.
     subject
         The name of the measured peer or case.
     metric
@@ -37,7 +37,7 @@ class Row:
     nbytes
         Size of the memory in bytes, None if the number does not depend on it.
     rounds
-        The number of each round.
+        The value that each round measured.
     """
 
     section: str
@@ -88,7 +88,7 @@ class Report:
     Parameters
     ----------
     mode
-        ``"quick"`` or ``"full"``.
+        ``"smoke"``, ``"brief"``, ``"quick"`` or ``"full"``.
     date
         Start of the run, in UTC, as ISO 8601.
     machine
@@ -96,15 +96,15 @@ class Report:
     settings
         Rounds, counts and CPUs of this run.
     absent
-        Ways of sharing outside :attr:`peers` that were not measured: the text of each one's line in
-        a table, by the way's name.
+        Ways of sharing that are not in :attr:`peers` and were not measured. The key is the name of
+        the way. The value is the text in its line of the table, such as ``"not installed"``.
     peers
-        Name of every peer: its title, version, and state: ``"measured"``, ``"not installed"`` or
-        the error.
+        Title, version and state of each peer. The key is the peer's name. The state is
+        ``"measured"``, ``"not installed"`` or ``"failed"``.
     rows
         The numbers.
     notes
-        The measurements that failed, and why.
+        Sentences for the reader, such as which measurements failed, and why.
     targets
         The project's targets, with their results.
     seconds

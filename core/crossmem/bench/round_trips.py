@@ -29,17 +29,17 @@ __all__ = ["main"]
 
 _DEADLINE_S: Final = 120
 _LINE_WORDS: Final = 8
-"""Words in a line of the processor's cache. The two directions have a line each."""
+"""The number of words in a cache line. Each direction has a cache line of its own."""
 _PAUSE_S: Final = 0.002
-"""How long the first process does nothing, so that the second one falls asleep."""
+"""The seconds for which the first process does nothing, so that the second one falls asleep."""
 
-# The pauses of the reader that polls.
+# The shortest and the longest pause of the reader that polls.
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
 
 
 class _Ends:
-    """The means of the two processes to reach each other.
+    """The objects by which one of the two processes reaches the other one.
 
     Parameters
     ----------
@@ -156,14 +156,14 @@ _ASLEEP: Final = ("timeline", "eventfd")
 
 
 def _turns(rounds: int) -> list[tuple[str, str]]:
-    """Return what is measured, in order: a way, and whether its processes are awake."""
+    """Return the measurements in their order: the name of a way, and the state of the processes."""
     each = [(name, "awake") for name in _AWAKE] + [(name, "asleep") for name in _ASLEEP]
-    # The first round starts what starts at the first use, and is not counted.
+    # The first round is not counted, because a way may start threads at its first use.
     return [one for number in range(rounds + 1) for one in each[:: 1 if number % 2 else -1]]
 
 
 def _run(ends: _Ends, count: int, rounds: int) -> dict[str, list[float]]:
-    """Make all round trips; the first process returns the median of each turn's."""
+    """Make all round trips. The first process returns the median time of each turn."""
     ways = {
         name: make(ends) for name, make in _WAYS.items() if find_spec(_NEEDS.get(name, "crossmem"))
     }
@@ -212,7 +212,7 @@ def _start(cpu: int) -> None:
 
 
 def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the time of a round trip in each round, by way and state.
+    """Return the time of a round trip in each round. The key has the way and the state.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
 
 
 def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[str, list[float]]:
-    """Be the second process."""
+    """Run the second process, which answers each signal of the first one."""
     _start(cpu)
     number, memory, out, back = descriptors
     channel = Channel(socket.socket(fileno=number), timeout_s=_DEADLINE_S)
@@ -262,7 +262,7 @@ def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[st
 
 
 def main(arguments: list[str]) -> None:
-    """Run one process: its part, then its arguments as JSON."""
+    """Run one process. The arguments are the function's name, and its keywords as JSON."""
     part, given = arguments
     run = measure if part == "measure" else answer
     found = run(**json.loads(given))

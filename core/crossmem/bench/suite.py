@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run itself: its jobs, their order, and the rows from their times."""
+"""A run of the benchmark: the choice of the jobs, their order, and the rows of the report."""
 
 import os
 import tempfile
@@ -30,10 +30,13 @@ class Suite:
 
     Parameters
     ----------
-    plan, mode
-        How much to measure, and the name of that mode.
+    plan
+        How much to measure.
+    mode
+        The plan's name, for the report.
     peers
-        Names of the peers, in the order in which a round visits them.
+        Names of the peers. The first round visits them in this order. Each later round starts one
+        peer further on.
     device
         The crossmem device.
     say
@@ -87,7 +90,8 @@ class Suite:
         os.chmod(folder, 0o700)  # noqa: PTH101
         self.folder = folder
         self.environment["CROSSMEM_RUN_DIR"] = folder
-        # The pages stay untouched, because most rows use only addresses.
+        # An emulated device gets a capacity of 4 TiB, which can be more than the machine's memory.
+        # Most jobs never touch their memory, so it takes no pages.
         self.environment.setdefault("CROSSMEM_EMULATED_CAPACITY", str(1 << 42))
         return self
 
@@ -138,7 +142,8 @@ class Suite:
         deadline_s
             Longest duration in seconds. After that both processes are killed.
         row
-            Distinguishes uses of one job, for example by sizes: a failure ends only this use.
+            A label for some calls of one job, such as a size. After a failure, later calls with the
+            same peer, job and label return None. Calls with another label still run.
         """
         key = peer, f"{job} {row}".strip()
         if key in self._given_up:
@@ -194,7 +199,10 @@ class Suite:
     def _room(self, peer: str, nbytes: int) -> bool:
         if not peer_class(peer).touches_memory or available_nbytes() > 4 * nbytes:
             return True
-        self.note(f"{peer} at {size_name(nbytes)}: too little free memory, which it would fill")
+        self.note(
+            f"{peer} at {size_name(nbytes)}: not measured, because this peer fills its memory and "
+            "too little is free"
+        )
         return False
 
     def _life(self, nbytes: int) -> None:
@@ -265,7 +273,8 @@ class Suite:
                         "beside",
                         row=load,
                         nbytes=4 * KIB,
-                        # If the exporter must answer, only the first attach waits for the held GIL.
+                        # If the exporter must answer, the first attach waits until the exporter
+                        # releases the GIL. Later attaches would not meet a held GIL.
                         count=1 if asks and load == HELD else plan.busy,
                         load=load,
                         hold_s=plan.hold_s,

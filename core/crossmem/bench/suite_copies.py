@@ -21,7 +21,7 @@ WAYS: Final[Mapping[str, str]] = MappingProxyType(
         "torch": "PyTorch, in shared memory already",
     }
 )
-"""Ways of sharing a dict of arrays, with their titles."""
+"""The titles of the ways to share a dict of arrays. The key is the way's name."""
 
 _ARRAYS: Final = 8
 _NEEDS: Final = {"crossmem": "numpy", "mp": "numpy", "ray": "ray", "torch": "torch"}

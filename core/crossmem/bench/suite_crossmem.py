@@ -140,7 +140,7 @@ def _scale(suite: Suite) -> None:
         for name in ("create", "attach", "unmap", "free"):
             add("scale", _PEER, f"separate {name}", [found[name] * _US], "us")
         add("scale", _PEER, "separate descriptors added", [found["descriptors"]], "count")
-    suite.restart(_PEER)  # pending frees would make room
+    suite.restart(_PEER)  # memory that is not freed yet would give descriptors back during the job
     found = suite.job(_PEER, "exhaust", nbytes=4 * KIB, room=64)
     if found is not None:
         right = found["typed"] and found["names_limit"]

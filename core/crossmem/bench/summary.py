@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of a short run: crossmem beside each other peer, with ratios and no verdicts."""
+"""The one table of a brief run: crossmem beside the other peers, with ratios and no verdicts."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: memfd, socket and
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A row of the table, with the keys of its rows in a report."""
+    """A row of the table: its title, and the section, metric and size of its rows in a report."""
 
     title: str
     section: str

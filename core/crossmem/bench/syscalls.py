@@ -23,14 +23,16 @@ class TraceError(Exception):
 
 
 def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
-    """Run an action under strace and return the names of the calls between two ``getpgid``.
+    """Run an action under strace, and return the names of the calls between two marks.
+
+    A mark is a call of ``getpgid``.
 
     Parameters
     ----------
     pid
         The process whose main thread is traced.
     action
-        Makes that process perform the counted work; the process itself sets the marks.
+        Makes that process perform the counted work. That process sets the marks.
 
     Raises
     ------

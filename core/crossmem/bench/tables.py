@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a report's tables."""
+"""Tables of text, and their form in Markdown."""
 
 from dataclasses import dataclass
 

@@ -83,7 +83,7 @@ class Child:
         Raises
         ------
         ConsumerError
-            It does not end, or ends with an error.
+            The process does not end, or ends with an error.
         """
         self.process.join(timeout)
         if self.process.exitcode is None:

@@ -28,7 +28,7 @@ _MAX_NPY_HEADER: Final = 1_000_000
 _MAX_TENSORS: Final = 1_000_000
 _MAX_DIMENSIONS: Final = 64
 
-# By dtype: the bits of one element, from the specification of safetensors.
+# The bits of one element of each dtype, from the specification of safetensors.
 _SAFETENSORS_BITS: Final = {
     "BOOL": 8,
     "F4": 4,
@@ -110,7 +110,7 @@ def read_layout(file: IO[bytes], nbytes: int, suffix: str) -> Layout:
     nbytes
         Size of the file in bytes.
     suffix
-        End of its name, such as ``".npy"``. The first bytes also identify a NumPy array.
+        End of the file's name, such as ``".npy"``. The first bytes also identify a NumPy array.
     """
     file.seek(0)
     start = file.read(8)

@@ -35,17 +35,18 @@ class TensorReport(FrozenModel):
     name: str
     dtype: str
     shape: tuple[int, ...] | None
-    """None if the file does not state it."""
+    """The tensor's shape; None if the file does not state it."""
 
     offset: int
     """Start of the tensor in the allocation, in bytes."""
 
     nbytes: int
     stored: Stored
-    """Compressed bytes are shared and checked, but are not an array."""
+    """Whether the bytes are compressed. Compressed bytes are shared and checked, but are not an
+    array."""
 
     sha256: str | None
-    """None for an empty tensor, which has no handle."""
+    """The digest of the tensor's bytes; None for an empty tensor, which has no handle."""
 
 
 class FileReport(FrozenModel):
@@ -53,7 +54,7 @@ class FileReport(FrozenModel):
 
     name: str
     path: str | None
-    """None for generated weights."""
+    """The path of the file; None for generated weights."""
 
     format: Format
     nbytes: int
@@ -189,7 +190,7 @@ class NeighbourReport(FrozenModel):
     """A process of this host that exports memory."""
 
     pid: int
-    """0 if it is not visible."""
+    """The process; 0 if it is not visible from here."""
 
     mode: Literal["membarrier", "fence"]
     """How the exporter and a process like this one order their accesses to shared words."""
@@ -219,7 +220,7 @@ class DevicesReport(FrozenModel):
     failed_plugins: tuple[PluginReport, ...]
     disabled_plugins: tuple[PluginReport, ...]
     barrier: BarrierReport | None = None
-    """Present with ``--verbose``."""
+    """The memory barrier of leases; None without ``--verbose``."""
 
 
 class LawReport(FrozenModel):
@@ -255,7 +256,7 @@ class LeftOutReport(FrozenModel):
 
     backend: str
     runtime: str | None
-    """None if the backend has no choice of runtimes."""
+    """The vendor binding; None if the backend has no choice of runtimes."""
 
     reason: str
     hint: str | None

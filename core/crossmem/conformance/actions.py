@@ -164,7 +164,7 @@ def collect() -> int:
 
 
 def _placed(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options in which the device under "device" replaces its name."""
+    """Return the options. A device replaces a device's name under the key "device"."""
     if _runtime is not None:
         # A handle does not name a runtime: an import uses the runtime that this process already
         # uses. So the device is opened first, in the runtime under test.

@@ -40,9 +40,10 @@ class _Pools(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.pools: dict[tuple[Any, ...], list[crossmem.Pool]] = {}
-        """The pools, by device, size of the blocks, allow and access."""
+        """The pools. The key is the device, the size of the blocks, ``allow`` and ``access``."""
         self.records: dict[tuple[Arena, int], BlockRecord] = {}
-        """By pool and index: the record of the latest life of each block."""
+        """The record of the latest life of each block. The key is the pool and the block's
+        index."""
 
 
 def use() -> None:
@@ -148,7 +149,7 @@ class BlockTracer(TracingDriver):
 
 
 def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
-    """Return the holders of each block of one imported pool, by the block's index."""
+    """Return the holders of each block of one imported pool. The key is the block's index."""
     return {
         index: [one for one in all_of(holders) if one.arena is arena]
         for index, holders in list(arena.holders.items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the objects of tests end, by their class and in order."""
+"""The methods that end the objects of tests, and their order."""
 
 import crossmem
 
@@ -15,4 +15,5 @@ ends: list[tuple[type, str]] = [
     (crossmem.Block, "free"),
     (crossmem.Pool, "close"),
 ]
-"""Class and method. Modules with further classes insert them."""
+"""Each class of objects, with the method that ends an object. Objects of earlier classes end first.
+Modules with further classes insert them."""

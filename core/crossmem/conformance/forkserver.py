@@ -202,7 +202,7 @@ class _Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._children: dict[int, tuple[int, int]] = {}
-        """Process id and status pipe of each child, by its pidfd."""
+        """The process id and the status pipe of each child. The key is the child's pidfd."""
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 

@@ -117,7 +117,7 @@ class Peer:
     Notes
     -----
     The process leads a process group, so that :meth:`destroy` ends its forked children too. The
-    end of its context destroys the peer.
+    end of a ``with`` block destroys the peer.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def start_journal() -> None:
 
 
 def journal() -> list[str]:
-    """Return the calls recorded since the last call of this."""
+    """Return the driver calls that were recorded since the last call of this function."""
     entries = list(_journal)
     _journal.clear()
     return entries

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 NamedFile = tuple[str, int, int]
-"""A file by its path, the number of its file system and its inode."""
+"""A file: its path, the number of its file system, and its inode."""
 
 
 _CLOSED_WITHIN_S: Final = 0.5

@@ -44,7 +44,7 @@ NBYTES: Final = 8 << 20
 """Size of the memory that the work of a test copies."""
 _CHUNK: Final = pattern(1 << 16, 3)
 _WORK_S: Final = 0.03
-"""How long the work of a test takes on a device without other work, about."""
+"""The approximate time that the work of a test takes on an otherwise idle device, in seconds."""
 _MOST_COPIES: Final = 500
 
 _copies: list[int] = []
@@ -175,7 +175,10 @@ def data_of(nbytes: int = NBYTES) -> bytes:
 
 
 def make_work(name: str) -> bytes:
-    """Allocate memory for work, its source and a decoy; return the handle of the first."""
+    """Allocate the target, the source and a decoy of some work; return the target's handle.
+
+    The work copies the decoy to the target many times before it copies the source.
+    """
     for one, data in ((name, bytes(NBYTES)), (f"{name}-source", data_of())):
         actions.allocate(one, NBYTES)
         actions.write(one, data)

@@ -126,7 +126,7 @@ def test_c01_copies_within_one_allocation(allocate: Allocate) -> None:
     assert allocation.read(10, offset=NBYTES - 10) == b"0123456789"
 
 
-@pytest.mark.crossmem_not_of_blocks("the driver knows the pool alone")
+@pytest.mark.crossmem_not_of_blocks("the driver knows whole pools, not their blocks")
 @pytest.mark.crossmem_core
 def test_c01_importers_see_what_a_driver_filled(allocate: Allocate, peer: Peer) -> None:
     data, lead = pattern(30 * NBYTES, 11), 4097

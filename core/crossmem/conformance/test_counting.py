@@ -46,7 +46,9 @@ def leases(blob: bytes) -> int:
 # C7: counted ------------------------------------------------------------------------------
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor opens a whole pool, so no open belongs to one block"
+)
 @pytest.mark.crossmem_core
 def test_c07_the_exact_calls_of_a_whole_life(
     device: crossmem.Device, fresh_peer: FreshPeer
@@ -80,7 +82,9 @@ def test_c07_the_exact_calls_of_a_whole_life(
     assert importer.call(probes.journal) == ["import_", "map", "synchronize", "unmap", "close"]
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor opens a whole pool, so no open belongs to one block"
+)
 @pytest.mark.crossmem_core
 def test_c07_many_imports_make_one_vendor_open(allocate: Allocate, peer: Peer) -> None:
     handle = allocate(NBYTES, b"counted").export()
@@ -129,7 +133,7 @@ def test_c07_parts_and_attaches_share_the_open(allocate: Allocate, peer: Peer) -
     assert calls.made()["close"] == 1
 
 
-@pytest.mark.crossmem_not_of_blocks("a block has one export")
+@pytest.mark.crossmem_not_of_blocks("a block has only one export")
 def test_c07_exports_of_one_allocation_share_the_open(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES)
     everybody = allocation.export().to_bytes()
@@ -185,7 +189,9 @@ def test_c07_the_memory_stays_until_the_last_close(device: crossmem.Device, peer
     allocation.free(busy="raise")
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor maps a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor maps a whole pool, so no mapping belongs to one block"
+)
 def test_c07_unmapped_and_mapped_again(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"before")
     peer.call(actions.import_, "i", allocation.export().to_bytes())
@@ -204,7 +210,9 @@ def test_c07_unmapped_and_mapped_again(allocate: Allocate, peer: Peer) -> None:
     peer.call(actions.unmap, "m")
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor opens a whole pool, so no open belongs to one block"
+)
 def test_c07_imported_again_after_everything_was_closed(allocate: Allocate, peer: Peer) -> None:
     blob = allocate(NBYTES, b"again").export().to_bytes()
     calls = calls_of(peer)

@@ -198,7 +198,9 @@ def test_c12_whoever_never_met_the_exporter_hears_at_once_that_it_is_dead(
     assert time.monotonic() - start < SOON_S
 
 
-@pytest.mark.crossmem_not_of_blocks("attaching a further block asks nobody")
+@pytest.mark.crossmem_not_of_blocks(
+    "an attach of a further block of a pool sends no request to the owner"
+)
 @each_way_to_fork
 def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
     peer: Peer, fresh_peer: FreshPeer, *, with_handlers: bool

@@ -353,7 +353,8 @@ def test_c20_children_of_multiprocessing_release_at_exit(
 
     assert parent.call(_run_child, method, place, blob, within=150) == b"data"
 
-    # The child released its memory itself. If its death had, files could be left.
+    # The child released its memory itself. If the kernel had released it at the child's death,
+    # files could be left.
     assert _files(kit) - before == set()
     allocation.free(busy="wait", timeout=1)
 

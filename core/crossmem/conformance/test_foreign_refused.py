@@ -71,7 +71,7 @@ def test_c25_adopting_is_refused_where_the_backend_does_not_offer_it(
     device: crossmem.Device, capabilities: crossmem.Capabilities, tracer: TracingDriver
 ) -> None:
     if capabilities.foreign_memory:
-        pytest.skip("the device has it")
+        pytest.skip("the device's capability foreign_memory is true")
     before = dict(tracer.calls)
     others = [device.for_mechanism(name).capabilities for name in capabilities.mechanisms]
     # A report asks the driver once for each mechanism that has the capability.

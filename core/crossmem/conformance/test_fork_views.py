@@ -239,7 +239,7 @@ def _share_the_array(**options: Any) -> tuple[int, bytes]:
 # Locks and descriptors that a child must not touch ------------------------------------------
 
 
-@pytest.mark.crossmem_not_of_blocks("a block has no lock of its own")
+@pytest.mark.crossmem_not_of_blocks("a block has no lock that a child could wait for")
 @pytest.mark.crossmem_core
 def test_c18_inherited_objects_wait_for_no_lock(allocate: Allocate, peer: Peer) -> None:
     peer.call(_set_up, allocate(_NBYTES).export().to_bytes())

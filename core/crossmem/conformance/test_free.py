@@ -174,7 +174,9 @@ def test_c09_whoever_imports_while_it_is_freed_has_it_or_has_not(
         allocation.free(busy="wait")
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor maps a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor maps a whole pool, so no mapping belongs to one block"
+)
 @pytest.mark.crossmem_core
 def test_c09_the_importers_device_is_synchronised_before_unmapping(
     allocate: Allocate, fresh_peer: FreshPeer
@@ -241,7 +243,7 @@ def test_c09_an_unknown_way_to_free_is_refused(allocate: Allocate) -> None:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "a block goes back to its pool, which looks when it is asked for one"
+    "a pool looks for blocks that importers have left only when it is asked for a block"
 )
 @pytest.mark.crossmem_core
 def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(

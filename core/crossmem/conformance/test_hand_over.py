@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laws of the contract that memory keeps which streams hand over."""
+"""The laws of the contract for memory that one process's stream hands over to another process."""
 
 import time
 

@@ -18,7 +18,9 @@ NBYTES = 10_007
 # C3: export repeats -----------------------------------------------------------------------
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor exports a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor exports a whole pool, so no export belongs to one block"
+)
 @pytest.mark.crossmem_core
 def test_c03_the_same_arguments_give_an_equal_handle(
     allocate: Allocate, tracer: TracingDriver
@@ -33,7 +35,7 @@ def test_c03_the_same_arguments_give_an_equal_handle(
     assert tracer.calls["export"] - before == 1
 
 
-@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
 @pytest.mark.crossmem_core
 def test_c03_the_vendor_exports_once_whoever_is_allowed(
     allocate: Allocate, tracer: TracingDriver

@@ -215,7 +215,7 @@ def test_c29_the_watcher_exists_only_while_somebody_asks(peer: Peer, fresh_peer:
         assert settle(lambda: ["a thread"] * (importer.call(thread_count) - before)) == []
 
 
-@pytest.mark.crossmem_not_of_blocks("a thread gives pools back")
+@pytest.mark.crossmem_not_of_blocks("the thread that releases pools would be counted too")
 def test_c29_own_memory_needs_no_watcher(allocate: Allocate) -> None:
     handle = allocate(_NBYTES, b"mine").export()
     before = thread_count()

@@ -86,7 +86,7 @@ def test_c16_a_full_device_gives_nothing_and_recovers(
     assert len(again) == len(held)
 
 
-@pytest.mark.crossmem_not_of_blocks("law P5 says what an exhausted pool tells")
+@pytest.mark.crossmem_not_of_blocks("law P5 has the rules for an exhausted pool")
 def test_c16_out_of_memory_says_what_waits_on_leases(device: crossmem.Device, peer: Peer) -> None:
     waiting = device.allocate(NBYTES)
     capacity = waiting.capacity
@@ -110,7 +110,9 @@ def test_c16_out_of_memory_says_what_waits_on_leases(device: crossmem.Device, pe
     assert re.search(r"\b0 bytes in 0 ", str(error)), error
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor exports a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor exports a whole pool, so no export belongs to one block"
+)
 @pytest.mark.parametrize("method", ["allocate", "export"])
 @pytest.mark.crossmem_core
 def test_c16_a_failed_call_of_the_exporter_leaves_nothing(
@@ -169,7 +171,9 @@ def test_c16_a_failed_call_of_the_importer_leaves_nothing(
     importer.call(actions.unmap, "m")
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor opens a whole pool, so no open belongs to one block"
+)
 @pytest.mark.parametrize("method", ["import_", "map"])
 def test_c16_a_failure_in_a_batch_leaves_nothing(
     allocate: Allocate, fresh_peer: FreshPeer, method: str
@@ -196,7 +200,9 @@ def held_but(count: int) -> list[str]:
     return [] if given == count else [f"{given} leases"]
 
 
-@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
+@pytest.mark.crossmem_not_of_blocks(
+    "the vendor opens a whole pool, so no open belongs to one block"
+)
 def test_c16_a_batch_makes_one_open_for_each_allocation(allocate: Allocate, peer: Peer) -> None:
     assert crossmem.attach_many([]) == []
 

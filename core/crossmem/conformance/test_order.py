@@ -21,7 +21,7 @@ def test_c21_work_issued_before_the_export_is_seen(
     fresh_peer: FreshPeer, peer: Peer, capabilities: crossmem.Capabilities
 ) -> None:
     if blocks.are_used() and capabilities.host_visible:
-        pytest.skip("pools of host memory expect no work of the device")
+        pytest.skip("an export of a block of host memory does not wait for a device")
     owner = fresh_peer()
     owner.call(actions.allocate, "a", NBYTES)
     owner.call(actions.write, "a", b"early")
@@ -47,7 +47,7 @@ def test_c21_unless_told_otherwise(fresh_peer: FreshPeer, peer: Peer) -> None:
     peer.call(actions.unmap, "m")
 
 
-@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
 def test_c21_only_the_first_time_that_a_handle_is_given_out(
     allocate: Allocate, tracer: TracingDriver
 ) -> None:
@@ -76,7 +76,7 @@ def test_c21_synchronize_waits_for_the_device(
 # C22: lawful ------------------------------------------------------------------------------
 
 
-@pytest.mark.crossmem_not_of_blocks("a block has one export")
+@pytest.mark.crossmem_not_of_blocks("a block has only one export")
 @pytest.mark.crossmem_core
 def test_c22_everything_in_the_vendors_order(
     capabilities: crossmem.Capabilities, fresh_peer: FreshPeer
@@ -135,7 +135,7 @@ def test_c22_exit_is_lawful_too(fresh_peer: FreshPeer) -> None:
 def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
     violations = actions.vendor_violations()
     if violations is None:
-        pytest.skip("no strict emulation under this driver")
+        pytest.skip("only a strict emulation records the vendor's broken rules")
 
     # Each test checks its own calls. This test checks the whole run so far, in every process.
     assert violations[kit.violations_before :] == []

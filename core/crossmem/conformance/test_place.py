@@ -21,7 +21,7 @@ MASKS: Final = {
     "cuda": "CUDA_VISIBLE_DEVICES",
     "hip": "HIP_VISIBLE_DEVICES",
 }
-"""The variable that masks and orders the visible devices, by backend."""
+"""The variable that masks and orders the visible devices. The key is the backend."""
 
 
 def other_device(device: crossmem.Device) -> crossmem.Device:

@@ -272,9 +272,9 @@ def test_l02_the_host_does_not_wait_at_levels_of_streams(
     level: TimelineLevel,
 ) -> None:
     if level == "host":
-        pytest.skip("at level 'host' a signal waits for the stream")
+        pytest.skip("at level 'host' the host waits for the stream")
     if "word" not in capabilities.timeline_levels:
-        pytest.skip("only a stream that waits for a word can be held")
+        pytest.skip("without level 'word' the test cannot keep a stream from running")
     gate, timeline, stream = make_timeline("word"), make_timeline(level), make_stream()
     opening = threading.Timer(2 * SOON_S, gate.signal, (1,))
     opening.start()

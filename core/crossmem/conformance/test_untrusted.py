@@ -192,7 +192,7 @@ def test_c14_a_leased_handle_cannot_be_made_a_raw_one(
     peer: Peer, capabilities: crossmem.Capabilities
 ) -> None:
     if capabilities.raw_handles:
-        pytest.skip("the device takes raw handles")
+        pytest.skip("the device's capability raw_handles is true")
     blob = peer.call(actions.offer, "memory", _NBYTES)
 
     for raw in (b"", b"vendor's bytes"):

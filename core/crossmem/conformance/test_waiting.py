@@ -14,7 +14,9 @@ from crossmem.conformance.pool import SOON_S
 _NBYTES = 4096
 
 
-@pytest.mark.crossmem_not_of_blocks("attaching a further block asks nobody")
+@pytest.mark.crossmem_not_of_blocks(
+    "an attach of a further block of a pool sends no request to the owner"
+)
 @pytest.mark.crossmem_core
 def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
@@ -60,7 +62,9 @@ def test_c26_the_environment_gives_the_default(fresh_peer: FreshPeer) -> None:
     assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
 
-@pytest.mark.crossmem_not_of_blocks("attaching a further block asks nobody")
+@pytest.mark.crossmem_not_of_blocks(
+    "an attach of a further block of a pool sends no request to the owner"
+)
 def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     met, unmet = (exporter.call(actions.offer, name, _NBYTES, b"data") for name in "ab")
@@ -119,7 +123,9 @@ def _attach_one_of(number: int, blobs: list[bytes]) -> tuple[Exception | None, f
     return None, time.monotonic() - start
 
 
-@pytest.mark.crossmem_not_of_blocks("attaching a further block asks nobody")
+@pytest.mark.crossmem_not_of_blocks(
+    "an attach of a further block of a pool sends no request to the owner"
+)
 def test_c26_all_or_nothing_where_one_exporter_of_several_is_stopped(
     allocate: Allocate, peer: Peer, fresh_peer: FreshPeer
 ) -> None:

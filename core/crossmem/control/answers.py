@@ -91,7 +91,7 @@ class Leased:
 
 
 class LateReplies:
-    """Replies that have not arrived yet, by the number of their request."""
+    """The replies that have not arrived yet. The number of its request identifies a reply."""
 
     def __init__(self) -> None:
         self._pages: dict[int, int] = {}

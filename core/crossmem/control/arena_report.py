@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of who holds a pool's blocks, by the words in rows and by messages."""
+"""The report of the holders of a pool's blocks, from the words in rows and from messages."""
 
 import time
 from itertools import compress
@@ -22,7 +22,7 @@ class BlockReport(NamedTuple):
     handle
         The handle, for the whole capacity of the block.
     leases
-        The leases of its holders, oldest first.
+        The leases of the block's holders, oldest first.
     is_freed
         Whether the block was freed and waits for the end of these leases.
     is_withdrawn

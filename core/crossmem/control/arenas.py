@@ -33,7 +33,7 @@ _FRESH: Final = 64
 _LOOK_S: Final = 1e-3
 """The longest wait between two looks at the work of streams."""
 _SPREAD: Final = 4
-"""A range of words is read at once if it has at most this many words for each block."""
+"""A range of words is read as a whole if it has at most this many words for each block."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
@@ -82,7 +82,7 @@ class Arena:
         self.streamed: dict[int, Callable[[], bool]] = {}
         """Freed blocks whose work was issued on one stream, and what says that it is complete."""
         self.reserved: dict[int, Unit] = {}
-        """The lease units of the blocks that messages in transit reserve, by block."""
+        """The lease units of the blocks that messages in transit reserve. The key is the block."""
         self.waiting: dict[object, None] = {}
         """Calls that wait for a block, or free one unless it is held. While there is one, each free
         takes the lock of the state."""

@@ -137,7 +137,7 @@ _closing: deque[list[int] | list[socket.socket]] = deque()
 _closers: set[object] = set()
 """One object for each running closer: a thread that closes descriptors."""
 _in_work: dict[object, list[int] | list[socket.socket]] = {}
-"""By closer: the list that it empties."""
+"""The list that each closer empties. The key is the closer."""
 
 
 def _start_closer() -> None:

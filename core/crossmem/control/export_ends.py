@@ -24,11 +24,11 @@ class ExportEnds:
     Parameters
     ----------
     exports
-        The exports by number.
+        The exports of this process.
     slots
         Receives the slots of forgotten exports.
     granted
-        By slot: the exports that were granted, which rows may hold.
+        The exports that were granted, which rows may hold. The key is the number of the slot.
     events
         Receives an event for each lease whose end was not reported yet.
     """

@@ -15,9 +15,10 @@ class ExportTable:
 
     def __init__(self) -> None:
         self._exports: dict[int, dict[int, Export]] = {}
-        """By the numbers of allocation and export."""
+        """The exports. The keys are the number of the allocation and the number of the export."""
         self._made: dict[int, int] = {}
-        """By allocation that has an export now: the number of exports that it has had."""
+        """The number of exports that an allocation has had. The key is the number of an allocation
+        that has an export now."""
         self._newest_allocation = 0
         self.is_exiting = False
         """Whether this process is exiting: only receivers of messages can still lease, by

@@ -29,9 +29,9 @@ class HolderTable:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """By pid, a number, and user. The number distinguishes processes whose pid is not visible:
-        it is their pidfd's number, or their session if the kernel gives no such number. For a
-        visible pid it is 0."""
+        """The watched processes. The key is the pid, a number, and the user. The number
+        distinguishes processes whose pid is not visible: it is their pidfd's number, or their
+        session if the kernel gives no such number. For a visible pid it is 0."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold something."""
 
@@ -43,8 +43,8 @@ class HolderTable:
         connection
             The connection.
         request
-            What the process says about itself: its start time and session. They are used if the
-            kernel does not report the process itself.
+            The request, with the process's own claims: its start time and session. They are used if
+            the kernel does not report the process itself.
 
         Raises
         ------

@@ -31,10 +31,11 @@ class HoldTable:
         self.known = 0
         """One bit for each control segment: whether this process has a row for it."""
         self._segments: dict[int, tuple[Segment, Segment, bool]] = {}
-        """By the segment's number: control segment, row, and whether this process uses fences."""
+        """A control segment, this process's row for it, and whether this process uses fences. The
+        key is the segment's number."""
         self._holders: dict[int, set[object]] = {}
-        """By slot: the objects of this process that hold it. While there is one, the word in the
-        row is not 0."""
+        """The objects of this process that hold a slot. While there is one, the word in the row is
+        not 0. The key is the slot."""
 
     def add(self, number: int, descriptors: Sequence[int]) -> None:
         """Map a control segment and the row that belongs to it. The caller closes both descriptors.

@@ -35,8 +35,8 @@ class InFlight:
     def __init__(self, own_uid: int | None) -> None:
         self.own_uid = own_uid
         self._sent: dict[socket, tuple[int, int]] = {}
-        """By connection: the user, and the number of descriptors sent, as long as some may be
-        unread."""
+        """The user of a connection, and the number of descriptors sent over it, as long as some may
+        be unread. The key is the connection."""
         self._closing: set[socket] = set()
         """Connections that wait to be closed until the peer has read everything."""
 

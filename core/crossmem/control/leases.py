@@ -29,21 +29,22 @@ class Holder:
     uid
         User id as this process sees it.
     pidfd
-        Descriptor that reports its death; None for this process itself, and if the kernel offers
-        none.
+        Descriptor that reports the process's death; None for this process itself, and if the kernel
+        offers none.
     connections
-        Number of its connections.
+        Number of the process's connections.
     leases
-        By number: its leases that no row records. These are the leases of this process on its own
-        memory, and reservations.
+        The process's leases that no row records: the leases of this process on its own memory, and
+        reservations. The key is the number of the lease.
     messages
-        The reservations of its messages, which are also in ``leases``.
+        The reservations of the process's messages, which are also in ``leases``.
     whitelisted
-        The live exports for which it is on the vendor's whitelist.
+        The live exports for which the process is on the vendor's whitelist.
     rows
-        By session and control segment: the rows that record its other leases.
+        The rows that record the process's other leases. The key is the session and the number of
+        the control segment.
     exports
-        The exports that it was granted, which its rows may hold.
+        The exports that the process was granted, which its rows may hold.
     key
         The key of the process in the lease server's table.
     """

@@ -26,7 +26,8 @@ class PeerLog:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._written: dict[int, tuple[float, int]] = {}
-        """By pid: the time of the last line, and the number of lines omitted since."""
+        """The time of the last line about a process, and the number of lines omitted since. The key
+        is the pid."""
         self._second = 0.0
         """Start of the current second."""
         self._lines = 0

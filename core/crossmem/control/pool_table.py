@@ -31,9 +31,9 @@ class PoolTable:
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}
-        """The arenas, by the number of the allocation."""
+        """The arenas. The key is the number of the allocation."""
         self.own_rows: dict[int, memoryview] = {}
-        """The rows, by control segment."""
+        """The rows. The key is the number of the control segment."""
 
     def close(self, allocation: int) -> None:
         """Remove a pool whose construction failed."""

@@ -89,8 +89,8 @@ class Unit:
     on_idle: Callable[[], None]
     exports: "dict[int, Export]" = field(default_factory=dict)
     leases: dict[int, Any] = field(default_factory=dict)
-    """By number: leases that no row records, of this process itself and of messages. Only the lease
-    table changes it."""
+    """The leases that no row records, of this process itself and of messages. The key is the number
+    of the lease. Only the lease table changes it."""
     pins: int = 0
     """Number of requests that the lease server is answering. Until it is 0, the memory stays."""
     withdrawn: "set[Export]" = field(default_factory=set)
@@ -120,9 +120,11 @@ class Export:
     slot: Slot | None = None
     """The slot of the export, from its first lease on."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
-    """By row, the words of the row: of each process that was ever granted this export."""
+    """The words of the row of each process that was ever granted this export. The key is the
+    row."""
     since: dict[Any, float] = field(default_factory=dict)
-    """By row: the time of the grant, until this process has seen the end of the lease."""
+    """The time of each grant, until this process has seen the end of the lease. The key is the
+    row."""
     generations: tuple[int, ...] = ()
     """For a pool's block: the generations whose handles messages have reserved. Empty for other
     memory."""

@@ -54,7 +54,7 @@ class LeaseRegistry:
         self.slots = SlotTable()
         self.pools = PoolTable()
         self.granted: dict[int, Export] = {}
-        """By slot: the exports that were granted, which rows may hold."""
+        """The exports that were granted, which rows may hold. The key is the number of the slot."""
         self._ends = ExportEnds(self.exports, self.slots, self.granted, self.events)
 
     # What the exporter's own threads call -------------------------------------------------
@@ -103,7 +103,7 @@ class LeaseRegistry:
         reservation
             The handle's reservation number in a message, 0 without one.
         leases
-            Receives the number of the lease, by the core of the handle.
+            Receives the number of the lease. The key is the core of the handle.
         """
         number, export = handle.allocation, handle.export
         with self.lock:

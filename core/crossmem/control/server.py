@@ -92,7 +92,7 @@ class LeaseServer:
         self._unsent: set[ServerConnection] = set()
         self._in_flight = InFlight(own_uid())
         self._served: set[tuple[int, int]] = set()
-        """Processes, by pid and user, from which this round has read a message."""
+        """The pid and user of each process from which this round has read a message."""
         self._skipped: set[int] = set()
         """Connections whose process has had its message of this round. They come first in the next
         round."""

@@ -14,7 +14,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
 
 LOOK_AGAIN_S: Final = 0.5
-"""How often a waiting thread reads the rows: the hint about the end of a hold may be lost."""
+"""The interval at which a waiting thread reads the rows, because the hint about the end of a hold
+may be lost."""
 _STOP_S: Final = 5.0
 _log = logging.getLogger(__name__)
 

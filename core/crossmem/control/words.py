@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations on words that processes share. Accesses to such words use these functions.
 
-Where several accesses must be one step of the interpreter, the hot paths of pools subscript the
-view instead: a call would let a signal handler or another thread run.
+If several accesses must be one step of the interpreter, the hot paths of pools subscript the view
+instead: a call would let a signal handler or another thread run.
 
 A word has 8 bytes and is aligned. Only one process writes it. CPython copies an item of a
 ``memoryview`` with format ``Q`` by one instruction, so no reader sees half of a store.

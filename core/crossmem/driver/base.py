@@ -48,7 +48,7 @@ class Block:
     ordinal
         Device that holds the memory.
     pointer
-        Its address in this process.
+        The block's address in this process.
     nbytes, capacity
         Requested and reserved size in bytes.
     reference
@@ -92,7 +92,7 @@ class Imported:
     Parameters
     ----------
     ordinal
-        Device for which it was opened.
+        Device for which the memory was opened.
     capacity
         Size of the whole allocation in bytes, checked against the vendor or the descriptor.
     access
@@ -131,7 +131,7 @@ class Reserved:
     Parameters
     ----------
     ordinal
-        Device for which they are reserved.
+        Device for which the addresses are reserved.
     pointer
         The first address. As in :class:`Mapped`, it is 0 from right before the vendor call that
         releases the addresses.
@@ -151,7 +151,7 @@ class Peer:
     Parameters
     ----------
     pid
-        Its process id as this process sees it, 0 if it is not visible.
+        The peer's process id as this process sees it, 0 if it is not visible.
     reported
         The value of the peer's own :meth:`Driver.peer_identity`.
     """
@@ -186,7 +186,7 @@ class Driver(ABC):
 
     @abstractmethod
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """Return the devices that this process can see, by ordinal.
+        """Return the devices that this process can see, in the order of their ordinals.
 
         Core calls this once per process and caches the result. The call must not create contexts.
         """
@@ -293,7 +293,7 @@ class Driver(ABC):
         Parameters
         ----------
         ordinal
-            Device for which to open it.
+            Device for which to open the memory.
         exported
             The result of the exporter's driver.
         home

@@ -113,9 +113,9 @@ class Parameter:
     Attributes
     ----------
     kinds
-        Their types.
+        The C types of these parameters.
     takes
-        Number of arguments of the call that it uses.
+        Number of arguments of the call that these parameters use.
     """
 
     kinds: tuple[Any, ...]
@@ -149,7 +149,7 @@ class Fixed(Parameter):
     Parameters
     ----------
     kind
-        Its type.
+        The parameter's type.
     value
         The constant argument.
     """
@@ -171,7 +171,7 @@ class Value(Parameter):
     Parameters
     ----------
     kind
-        Its type.
+        The structure's type.
     """
 
     def __init__(self, kind: type[ctypes.Structure]) -> None:
@@ -189,7 +189,7 @@ class Struct(Parameter):
     Parameters
     ----------
     kind
-        Its type.
+        The structure's type.
     fields
         Names of the fields that arguments of the call set, in their order. The other fields are 0.
     """
@@ -254,11 +254,11 @@ class Prototype:
     Parameters
     ----------
     symbol
-        Its name in the library.
+        The function's name in the library.
     parameters
-        Its parameters, in C's order.
+        The function's parameters, in C's order.
     restype
-        Type of its return value; the default is a result code.
+        Type of the return value; the default is a result code.
     """
 
     def __init__(self, symbol: str, *parameters: Parameter, restype: Any = ctypes.c_int) -> None:
@@ -276,7 +276,7 @@ class Functions:
     library
         The library.
     prototypes
-        The prototypes, by the names that callers use.
+        The prototypes. The key is the name that callers use.
     """
 
     def __init__(self, library: ctypes.CDLL, prototypes: Mapping[str, Prototype]) -> None:

@@ -14,9 +14,9 @@ __all__ = ["SharedEvent", "StreamEvents", "StreamWords", "StreamWork", "Streams"
 class Streams(Protocol):
     """The device runs work in streams, later than the call that issues it.
 
-    A driver without this group completes all work before the issuing call returns. The driver
-    offers it together with one or both of the other groups, or alone: then the only timeline level
-    is ``"host"``.
+    A driver without this group completes all work before the issuing call returns. A driver offers
+    this group together with :class:`StreamWords`, :class:`StreamEvents` or both. If it offers this
+    group alone, the only timeline level is ``"host"``.
     """
 
     def synchronize_stream(self, ordinal: int, stream: int) -> None:
@@ -47,11 +47,17 @@ class StreamWords(Protocol):
         ...
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Write a word when the earlier work of the stream is complete and visible. One call."""
+        """Write a word when the earlier work of the stream is complete and visible.
+
+        The method makes one vendor call.
+        """
         ...
 
     def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Hold the later work of the stream until a word is at least ``value``. One call."""
+        """Hold the later work of the stream until a word is at least ``value``.
+
+        The method makes one vendor call.
+        """
         ...
 
 
@@ -67,7 +73,7 @@ class SharedEvent:
         The vendor's event. The driver sets it to None right before the vendor call that destroys
         it, and back if the vendor refuses.
     payload
-        The bytes by which other processes open it; at most 112.
+        The bytes by which other processes open the event; at most 112.
     """
 
     ordinal: int
@@ -91,7 +97,10 @@ class StreamEvents(Protocol):
         ...
 
     def record_event(self, event: SharedEvent, stream: int) -> None:
-        """Record the event after the work that was issued on a stream. Only its creator does."""
+        """Record the event after the work that was issued on a stream.
+
+        Only the process that created the event records it.
+        """
         ...
 
     def wait_event(self, event: SharedEvent, stream: int) -> None:

@@ -58,7 +58,7 @@ class TracingDriver(Driver):
     Attributes
     ----------
     calls
-        Number of calls by method name.
+        Number of calls of each method. The key is the method's name.
     violations
         One line for each call that the driver contract forbids: a second release, a release while a
         dependent resource is live, a mapping of mapped memory, a call with foreign objects.

@@ -47,9 +47,9 @@ class StreamTracer:
         self._note = note
         self._lock = lock
         self._pages: dict[int, tuple[int, int]] = {}
-        """Device address and size of each registered page, by its address in this process."""
+        """Device address and size of each registered page. The key is the page's address here."""
         self._events: dict[int, tuple[SharedEvent, bool]] = {}
-        """Each event by ``id()``, and whether this process created it."""
+        """Each event, and whether this process created it. The key is the event's ``id()``."""
         self._streams: set[int] = set()
 
     @property

@@ -77,7 +77,7 @@ class Backend:
     summary
         One line for people that names the memory's vendor.
     api_version
-        Version of the plugin interface that it implements. Write the number itself:
+        Version of the plugin interface that the backend implements. Write the number itself:
         ``crossmem.plugin.API_VERSION`` would follow the installed crossmem and declare nothing.
     probe
         Returns whether this machine can use the backend. Called at most once per process, on the
@@ -92,7 +92,8 @@ class Backend:
         Preference if no device is named: the available backend with the highest number is used.
         None: the backend is used only if it is named, as every emulation is.
     install_hint
-        What to do if it is not available, such as a ``pip install`` line: at most 200 characters.
+        What to do if the backend is not available, such as a ``pip install`` line: at most 200
+        characters.
     runtimes
         Names of runtimes that ``load`` accepts. Empty if there is no choice.
 

@@ -31,9 +31,9 @@ class PluginInfo:
     Parameters
     ----------
     plugin
-        Name of its entry point, or of the module in ``CROSSMEM_PLUGINS``.
+        Name of the plugin's entry point, or of the module in ``CROSSMEM_PLUGINS``.
     distribution, version
-        The installed distribution that contains it; empty for a module.
+        The installed distribution that contains the plugin; empty for a module.
     """
 
     plugin: str
@@ -82,8 +82,8 @@ class Offer:
     info
         The plugin.
     problem
-        A reason not to use it that does not depend on its probe, such as a wrong version; else
-        empty.
+        A reason not to use the backend that does not depend on the probe, such as a wrong version;
+        else empty.
     """
 
     def __init__(self, backend: Backend, info: PluginInfo, *, problem: str = "") -> None:

@@ -171,7 +171,7 @@ class Registry:
         return tuple(sorted(self._discovered().offers))
 
     def backends(self) -> tuple[Backend, ...]:
-        """Return the backends with a single offer, by name; see :meth:`availability`."""
+        """Return the backends with a single offer, sorted by name; see :meth:`availability`."""
         catalog = self._discovered()
         found = ((name, catalog.contenders(name)) for name in self.names())
         return tuple(offers[0].backend for _, offers in found if len(offers) == 1)
@@ -186,8 +186,8 @@ class Registry:
         Raises
         ------
         BackendNotFoundError
-            No plugin offers it. The message lists the known backends. The details list plugins that
-            failed or are disabled.
+            No plugin offers the backend. The message lists the known ones. The details list plugins
+            that failed or are disabled.
         BackendUnavailableError
             The name is ambiguous, or the backend was written for another plugin interface.
         """
@@ -199,7 +199,7 @@ class Registry:
         Raises
         ------
         BackendNotFoundError
-            No plugin offers it.
+            No plugin offers the backend.
         """
         try:
             offer = self._offer(name)
@@ -216,7 +216,7 @@ class Registry:
         Raises
         ------
         BackendNotFoundError
-            No plugin offers it.
+            No plugin offers the backend.
         BackendUnavailableError
             The backend cannot be used here. The hint says how to install it.
         ConfigurationError

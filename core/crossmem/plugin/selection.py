@@ -32,9 +32,9 @@ class Source(StrEnum):
     """The source of the choice of a device."""
 
     ARGUMENT = "argument"
-    """The caller named it."""
+    """The caller named the device."""
     ENVIRONMENT = "environment"
-    """``CROSSMEM_DEVICE`` names it."""
+    """``CROSSMEM_DEVICE`` names the device."""
     PRIORITY = "priority"
     """No device was named; the available backend with the highest priority was used."""
 
@@ -94,7 +94,7 @@ class Candidate:
     name
         Name of the backend.
     plugins
-        The plugins that offer it.
+        The plugins that offer the backend.
     priority
         Priority of the backend; None if it is used only when named, or must not be used.
     availability
@@ -124,7 +124,7 @@ class Explanation:
     problem
         The text of the error that :func:`choose` raises; empty if it raises none.
     candidates
-        Every backend that any plugin offers, by name.
+        Every backend that any plugin offers, sorted by name.
     failures, disabled
         Plugins that failed and plugins that are disabled, as text.
     """

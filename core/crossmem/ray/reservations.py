@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 # Reentrant: a finaliser may send a message while the thread that it interrupts makes a token.
 _lock = threading.RLock()
 _reserved: dict[bytes, object] = {}
-"""By the token's id: the object that keeps the memory of its messages."""
+"""The object that keeps the memory of a token's messages. The key is the token's id."""
 _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
-"""By the tie's ``id()``: the token, and a weak reference to the tie, whose end removes the
-entry."""
+"""The token of a tie, and a weak reference to the tie, whose end removes the entry. The key is the
+tie's ``id()``."""
 
 
 def token_of(memory: Memory) -> Any:

@@ -31,7 +31,8 @@ Reduced = tuple[Any, ...]
 
 _PROTOCOL: Final = 5
 _before: dict[type, Callable[[Any], Reduced] | None] = {}
-"""By class: the serialiser that Ray had before; None: the class's own ``__reduce_ex__``."""
+"""The serialiser that Ray had for a class before; None: the class's own ``__reduce_ex__``. The key
+is the class."""
 
 
 def register() -> None:

@@ -71,7 +71,7 @@ class Device(LocalDevice):
         InvalidSizeError
             ``nbytes`` is not positive, or larger than the device can ever allocate.
         OutOfMemoryError
-            The device has no room now. The message says how many bytes wait for leases to end.
+            The device has no room now. The message says how many freed bytes importers still hold.
         DriverError
             The vendor's call failed for another reason.
         """
@@ -133,14 +133,14 @@ class Device(LocalDevice):
             ``"word"``, ``"event"`` or ``"host"``: how streams are ordered; see the capability
             ``timeline_levels``. None: the strongest that the device offers.
         allow
-            The processes that may open it; None: all processes of the same user (C13). They can
-            also disturb each other's timelines of the same ``allow``, because the words lie in one
-            page that all of them can write.
+            The processes that may open the timeline; None: all processes of the same user (C13).
+            They can also disturb each other's timelines of the same ``allow``, because the words
+            lie in one page that all of them can write.
 
         Returns
         -------
         Timeline
-            Its value is 0. Close it, or use it as a context manager.
+            A timeline of value 0. Close it, or use it as a context manager.
 
         Raises
         ------

@@ -31,7 +31,7 @@ def maker_of_rows(
     Parameters
     ----------
     memories
-        The memory of the message's handles, by handle number.
+        The memory of each handle of the message. The index or key is the number of the handle.
     """
     makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
 

@@ -38,7 +38,7 @@ def name_of(kind: type, where: Callable[[], str]) -> str:
 
 
 def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
-    """Return the fields of a dataclass, by name.
+    """Return the fields of a dataclass, as pairs of name and value.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def refuse_more(value: Any, where: Callable[[], str]) -> None:
     """Refuse attributes that are not fields, because the message carries only fields.
 
     Two kinds of attributes may be lost: cached properties, which the receiver computes again, and
-    what ``typing`` notes on an object of a generic class, which has no effect.
+    the attribute that ``typing`` sets on an object of a generic class, which has no effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()

@@ -30,9 +30,9 @@ class Contents:
     message
         The tree's message to other processes.
     arrays
-        The arrays of the tree, by their numbers in the message.
+        The arrays of the tree, in the order of their numbers in the message.
     copies
-        The memory that arrays were copied to, by the numbers of their handles.
+        The memory to which arrays were copied. The key is the number of its handle in the message.
     allow
         The processes that may import the memory.
     """
@@ -118,6 +118,6 @@ class Contents:
 
 
 def _map_pages(memory: Memory, low: int, high: int) -> None:
-    """Map the pages at once, because the copy wrote them through the descriptor and mapped none."""
+    """Map the pages now, because the copy wrote them through the descriptor and mapped none."""
     if memory.device.capabilities.host_visible:
         memory.view()[low:high:_READ_STEP].tobytes()

@@ -70,14 +70,14 @@ _LIST_IN: Final[dict[int, int]] = {
         }.items()
     },
 }
-"""By the role of a list or object: the role of a list in it."""
+"""The role of a list inside another list or object. The key is the role of the outer one."""
 
 _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""By role: the most commas in a list that is in the tree and not counted. Objects of the tree have
-no comma."""
+"""The most commas in a list that is in the tree and not counted. The key is the role of the list.
+Objects of the tree have no comma."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:
@@ -98,7 +98,7 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
         The text has more values, or more brackets than any writer produces.
     """
     # A tree has no more values than its text has commas and opening brackets, strings included. So
-    # most messages pass at once.
+    # most messages pass without the slower count.
     if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
         _count(text, most)
 

@@ -36,7 +36,7 @@ class Leaf(NamedTuple):
     def bounds(self) -> tuple[int, int]:
         """Address of the first byte of the elements, and of the byte after the last.
 
-        There must be elements.
+        The array must have elements.
         """
         low, high = self.found.layout.extent or (0, 0)
         return self.found.pointer + low, self.found.pointer + high
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
 
 def collect(tree: Any) -> tuple[Any, list[Leaf]]:
-    """Return a tree as JSON values, and its arrays by number.
+    """Return a tree as JSON values, and its arrays in the order of their numbers.
 
     An array that occurs twice has one number.
 

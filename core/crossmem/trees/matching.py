@@ -18,7 +18,7 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""By operation: the name, in errors, of the argument with the other tree."""
+"""The name, in errors, of the argument with the other tree. The key is the operation."""
 
 
 class Match(NamedTuple):

@@ -37,7 +37,7 @@ class Row(NamedTuple):
     kind
         The array's library.
     handle
-        Number of the handle whose memory contains it; None if it has no elements.
+        Number of the handle whose memory contains the array; None if the array has no elements.
     layout
         The array's layout in that memory.
     """
@@ -59,7 +59,7 @@ class Message(NamedTuple):
     tree
         Containers and plain values, with numbers in place of arrays; see ``nodes``.
     timeline
-        The timeline whose value is its version; None if it has no version.
+        The timeline whose value is the tree's version; None if the tree has no version.
     """
 
     handles: tuple[ShareableHandle, ...]

@@ -49,7 +49,7 @@ _MAX_COLLISIONS: Final = 256
 """The most hash collisions of one dict: insertion takes time quadratic in their number."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
-"""Returns the number of an array, None for other values. Its second argument returns the path."""
+"""Returns the number of an array, None for other values. The second argument returns its path."""
 
 
 def write(value: Any, add_array: AddArray) -> Any:
@@ -70,8 +70,8 @@ class _Writer:
         self._add_array = add_array
         self._values = 0
         self._ended: dict[int, tuple[Any, int, Any]] = {}
-        """By ``id()``: each finished mutable container, with its number and its node in the
-        JSON."""
+        """Each finished mutable container, with its number and its node in the JSON. The key is the
+        container's ``id()``."""
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)

@@ -70,7 +70,10 @@ def _in_words(tag: str | None, name: str | None) -> str:
 
 
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
-    """Return the tag of a node, the nodes inside it by place, and its class's name."""
+    """Return a node's tag, the nodes inside it, and its class's name.
+
+    The key of an inner node is its index, or the text of its key.
+    """
     if type(node) is list:
         return "list", dict(enumerate(node)), None
     if type(node) is not dict:

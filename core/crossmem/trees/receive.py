@@ -67,8 +67,8 @@ def receive(
         and CuPy have no read-only arrays, and a write to theirs kills the process. ``"advisory"``:
         only NumPy arrays refuse writes.
     device
-        The device for which the memory of its backend is mapped; None: the device that holds the
-        memory. The memory does not move (C24).
+        The device for which memory of the same backend is mapped. Other memory, and all memory with
+        None, is mapped for the device that holds it. The memory does not move (C24).
     into
         A tree of the same containers with arrays and tensors of the same shapes and dtypes. Its
         arrays are overwritten, the received memory is released, and this tree is returned. The

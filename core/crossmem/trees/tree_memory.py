@@ -73,7 +73,7 @@ class TreeMemory:
     """Devices that hold memory of the tree."""
     copied_nbytes: int = 0
     _near: dict[str, ShareWay] = field(default_factory=dict)
-    """By device: the vendor's allocation that was found last."""
+    """The vendor's allocation that was found last on a device. The key is the device's name."""
 
     def find(self, leaves: list[Leaf]) -> list[Place]:
         """Return a place for each array, in their order.

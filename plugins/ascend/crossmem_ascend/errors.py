@@ -61,7 +61,7 @@ _FEATURE = (
     "this product, driver or virtual NPU does not offer the call: shareable handles need CANN 8.0, "
     "keys need CANN 8.3.RC1 and driver 25.3.RC1; another mechanism may work"
 )
-_MEMORY = "free allocations, or see the use of other processes with `npu-smi info`"
+_MEMORY = "free allocations; `npu-smi info` shows what other processes use"
 _INSTALL = "check that the versions of CANN, driver and firmware belong together"
 
 CODES: Final = {
@@ -179,11 +179,12 @@ CODES: Final = {
 _IMPORTS: Final = frozenset({"rt.mem_import_from_shareable_handle", "rt.ipc_mem_import_by_key"})
 
 _REFUSALS: Final = {
-    "rt.mem_import_from_shareable_handle": "this process is not on the exporter's whitelist, "
-    "started after it was put there, or is the exporter; or the exporter is freeing the memory",
+    "rt.mem_import_from_shareable_handle": "this process is the exporter, is not on its whitelist, "
+    "or started after its pid was put there; or the exporter is freeing the memory",
     "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead, or this process is not on "
-    "its whitelist or started after it was put there",
-    "rt.mem_export_to_shareable_handle": "others exported the memory before, or it was imported",
+    "its whitelist or started after its pid was put there",
+    "rt.mem_export_to_shareable_handle": "other code exported the memory before, or the memory was "
+    "imported",
     "rt.ipc_mem_get_export_key": "the memory does not begin at a page of its own, or was opened "
     "from another process",
     "rt.mem_set_pid_to_shareable_handle": "no such process runs",
@@ -193,7 +194,7 @@ _REFUSALS: Final = {
     "rt.unmap_mem": "nothing is mapped there, or a key of this memory was not closed",
     "rt.release_mem_address": "something is still mapped there",
 }
-"""The usual cause of code 507899, by call."""
+"""The usual cause of code 507899. The key is the call."""
 
 
 def error_for(call: str, code: int, detail: str = "") -> CrossmemError:

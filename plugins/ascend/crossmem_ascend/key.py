@@ -30,7 +30,7 @@ _PIDS_IN_A_CALL: Final = 31
 
 @dataclass(slots=True)
 class _Keyed(Reference):
-    """Each field records a resource that is not released yet."""
+    """Memory with a key. Each field records a resource that is not released yet."""
 
     key: str = ""
     address: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common interface of the two mechanisms."""
+"""The common interface of the two mechanisms, keys and shareable handles."""
 
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -19,9 +19,9 @@ class Mechanism(Protocol):
     Attributes
     ----------
     name
-        Its name for users.
+        The mechanism's name for users.
     needs
-        Functions of ``acl.rt`` that it needs.
+        Functions of ``acl.rt`` that the mechanism needs.
     whitelist_limit
         The maximum number of processes on the vendor's whitelist of one export.
     """
@@ -35,7 +35,7 @@ class Mechanism(Protocol):
         ...
 
     def free(self, block: Block) -> None:
-        """Free memory, in the vendor's order."""
+        """Free memory, with the vendor's calls in the order that the vendor requires."""
         ...
 
     def export(self, block: Block, *, raw: bool) -> bytes:
@@ -59,7 +59,10 @@ class Mechanism(Protocol):
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Release the resources that only a further mapping needs."""
+        """Keep the mapping of an import that will not be mapped again.
+
+        Release the resources that only another call of :meth:`map` would need.
+        """
         ...
 
     def unmap(self, imported: Imported) -> None:
@@ -74,7 +77,7 @@ class Reference:
     Attributes
     ----------
     mechanism
-        The mechanism that shares it.
+        The mechanism that shares the memory.
     raw
         Whether the vendor's export is raw; None before the export.
     admitted

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ACL's C functions, by their names in pyACL, or names in its style.
+"""Prototypes of ACL's C functions. The keys are the functions' names in pyACL.
+
+A function that pyACL lacks has a name in pyACL's style.
 
 The sources are ``acl/acl_rt.h`` and ``acl/acl.h`` of ACL 1.17.0 (CANN of 2026).
 """
@@ -156,7 +158,7 @@ RT: Final = {
     "ipc_mem_import_by_key": Prototype("aclrtIpcMemImportByKey", _POINTER_OUT, _TEXT, _U64),
     "ipc_mem_set_import_pid": Prototype("aclrtIpcMemSetImportPid", _TEXT, _PIDS),
     "malloc": Prototype("aclrtMalloc", _POINTER_OUT, _SIZE, _INT),
-    # Values in memory that devices use, and notifies.
+    # Values in host memory that is registered for devices, and ACL's notify objects.
     "create_notify": Prototype("aclrtCreateNotify", _POINTER_OUT, _U64),
     "destroy_notify": Prototype("aclrtDestroyNotify", _POINTER),
     "host_register": Prototype("aclrtHostRegister", _POINTER, _U64, _INT, _POINTER_OUT),
@@ -170,8 +172,9 @@ RT: Final = {
     "value_wait": Prototype("aclrtValueWait", _POINTER, _U64, _UINT, _POINTER),
     "value_write": Prototype("aclrtValueWrite", _POINTER, _U64, _UINT, _POINTER),
     "wait_and_reset_notify": Prototype("aclrtWaitAndResetNotify", _POINTER, _POINTER, _UINT),
-    # Functions that pyACL lacks. The access of a device is (access, number, type). The number is
-    # the driver's own, independent of ASCEND_RT_VISIBLE_DEVICES.
+    # Functions that pyACL lacks. mem_set_access takes one tuple for each device: flags, device
+    # number, type of location. The device number is that of the vendor's driver, independent of
+    # ASCEND_RT_VISIBLE_DEVICES.
     "mem_export_to_shareable_handle_v2": Prototype(
         "aclrtMemExportToShareableHandleV2",
         _POINTER,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's own binding, which has the interface of the port."""
+"""The import of pyACL, whose interface :mod:`crossmem_ascend.runtime` describes."""
 
 from importlib import import_module
 from typing import cast
@@ -23,7 +23,7 @@ def import_pyacl() -> Acl:
     Raises
     ------
     BackendUnavailableError
-        It is not installed, or its libraries are not found.
+        pyACL is not installed, or its libraries are not found.
     """
     try:
         module = import_module("acl")

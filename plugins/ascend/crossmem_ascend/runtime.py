@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port: the part of pyACL that the driver uses, with pyACL's own interface.
+"""The interface of a runtime: the part of pyACL that the driver uses.
 
 Arguments are positional. A function with a result returns it together with the code, which is 0 for
 success. Pointers, handles, contexts and streams are integers. The vendor's module and the emulation
@@ -96,8 +96,8 @@ NOTIFIES: Final = frozenset(
         "wait_and_reset_notify",
     }
 )
-"""Functions of ``acl.rt`` for notifies of several processes. A product that lacks them answers
-207000 to the export."""
+"""Functions of ``acl.rt`` for notifies that several processes use. A product that lacks them
+answers 207000 to the export."""
 
 
 class Rt(Protocol):
@@ -165,7 +165,10 @@ class Rt(Protocol):
     def host_unregister(self, pointer: int, /) -> int: ...
     def value_write(self, pointer: int, value: int, flag: int, stream: int, /) -> int: ...
     def value_wait(self, pointer: int, value: int, flag: int, stream: int, /) -> int:
-        """Let a stream wait. With flag 0, the distance from the value is not negative, as int64."""
+        """Let a stream wait for a word.
+
+        With flag 0, it waits until the word minus the value, as an int64, is not negative.
+        """
         ...
 
     def create_notify(self, flag: int, /) -> tuple[int, int]: ...

@@ -33,7 +33,7 @@ _NO_RAW_EXPORT: Final = frozenset({FEATURE_NOT_SUPPORT, PARAM_INVALID})
 
 @dataclass(slots=True)
 class _Physical(Reference):
-    """Each field records a resource that is not released yet."""
+    """Physical memory in this process. Each field records a resource that is not released yet."""
 
     handle: int
     addresses: int = 0

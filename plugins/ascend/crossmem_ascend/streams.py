@@ -19,17 +19,21 @@ _MAPPED: Final = 0
 """``ACL_HOST_REGISTER_MAPPED``: devices get an address for the memory."""
 _DEVICE_TO_DEVICE: Final = 3
 _AT_LEAST: Final = 0
-"""The condition of a wait, in a cyclic comparison. Its values are below 2**63."""
+"""The condition of a stream's wait: the word minus the value, as a signed number, is not negative.
+This means that the word is at least the value, because all values are below 2**63."""
 
 
 class _On(Protocol):
     def __call__(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Make a device current for this thread while a block runs."""
+        """Make a device current for this thread inside a ``with`` block."""
         ...
 
 
 class StreamOrder:
-    """The methods of the driver's groups for streams.
+    """The driver's methods for streams.
+
+    They are the optional groups ``Streams``, ``StreamWords`` and ``StreamWork`` of
+    :mod:`crossmem.driver`.
 
     Parameters
     ----------
@@ -45,9 +49,10 @@ class StreamOrder:
         self.levels: tuple[TimelineLevel, ...] = (
             ("host",) if vendor.missing(STREAM_VALUES) else ("word", "host")
         )
-        """The levels of timelines, the strongest first. Each edition of CANN has its own."""
+        """The levels of timelines, the strongest first. They depend on the edition of CANN."""
         self._registered: dict[int, list[tuple[int, int]]] = {}
-        """By registered page: the vendor's answer, or nothing when it does not know the page."""
+        """A list for each host page. The key is the page's address. While the page is registered
+        with the vendor, the list has the vendor's answer. Otherwise it is empty."""
 
     def _check(self, ordinal: int, function: str, *arguments: int) -> None:
         with self._on(ordinal, "timeline"):
@@ -98,9 +103,10 @@ class StreamOrder:
     # Work for the conformance kit ----------------------------------------------------------
 
     def create_stream(self, ordinal: int) -> int:
-        """Create a stream in the device's default context, which this makes current.
+        """Create a stream in the device's default context.
 
-        A stream belongs to a context. Frameworks use the default one, too.
+        This makes the context current, because a stream belongs to the context in which it is
+        created. Frameworks use the default context, too.
         """
         rt = self._vendor.rt
         self._vendor.check("rt.set_device", rt.set_device(ordinal))

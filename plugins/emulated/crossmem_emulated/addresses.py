@@ -33,7 +33,7 @@ class Region:
     Parameters
     ----------
     start, nbytes
-        Its start and size in bytes.
+        The region's first address, and its size in bytes.
     is_reservation
         Whether the program reserved the region and chooses its mappings.
     device
@@ -53,7 +53,7 @@ class Piece:
     Parameters
     ----------
     start, nbytes
-        Its start and size in bytes.
+        The first address, and the size in bytes.
     region
         The region that contains it.
     pages, offset
@@ -61,16 +61,16 @@ class Piece:
     origin
         The vendor's function that put the memory at these addresses.
     source
-        The object from which it was mapped.
+        The object from which the memory was mapped.
     is_small
         Whether the memory has small pages.
     is_part
         Whether several pieces lie in memory that is mapped as a whole. Then this piece maps nothing
         itself.
     keys
-        Keys by which it is exported.
+        Keys by which the memory is exported.
     is_read_only
-        Whether the program may only read it.
+        Whether the program may only read the memory.
     is_synchronous
         Whether the host waits for every copy from or to the memory.
     number
@@ -90,7 +90,7 @@ class Piece:
     is_read_only: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
-    """Whether the program has freed it in a stream, which has not reached that point yet."""
+    """Whether the program has freed the memory in a stream that has not reached that point yet."""
     number: int = field(default_factory=numbers)
 
     @property

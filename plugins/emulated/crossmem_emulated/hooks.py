@@ -18,8 +18,8 @@ __all__ = ["crossmem_backends", "crossmem_emulate", "crossmem_runtime"]
 def _probe() -> Availability:
     if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
         return Availability("unusable", "anonymous memory files (memfd_create) are Linux's")
-    # Imported late, here and below: every process that uses crossmem imports this module, most of
-    # them without need of these.
+    # Imported late, here and below: every process that uses crossmem imports this module, and most
+    # of them do not need the modules of the emulations.
     from crossmem_emulated.memory import creation_flags  # noqa: PLC0415
 
     try:

@@ -47,8 +47,8 @@ class _Files(NamedTuple):
     limit: str
     usage: str
     droppable: frozenset[str]
-    """The lines of ``memory.stat`` that count memory which the kernel can drop. Shared memory is
-    not among it."""
+    """The lines of ``memory.stat`` that count memory which the kernel can drop. They do not count
+    shared memory."""
 
 
 _V1: Final = _Files(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One emulated host: the kernel's knowledge of device memory on a real host.
+"""The tables of one emulated host. On a real host, the kernel has this knowledge of device memory.
 
 Vendor drivers live in the kernel, which sees every process, survives all of them and cleans up
 after each. Here an SQLite database replaces the kernel. A transaction is atomic, and the kernel
@@ -303,7 +303,7 @@ class Machine:
         return self._me[1]
 
     def lives(self, tables: sqlite3.Connection, process: int) -> bool:
-        """Whether a process still runs; the entries of a dead one are removed."""
+        """Whether a process still runs. The entries of a dead process are removed."""
         row = tables.execute(
             "SELECT pid, start_time FROM process WHERE number = ?", (process,)
         ).fetchone()
@@ -314,7 +314,8 @@ class Machine:
             if process_start_time(pid) == start_time:
                 return True
         except OSError:
-            # This process has no free descriptor to look. So the other process counts as alive.
+            # This process has no free descriptor for the query. So the other process counts as
+            # alive.
             return True
         tables.execute("DELETE FROM process WHERE number = ?", (process,))
         tables.execute(_DELETE_UNHELD)
@@ -361,8 +362,8 @@ class Machine:
         """Close the database; the next use opens it again."""
         with self._lock:
             if self._connection is not None and self._closing is not None:
-                # The finaliser does nothing at the exit, so this does not call it, and closes the
-                # connection itself.
+                # The finaliser does nothing while the process exits. So close() does not call the
+                # finaliser, and closes the connection itself.
                 self._closing.detach()
                 _end(self._connection)
                 self._closing = self._connection = None
@@ -371,7 +372,7 @@ class Machine:
     # Fork -------------------------------------------------------------------------------------
 
     def prepare_fork(self) -> None:
-        """Close the connection before a fork, if possible: it belongs to one process.
+        """Close the connection before a fork, if possible, because it belongs to one process.
 
         The method does not wait for a call of another thread: that call may be waiting for a lock
         that this thread holds for the fork.
@@ -419,8 +420,8 @@ def _end(connection: sqlite3.Connection) -> None:
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
-"""By identity: the hosts that this process cannot use any more, because it was forked at the wrong
-moment, or an ancestor was."""
+"""The identities of the hosts that this process cannot use any more, because it was forked at the
+wrong moment, or an ancestor was."""
 _is_sqlite_lost = False
 """Whether this process cannot use any host any more, for the same reason."""
 

@@ -46,7 +46,7 @@ class MemfdDriver(Driver):
     Parameters
     ----------
     devices
-        Devices that this process sees, by ordinal.
+        Devices that this process sees, in the order of their ordinals.
     granularity_nbytes
         Unit of capacities in bytes: a power of two, and a multiple of the page size.
     max_allocation_nbytes

@@ -82,8 +82,8 @@ _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
-# These calls go through CDLL, which releases the GIL. They can take long: to unmap large memory
-# does, and so does a map while another thread populates memory.
+# These calls go through CDLL, which releases the GIL, because they can take long. Examples are the
+# unmapping of large memory, and a mapping while another thread populates memory.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _mmap = _libc.mmap

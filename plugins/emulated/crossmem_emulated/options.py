@@ -150,7 +150,7 @@ class Options:
 
     @property
     def visible(self) -> tuple[int, ...]:
-        """Host-wide indices of the visible devices, by ordinal."""
+        """Host-wide indices of the visible devices, in the order of their ordinals."""
         if self.visible_devices is None:
             return tuple(range(self.devices))
         return self.visible_devices

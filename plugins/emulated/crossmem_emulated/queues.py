@@ -37,8 +37,8 @@ class Work:
     """Address and size in bytes of each memory range that the work accesses."""
     run: Callable[[], object]
     after: tuple["Queue", int] | None = None
-    """Work of another stream that must be done before: that stream, and the sequence number up to
-    which."""
+    """The work of another stream that must be done before: that stream, and the sequence number of
+    the last such work."""
     caller: Caller | None = None
     """How the work is called, if it is a function of the program; None for other work, which any
     thread does."""
@@ -47,7 +47,7 @@ class Work:
     is_running: bool = False
     sequence: int = 0
     written: tuple[tuple[int, int], ...] = ()
-    """The ranges of data that it writes; a value for which streams wait is no data."""
+    """The ranges of data that the work writes. A value for which streams wait is not data."""
     rows: list[int] = field(default_factory=list)
     """The numbers under which other processes know the writes."""
 
@@ -109,8 +109,8 @@ class Queues:
         """Notified when a thread has a function of the program to call, and when such a function
         has ended."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
-        """By thread: the functions of the program that this thread will call when it asks for
-        them."""
+        """The functions of the program that a thread will call when it asks for them. The key is
+        the thread."""
         self.sequence = itertools.count(1)
         self.ordering: Watch | None = None
         """Sees the work of slow streams, None if nobody does."""
@@ -121,9 +121,9 @@ class Queues:
         self._coupled = coupled
 
     def submit(self, stream: Queue, work: Work, *, is_awaited: bool = False) -> None:
-        """Append work to a stream. It is done at once, unless streams are slow or it must wait.
+        """Append work to a stream. The work is done now, unless streams are slow or it must wait.
 
-        The caller says whether it finishes the work in the same call.
+        ``is_awaited`` says whether the caller finishes the work before it returns.
         """
         work.sequence = next(self.sequence)
         stream.queue.append(work)
@@ -231,7 +231,10 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return, for each stream, up to which piece its work must be done for these streams."""
+        """Return the sequence number up to which each stream's work must be done for some streams.
+
+        The key is the stream.
+        """
         limits: dict[Queue, int] = {}
         todo = [(one, until) for one in streams]
         while todo:
@@ -299,7 +302,7 @@ class Queues:
     def lose(self, start: int, nbytes: int) -> Iterator[Work]:
         """Remove and yield the work that would access memory that is being released.
 
-        It is never done.
+        That work is never done.
         """
         for stream in self._streams.values():
             for work in list(stream.queue):

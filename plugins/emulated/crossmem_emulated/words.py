@@ -37,13 +37,13 @@ class Comparison(IntEnum):
 
 
 def load(place: int, nbytes: int) -> int:
-    """Return an aligned word of 4 or 8 bytes, which is read at once."""
+    """Return an aligned word of 4 or 8 bytes, which one access reads whole."""
     word: int = _TYPES[nbytes].from_address(place).value
     return word
 
 
 def store(place: int, nbytes: int, value: int) -> None:
-    """Write an aligned word of 4 or 8 bytes at once."""
+    """Write an aligned word of 4 or 8 bytes in one access."""
     _TYPES[nbytes].from_address(place).value = value
 
 

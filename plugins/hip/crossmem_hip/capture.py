@@ -15,9 +15,10 @@ _DEFAULT_STREAM: Final = 0
 def refuse_capture(vendor: Vendor) -> None:
     """Raise if a stream is being captured. The check does not affect the capture.
 
-    It sees the default stream, every stream that waits for it, and the streams that CuPy or PyTorch
-    use in this thread. It cannot see a capture on another stream, or by a CuPy without
-    ``streamIsCapturing``. In these cases the vendor refuses the call, and the capture is lost.
+    The check sees the default stream, every stream that waits for the default stream, and the
+    streams that CuPy or PyTorch use in this thread. It cannot see a capture on another stream, and
+    sees none if CuPy lacks ``streamIsCapturing``. In these cases the vendor refuses the next call
+    of crossmem, and the capture is lost.
 
     Raises
     ------

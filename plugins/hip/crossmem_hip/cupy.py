@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy's own module, which has the interface of the port.
+"""The import of CuPy's runtime, whose interface :mod:`crossmem_hip.runtime` describes.
 
-Only its runtime is imported, which takes a few milliseconds and needs no NumPy; ``import cupy``
+Only CuPy's runtime is imported, which takes a few milliseconds and needs no NumPy; ``import cupy``
 would take half a second.
 """
 
@@ -25,7 +25,7 @@ _NOT_FOUND: Final = "cannot open shared object file"
 
 
 def fault_of(family: Family) -> str:
-    """Import CuPy's runtime; return why it is not this vendor's, empty if it is."""
+    """Import CuPy's runtime; return why it is not this vendor's, or an empty text if it is."""
     try:
         module = import_module(RUNTIME)
     except ImportError as error:
@@ -47,7 +47,7 @@ def import_cupy(family: Family) -> Runtime:
     Raises
     ------
     BackendUnavailableError
-        It is not installed, its libraries are not found, or it is for the other vendor.
+        CuPy is not installed, its libraries are not found, or it is for the other vendor.
     """
     if fault := fault_of(family):
         raise BackendUnavailableError(fault, hint=family.install_hint, backend=family.backend)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Result codes of HIP and CUDA and crossmem's error for each.
 
-A number has the same meaning for both vendors, but its names differ. After some calls a code has
-another meaning.
+A code has the same meaning for both vendors, but another name. After some calls a code has another
+meaning.
 """
 
 from typing import Final, NamedTuple
@@ -85,7 +85,7 @@ _MPS = Meaning("see the MPS server of the device: it refused or lost this proces
 
 _MEANINGS: Final = {
     1: _ARGUMENT,
-    2: Meaning("free allocations, or see the use of other processes with {tool}", OutOfMemoryError),
+    2: Meaning("free allocations; {tool} shows what other processes use", OutOfMemoryError),
     3: _GONE,
     4: _GONE,
     17: _ARGUMENT,
@@ -124,7 +124,7 @@ _MEANINGS: Final = {
     717: _BROKEN,
     718: _BROKEN,
     719: _BROKEN,
-    800: Meaning("the driver does not permit it to this user or process"),
+    800: Meaning("the driver does not permit the call to this user or process"),
     801: _UNSUPPORTED,
     802: _DRIVER,
     803: _DRIVER,
@@ -186,7 +186,7 @@ _AFTER: Final = {
         InvalidHandleError,
     ),
     ("memImportFromShareableHandle", 801): Meaning(
-        "the memory's device may not be visible here, or differ from those that are",
+        "the memory's device may not be visible here, or may differ from the visible devices",
         UnsupportedError,
     ),
     ("memRetainAllocationHandle", 1): Meaning(

@@ -55,7 +55,7 @@ def _has_devices(family: Family) -> bool:
 def _fault_of_both(family: Family) -> tuple[str, str]:
     """Return why neither CuPy nor the vendor's library can be used, and the paths tried.
 
-    Both are empty if one of them can be used.
+    Both texts are empty if one of the two can be used.
     """
     if not (fault := _fault_of_cupy(family)):
         return "", ""

@@ -143,7 +143,7 @@ class Legacy(Mechanism):
     def map(self, imported: Imported) -> int:
         opened: _Opened = imported.reference
         if opened.base and not opened.is_checked:
-            # The memory had the wrong size, and the vendor refused to close it.
+            # An earlier call found the wrong size, and the vendor refused to close the memory.
             self.unmap(imported)
         if opened.base:
             return opened.base

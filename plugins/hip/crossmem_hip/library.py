@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's library through ctypes: instead of CuPy, or for functions that CuPy lacks.
 
-Both classes have the interface of ``cupy.cuda.runtime`` and call the same prototypes.
+:class:`LibraryRuntime` and :class:`CupyRuntime` have the interface of ``cupy.cuda.runtime``. They
+call the same prototypes.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,8 @@ _ADDED: Final = (
     "streamWriteValue64",
     *VIRTUAL,
 )
-"""The functions that CuPy lacks, and one that knows more attributes than CuPy's on CUDA."""
+"""The functions that CuPy lacks. CuPy has ``deviceGetAttribute``, which on CUDA knows fewer
+attributes than the function of the driver library."""
 
 _STUBS: Final = ("hostRegister", "hostUnregister", "ipcGetEventHandle", "ipcOpenEventHandle")
 """The functions that fail in CuPy on HIP: they return 999 there."""

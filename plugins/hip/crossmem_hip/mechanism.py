@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common interface of the two mechanisms."""
+"""The common interface of the two mechanisms, legacy IPC and virtual memory."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +16,7 @@ class Mechanism(Protocol):
     Attributes
     ----------
     name
-        Its name for users.
+        The mechanism's name for users.
     payload_sizes, descriptors
         The parts of an export: the size of each payload in bytes, and the number of descriptors.
     raw_handles
@@ -46,7 +46,7 @@ class Mechanism(Protocol):
         ...
 
     def free(self, block: Block) -> None:
-        """Free memory, in the vendor's order."""
+        """Free memory, with the vendor's calls in the order that the vendor requires."""
         ...
 
     def export(self, block: Block) -> Exported:
@@ -75,7 +75,10 @@ class Mechanism(Protocol):
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Release the resources that only a further mapping needs, without a current device."""
+        """Keep the mapping of an import that will not be mapped again. No device is current.
+
+        Release the resources that only another call of :meth:`map` would need.
+        """
         ...
 
     def unmap(self, imported: Imported) -> None:
@@ -102,7 +105,7 @@ class Reference:
     Attributes
     ----------
     mechanism
-        The mechanism that shares it.
+        The mechanism that shares the memory.
     """
 
     mechanism: Mechanism

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendors' C functions, by their names in ``cupy.cuda.runtime``, or names in its style.
+"""Prototypes of the vendors' C functions. The keys are the names in ``cupy.cuda.runtime``.
 
-HIP's functions have the parameters of CUDA's, so one prototype describes both. The sources are
+A function that CuPy lacks has a name in CuPy's style. HIP's functions have the parameters of
+CUDA's, so one prototype describes both. The sources are
 ``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``,
 ``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
 """
@@ -18,11 +19,12 @@ __all__ = ["CUDA_DRIVER", "CUDA_RUNTIME", "HIP", "PointerAttributes", "hip_proto
 _HANDLE_NBYTES: Final = 64
 _BUS_ID_NBYTES: Final = 64
 _RESERVED_NBYTES: Final = 4096
-"""Space after the fields that are read here. No release has a longer structure than both."""
+"""Space after the fields that are read here. No release has a structure that is longer than these
+fields and this space."""
 
 _MANAGED: Final = 3
 _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
-"""Today's number of each memory type, by ROCm 5's number."""
+"""The number of each memory type since ROCm 6. The key is the type's number in ROCm 5."""
 
 _FD_BY_VALUE: Final = 70_100_000
 """The first version whose import takes the descriptor itself. ROCm/rocm-systems #759 changed AMD's
@@ -223,7 +225,8 @@ _RUNTIME: Final[_Table] = {
 """Functions of both vendors' runtime libraries."""
 
 _KNOWLEDGE: Final[_Table] = {
-    # CUDA's runtime library has this function too, but reserves numbers of the driver's attributes.
+    # CUDA's runtime library has this function too, but it marks numbers of the driver's attributes
+    # as reserved.
     "deviceGetAttribute": (_INT_OUT, _INT, _INT),
     "memGetAddressRange": (_POINTER_OUT, _SIZE_OUT, _POINTER),
     # The vendors write one, four or eight bytes.
@@ -235,7 +238,7 @@ _DEVICE_POINTER: Final = (_POINTER_OUT, _POINTER, _UINT)
 _WORD: Final = (_POINTER, _POINTER, In(ctypes.c_uint64), _UINT)
 """Stream, address and value of a word in memory that devices can access, and flags."""
 _EVERY_BIT: Final = Fixed(ctypes.c_uint64, (1 << 64) - 1)
-"""The mask of the word, which only AMD has."""
+"""The mask of a wait for a word. Only AMD's function takes a mask."""
 
 _VIRTUAL: Final[_Table] = {
     "memAddressFree": (_POINTER, _SIZE),
@@ -252,7 +255,7 @@ _VIRTUAL: Final[_Table] = {
     "memSetAccess": (_POINTER, _SIZE, Array(_AccessDesc)),
     "memUnmap": (_POINTER, _SIZE),
 }
-"""Virtual memory: functions of the same two libraries."""
+"""Functions for virtual memory, of AMD's runtime library and of NVIDIA's driver library."""
 
 
 def _named(prefix: str, functions: _Table) -> dict[str, Prototype]:

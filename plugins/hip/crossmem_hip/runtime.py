@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port: the part of ``cupy.cuda.runtime`` that the driver uses, with its own interface.
+"""The interface of a runtime: the part of ``cupy.cuda.runtime`` that the driver uses.
 
 Pointers and streams are integers. IPC handles are 64 ``bytes``. A function that fails raises
 ``CUDARuntimeError``, on HIP too. Its ``status`` is the vendor's code. CuPy's module, the vendors'
@@ -123,15 +123,15 @@ class StreamValues(Protocol):
         ...
 
     def streamWaitValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
-        """Let a stream's later work wait for a value. With flags 0, any value at least as large.
+        """Let a stream's later work wait until a word, with flags 0, is at least the value.
 
-        On CUDA, a word is at least as large if its distance to the value, as a signed number, is
+        On CUDA, a word is at least the value if the word minus the value, as a signed number, is
         not negative. Values up to 2**63 - 1 have the same order on both vendors' devices.
         """
         ...
 
     def deviceGetAttribute(self, attribute: int, device: int, /) -> int:
-        """Return an attribute, by AMD's number or by that of CUDA's driver library."""
+        """Return a device's attribute. Its number is AMD's, or that of CUDA's driver library."""
         ...
 
 

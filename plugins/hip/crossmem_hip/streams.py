@@ -32,19 +32,24 @@ _DEVICE_TO_DEVICE: Final = 3
 _MAPPED_FOR_ALL: Final = 1 | 2
 """``hipHostRegisterPortable`` and ``hipHostRegisterMapped``: an address for every device."""
 _AT_LEAST: Final = 0
-"""The condition of a wait. Its values are below 2**63, where cyclic and unsigned order agree."""
+"""The condition of a stream's wait: the word is at least the value. CUDA tests whether the signed
+difference is not negative; HIP compares unsigned numbers. Both agree, because all values are below
+2**63."""
 _SHARED_UNTIMED: Final = 4 | 2
 """``hipEventInterprocess`` needs ``hipEventDisableTiming``."""
 
 
 class _On(Protocol):
     def __call__(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Make a device current for this thread while a block runs."""
+        """Make a device current for this thread inside a ``with`` block."""
         ...
 
 
 class StreamOrder:
-    """The methods of the driver's groups for streams.
+    """The driver's methods for streams.
+
+    They are the optional groups ``Streams``, ``StreamWords``, ``StreamEvents`` and ``StreamWork``
+    of :mod:`crossmem.driver`.
 
     Parameters
     ----------
@@ -58,7 +63,8 @@ class StreamOrder:
         self._vendor = vendor
         self._on = on
         self._registered: dict[int, list[object]] = {}
-        """By registered page: a list that is empty when the vendor does not know the page."""
+        """A list for each host page. The key is the page's address. The list has an entry while the
+        page is registered with the vendor, and is empty otherwise."""
 
     def levels(self, ordinal: int) -> tuple[TimelineLevel, ...]:
         """Return the levels of timelines that a device offers, the strongest first."""
@@ -173,7 +179,8 @@ class StreamOrder:
     def is_event_done(self, event: SharedEvent) -> bool:
         """Return whether the last record of an event is complete."""
         try:
-            # CuPy returns the code, and the library's binding raises an error with it.
+            # CuPy's eventQuery returns the code. crossmem's own binding (LibraryRuntime) raises an
+            # error that has the code.
             code = self._call(event.ordinal, "eventQuery", event.reference)
         except DriverError as error:
             if error.code != NOT_READY:

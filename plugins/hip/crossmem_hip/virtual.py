@@ -40,12 +40,12 @@ _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
 _TOKEN_NBYTES: Final = 16
-"""The size of the token by which importers recognise an export. Descriptors do not identify it."""
+"""The size of the token by which importers recognise an export. A descriptor identifies none."""
 
 
 @dataclass(slots=True)
 class _Physical(Reference):
-    """Each field records a resource that is not released yet."""
+    """Physical memory in this process. Each field records a resource that is not released yet."""
 
     handle: int = 0
     addresses: int = 0
@@ -84,7 +84,7 @@ class Virtual(Mechanism):
         self._rt = vendor.rt
         self._reached_by = reached_by
         self._exported: dict[int, bool] = {}
-        """Descriptors that are not closed yet."""
+        """The descriptors of exports that are not closed yet, as keys."""
         self._granularities = [self._ask_granularity(one) for one in range(devices)]
         self.foreign_memory = knows_mappings(vendor)
 
@@ -148,7 +148,7 @@ class Virtual(Mechanism):
 
     @contextmanager
     def _handle_of(self, owned: _Physical, pointer: int) -> Iterator[int]:
-        """Yield the memory's handle. If it was released, retain it for the time of the block."""
+        """Yield the memory's handle. If it was released, retain it inside the ``with`` block."""
         if owned.handle:
             yield owned.handle
             return
@@ -188,7 +188,7 @@ class Virtual(Mechanism):
     def after_fork_in_child(self) -> None:
         """Close the descriptors that a forked child has inherited."""
         for descriptor in list(self._exported):
-            # An emulation may have closed it already.
+            # An emulation may have closed the descriptor already.
             with suppress(OSError):
                 self._close(descriptor)
 

@@ -178,9 +178,9 @@ class LocalDevice:
         base
             The handle of the memory.
         stream
-            The stream that writes it.
+            The stream that writes the memory.
         allow
-            The processes that may learn that it is ready; None: those of the same user.
+            The processes that may learn when the memory is ready; None: those of the same user.
         """
         raise NotImplementedError
 
@@ -195,14 +195,14 @@ class LocalDevice:
 
 
 class _DeviceTable(Part):
-    """The known devices, by backend and runtime."""
+    """The known devices of each backend and runtime."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
         self.named: dict[tuple[str, str, int], LocalDevice] = {}
-        """A cache of :func:`find_by_identity`, by backend, identity and number of known device
-        lists. A new device list changes the number, so an old entry is not found any more."""
+        """A cache of :func:`find_by_identity`. The key is the backend, the identity, and the number
+        of known device lists. A new list changes the number, so old entries are not found."""
 
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:

@@ -22,7 +22,7 @@ class Endable:
     __slots__ = ("__weakref__", "_is_left", "_process", "_record", "_why_ended")
 
     _ended_by: ClassVar[str]
-    """Name of the method that ends it."""
+    """Name of the method that ends the object."""
 
     _is_left: bool
     """If set: the object ends with its last reference, without a warning."""

@@ -22,7 +22,7 @@ _mmap.argtypes = [
 ]  # fmt: skip
 
 kept: Final[dict[int, int]] = {}
-"""Sizes of the mappings that children do not inherit, by address."""
+"""The size of each mapping that children do not inherit. The key is the address."""
 
 
 def keep_from_children(pointer: int, nbytes: int) -> None:

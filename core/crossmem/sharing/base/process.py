@@ -259,14 +259,14 @@ def _closing_of(part: Part) -> int:
 
 
 open_pools: Final[dict[bytes, Any]] = {}
-"""The pools of others that this process has open, by the bytes that a pool's handles share. Empty
-where no object is usable: in a forked child, and when this process has released everything."""
+"""The pools of others that this process has open. The key is the bytes that a pool's handles share.
+Empty if no object is usable: in a forked child, and when this process has released everything."""
 
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
 _lock = ordered_lock(Rank.FORK)
 _held_for_fork: dict[int, list["threading.RLock"]] = {}
-"""By thread: the locks that the thread has taken for a fork, in order, :data:`_lock` first."""
+"""The locks that a thread has taken for a fork, :data:`_lock` first. The key is the thread."""
 _of_this_thread: Final = map(_held_for_fork.pop, iter(threading.get_ident, None), repeat(()))
 _releases: Final = map(
     any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))

@@ -36,7 +36,7 @@ class RegionIndex(Generic[_T]):
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._regions: dict[_T, tuple[int, int, object]] = {}
-        """First address, end address, and the space of the addresses."""
+        """The first address, the end address, and the space of the addresses of each object."""
         self._keys: list[_Key[_T]] = []
         """Sorted keys, also of objects that were removed since the last cleaning."""
         self._new: deque[_T] = deque()

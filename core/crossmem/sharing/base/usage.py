@@ -24,7 +24,7 @@ class Usage:
 
     def __init__(self) -> None:
         self.copies: dict[object, object] = {}
-        """By running copy: the object through which it reads or writes."""
+        """The object through which a running copy reads or writes. The key is the copy."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the memory."""
         self._viewed: dict[int, weakref.ref[_Viewable]] | None = None

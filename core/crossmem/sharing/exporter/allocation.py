@@ -312,8 +312,8 @@ def _out_of_memory(
     ]
     held = sum(block.capacity for one in waiting for block in one.memory.blocks)
     return OutOfMemoryError(
-        f"{device.name} has no room for {nbytes} bytes: {clause(error.message, 80)}; {held} bytes "
-        f"in {len(waiting)} freed allocations wait for importers",
+        f"{device.name} has no room for {nbytes} bytes: {clause(error.message, 80)}; importers "
+        f"still hold {held} bytes in {len(waiting)} freed allocations",
         hint="crossmem.exports() shows which processes hold them" if waiting else error.hint,
         details="\n".join(filter(None, (error.message, error.details))),
         operation="allocate",

@@ -23,7 +23,7 @@ class PoolStats:
     waiting
         Number of freed blocks that processes or messages still hold.
     holders
-        Number of blocks, live or freed, that each process holds, by pid.
+        Number of blocks, live or freed, that each process holds. The key is the pid.
     in_messages
         Number of blocks, live or freed, in messages that no process has received.
     """

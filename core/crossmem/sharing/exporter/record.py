@@ -36,8 +36,8 @@ class BlockRecord:
         self.blocks: list[Block] = []
         """The block, until it is freed."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
-        """By access and raw flag: a list with the vendor's export, or an empty list before the
-        vendor has made it."""
+        """A list with the vendor's export, or an empty list before the vendor has made it. The key
+        is the access, and whether the export is raw."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 
@@ -106,7 +106,7 @@ class AllocationRecord(Record):
         it."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
-        """Handles that were returned, by the arguments of the export."""
+        """The handles that were returned. The key is the arguments of the export."""
         self.unit: Unit | None = None
         """The memory's unit in the lease registry, None before its first leased export."""
         self.is_retired = False
@@ -292,7 +292,7 @@ class Allocations(Part):
         super().__init__(process)
         self.live: dict[AllocationRecord, None] = {}
         self.exported: dict[tuple[int, int], AllocationRecord] = {}
-        """By the numbers of allocation and export."""
+        """The records of exported memory. The key is the numbers of allocation and export."""
 
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
         """Return the memory of this process that a handle names, None if it was freed."""

@@ -87,7 +87,7 @@ def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
     ptr
         Any address of device memory.
     device
-        The device that holds it, or its name.
+        The device that holds the memory, or the device's name.
 
     Returns
     -------

@@ -292,7 +292,12 @@ def _attach_all(
             if isinstance(name, ReadyHandle):
                 mapping._rename(name)
     except BaseException as error:
-        _give_up(process, [*uses, *holds], error)
+        try:
+            _give_up(process, [*uses, *holds], error)
+        finally:
+            for mapping, _use in made:
+                # The caller never sees it, so its finaliser must not warn.
+                mapping._record = None
         raise
     return made
 

@@ -38,7 +38,7 @@ class ArenaImport:
     Parameters
     ----------
     use
-        The use that keeps it open.
+        The use that keeps the arena open.
     handle
         The handle of any block.
     holders

@@ -52,9 +52,11 @@ class PoolImports(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
-        """By the bytes that all handles of a pool share, the device, and whether read-only."""
+        """The open arenas. The key is the bytes that all handles of a pool share, the device, and
+        whether the arena is read-only."""
         self._holders: dict[bytes, _Holders] = {}
-        """The holders of each block, by the bytes that all handles of the pool share."""
+        """The holders of each block of a pool. The key is the bytes that all handles of the pool
+        share."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
     def open(

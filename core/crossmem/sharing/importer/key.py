@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller wants to import, and the key by which imports share one vendor open."""
+"""A caller's request for an import, and the key by which imports share one vendor open."""
 
 from typing import NamedTuple
 

@@ -20,7 +20,7 @@ Readonly = bool | Literal["advisory"]
 
 
 class Import(Endable):
-    """Another process's memory, held by this process: it stays until this is closed.
+    """Another process's memory, held by this process: it stays until this object is closed.
 
     Made by :func:`crossmem.import_handle`; a context manager. The exporter records it as a lease.
     Closing this object, or the death of this process, ends the lease.
@@ -30,7 +30,7 @@ class Import(Endable):
     handle
         The imported handle.
     device
-        The device for which it was opened.
+        The device for which the memory was opened.
     nbytes
         Size of the part that the handle names, in bytes.
     readonly

@@ -101,7 +101,7 @@ class ImportRecord:
         self.uses: set[Use] = set()
         """The users, from before the memory is open, so that no other user closes it."""
         self.mapped_uses: set[Use] = set()
-        """The users that have it mapped."""
+        """The users that have the memory mapped."""
         self.mapped: list[Mapped] = []
         """The vendor's mapping, if there is one."""
         self.is_remappable = True
@@ -110,7 +110,7 @@ class ImportRecord:
         self.has_unawaited_work = False
         """Whether a user has left without a wait for its work."""
         self.leases: dict[bytes, Any] = {}
-        """The leases, by the core of the leased handle."""
+        """The leases. The key is the core of the leased handle."""
         self.ending: list[Any] = []
         """Leases that no user needs any more, and that have not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
@@ -342,9 +342,9 @@ class Use(Record):
         self.children: set[object] | None = None
         """Mappings and pieces of address ranges that were made through this import object."""
         self.ends_with_owner = False
-        """Whether the death of the exporter closes it (law C29)."""
+        """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """The end of the work that uses it, if its mapping was ended on a stream."""
+        """The end of the work that uses the memory, if the mapping was ended on a stream."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -365,7 +365,7 @@ class Use(Record):
         try:
             is_needed = self.landing is not None and not self.landing.has_landed()
         except CrossmemError:
-            # Nobody knows. So the release waits for all work of the device.
+            # The vendor does not say, so the release waits for all work of the device.
             self.landing, is_needed = None, False
         if is_needed:
             self.process.deferred.start_reaper()

@@ -36,9 +36,9 @@ KEEP: Final = "keep"
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2
-"""How often the watcher checks the owners, and the views of dead owners' memory."""
+"""The interval at which the watcher checks the owners, and the views of dead owners' memory."""
 _LOOK_AGAIN_S: Final = 0.02
-"""How soon the watcher checks an owner again that looked dead for the first time."""
+"""The time after which the watcher checks an owner again that looked dead for the first time."""
 
 
 class _Watched(NamedTuple):
@@ -56,7 +56,8 @@ class OwnerWatcher(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._watched: dict[OwnerConnection, dict[int, _Watched]] = {}
-        """By owner, and by the identity of the record. Guarded by the lock of the state."""
+        """The watched objects. The keys are the owner's connection, and the ``id()`` of the record.
+        Guarded by the lock of the state."""
         self._suspects: set[OwnerConnection] = set()
         """Owners that looked dead at the last check. If they still do at the next check, they are
         dead."""

@@ -30,9 +30,9 @@ class Source(NamedTuple):
     memory
         The driver's object to map.
     home
-        Identity of the device that holds it.
+        Identity of the device that holds the memory.
     device
-        The device for which it was opened.
+        The device for which the memory was opened.
     lock
         Held during driver calls on that memory.
     users
@@ -150,7 +150,7 @@ class RangeRecord(Record):
         self.lock = ordered_lock(Rank.ALLOCATION)
         """Held while the driver releases the addresses, because the reaper may try the same."""
         self.pieces: list[PieceRecord] = []
-        """By offset; guarded by the lock of the state."""
+        """The pieces, in the order of their offsets. Guarded by the lock of the state."""
         self.shows_own: bool | None = None
         """Whether the range takes this process's own memory, or imported memory. The first piece
         decides; None before it."""

@@ -41,10 +41,10 @@ _START: Final = """
 import sys
 try:
     if STARTED:
-        # There is the standard library, and nothing that could stand before it.
+        # sys.path has only the standard library, so the appended folders hide nothing.
         sys.path.extend({paths!r})
-        # OpenSSL ends with the program, below threads that are still at work. Python has the same
-        # hashes itself.
+        # OpenSSL cleans up when the program exits, although threads may still use it. Python has
+        # the same hashes itself.
         try:
             import _blake2, _md5, _sha1
         except ImportError:

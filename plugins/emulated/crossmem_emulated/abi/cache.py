@@ -24,7 +24,8 @@ from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 __all__ = ["cache_folder", "kept", "stamp_of"]
 
 _LIST: Final = "contents.json"
-"""The key and the files of a folder, with their digests; written last."""
+"""The file with the folder's key, and with the folder's files and their digests. It is written
+last."""
 _WORK: Final = "build-"
 _LINK: Final = "-> "
 _OTHERS: Final = 0o022
@@ -107,7 +108,7 @@ def kept(
 
 
 def stamp_of(folder: Path) -> str:
-    """Return the stamp of a built folder; empty if it is missing or has none."""
+    """Return the stamp of a built folder; an empty text if the folder or its stamp is missing."""
     found = _listed(folder)
     return str(found.get("stamp", "")) if found else ""
 
@@ -166,7 +167,7 @@ def _is_whole(folder: Path) -> bool:
         A file in it may come from another user.
     """
     try:
-        # Another builder may move it away at any moment.
+        # Another builder may move the folder away at any moment.
         _check(folder, stat.S_IFDIR)
         _check(folder / _LIST, stat.S_IFREG)
         files = (_listed(folder) or {}).get("files")

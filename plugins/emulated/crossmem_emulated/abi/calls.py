@@ -16,7 +16,8 @@ __all__ = ["VARIABLE", "Calls", "read_calls"]
 _log = logging.getLogger(__name__)
 
 VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
-"""Folder to which processes write their calls at their end. Without it, no call is counted."""
+"""The variable with the folder to which processes write their calls at their end. Without the
+variable, no call is counted."""
 
 _SUFFIX: Final = ".json"
 
@@ -51,7 +52,7 @@ class Calls:
             os.register_at_fork(after_in_child=self._counts.clear)
 
     def counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose calls are counted, or the function itself."""
+        """Return a function whose calls are counted; the function itself if no report is wanted."""
         if not self._folder:
             return function
 

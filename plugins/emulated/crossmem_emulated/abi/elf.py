@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dependencies of a shared library: other libraries and their symbols. Read from ELF.
+"""The dependencies of a shared library, from its ELF file: other libraries and their symbols.
 
 This module reads only the parts that the dynamic loader reads. It reads only 64-bit little-endian
 files, which vendors build for Linux.
@@ -95,7 +95,7 @@ class _File:
                 yield self.text(section, value)  # type: ignore[arg-type]
 
     def versions(self) -> dict[int, tuple[str, str]]:
-        """Return library and version, by the version number of symbols."""
+        """Return a library and a version for each version number of symbols."""
         found: dict[int, tuple[str, str]] = {}
         section = self.section(_VERNEED_SECTION)
         place = section[4] if section else 0
@@ -136,7 +136,7 @@ def needs_of(path: Path) -> Needs | None:
     Raises
     ------
     ConfigurationError
-        It cannot be read, or is damaged.
+        The file cannot be read, or is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -159,7 +159,7 @@ def processor_of(path: Path) -> tuple[int, int, int]:
     Raises
     ------
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     with path.open("rb") as file:
         header = os.pread(file.fileno(), _HEADER.size, 0).ljust(_HEADER.size, b"\0")

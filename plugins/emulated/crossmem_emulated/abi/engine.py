@@ -22,7 +22,7 @@ __all__ = ["start"]
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _kept: Final[dict[int, object]] = {}
-"""The objects to which a table refers, by its address."""
+"""The objects to which a library's table refers. The key is the table's address."""
 
 
 def _declared(library: Library, folder: Path) -> Any:

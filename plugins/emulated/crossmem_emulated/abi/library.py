@@ -13,7 +13,7 @@ from crossmem.guards import shorten
 __all__ = ["LIBRARIES", "TYPES", "Binding", "Library", "Prototype", "library_named"]
 
 TYPES: Final = "crossmem_types"
-"""Module in the folder of a built library with its declarations for cffi."""
+"""The module with the declarations for cffi, in the folder of a built library."""
 
 _CUDA_HINT: Final = (
     "only crossmem's own calls can run on an emulated CUDA: "
@@ -33,7 +33,7 @@ class Prototype:
     result
         C type of the result.
     name
-        Its name.
+        The function's name.
     parameters
         C text between the brackets.
     """
@@ -59,7 +59,9 @@ class Binding(Protocol):
     """The Python side of a library in one process."""
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the Python function of each C function, by name. Missing ones are refused.
+        """Return the Python function of each C function. The key is the C function's name.
+
+        Functions without an entry are refused.
 
         Arguments are cffi's objects for the C arguments, and cffi converts the result. An exception
         becomes the vendor's unknown error and is logged.
@@ -94,7 +96,8 @@ class Library:
     node
         Version of the symbols, empty if they have none.
     nodes
-        The version of single symbols with another version, by the function's name.
+        The version of each symbol whose version differs from ``node``. The key is the function's
+        name.
     unknown
         The result of a function if the emulation itself fails: the vendor's "unknown error".
     ended
@@ -167,7 +170,7 @@ LIBRARIES: Final[Mapping[str, str]] = {
     "ascend": "crossmem_emulated.abi.ascend",
     "hip": "crossmem_emulated.abi.hip",
 }
-"""Module whose ``LIBRARY`` describes the library, by the emulation's name."""
+"""The module whose ``LIBRARY`` describes the library. The key is the emulation's name."""
 
 
 def library_named(name: str) -> Library:

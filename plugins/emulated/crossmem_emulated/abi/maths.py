@@ -82,7 +82,7 @@ def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
 
 
 def _wanted(needs: Iterable[Needs], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the version of each needed symbol, by library and name."""
+    """Return the version of each needed symbol. The keys are the library and the symbol's name."""
     found: dict[str, dict[str, str]] = {}
     for one in needs:
         missing = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huawei's ACL without hardware: an object with the interface of pyACL (``import acl``).
 
-Rules, result codes and lifetimes follow Huawei's documents, across all processes of an emulated
-host. docs/reference/acl-rules.md lists the rules and their tests.
+Rules, result codes and lifetimes follow Huawei's documents. This also holds between the processes
+of an emulated host. docs/reference/acl-rules.md lists the rules and their tests.
 """
 
 import os
@@ -182,7 +182,7 @@ class Acl:
 
 
 def _visible(devices: int, mask: str | None) -> tuple[int, ...]:
-    """Return the host-wide index of each visible device, by its number in this process.
+    """Return the host-wide indices of the visible devices, in the order of their numbers here.
 
     Entries after the first invalid or repeated one are ignored.
     """

@@ -47,7 +47,7 @@ def _place(process: AclProcess, number: int, kind: int) -> int:
 def _mem_set_access(
     process: AclProcess, pointer: int, size: int, wanted: list[tuple[int, int, int]]
 ) -> None:
-    """Each entry is the access, and the number and type of the location."""
+    """Each entry of ``wanted`` is the access, and the number and type of the location."""
     check_newer(process)
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not pointer or not wanted:
@@ -77,7 +77,9 @@ def _mem_get_access(process: AclProcess, pointer: int, number: int, kind: int) -
 def _mem_retain_allocation_handle(process: AclProcess, pointer: int) -> int:
     check_vmm(process)
     if not process.profile.retains:
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this driver does not give handles back")
+        raise Refused(
+            Code.RT_FEATURE_NOT_SUPPORT, "this driver does not return the handles of mappings"
+        )
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     physical = find_mapping(process, pointer).source
     physical.references += 1

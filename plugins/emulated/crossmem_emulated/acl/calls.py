@@ -73,7 +73,7 @@ class Entry:
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
-"""Every function, by name."""
+"""Every function. The key is the function's name."""
 
 
 def entry(name: str, codes: str, *blanks: Any) -> Callable[[_Function], _Function]:

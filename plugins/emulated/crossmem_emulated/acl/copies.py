@@ -26,7 +26,7 @@ _DIRECTIONS: Final = {
     (True, False): Kind.DEVICE_TO_HOST,
     (True, True): Kind.DEVICE_TO_DEVICE,
 }
-"""The kind of a copy, by whether its source and its target are on a device."""
+"""The kind of a copy. The key says whether the source is on a device, and whether the target is."""
 
 _SIDES: Final = {kind: sides for sides, kind in _DIRECTIONS.items()}
 _SAME_DIRECTION: Final = {
@@ -59,7 +59,7 @@ class Side:
 
 
 def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
-    """Return memory that a copy, or other work of a stream, accesses; refuse unknown memory."""
+    """Return the memory that a copy, or other work of a stream, accesses; refuse unknown memory."""
     if process.space.region_of(pointer) is None:
         if not memory.is_mapped(pointer, nbytes):
             text = f"{pointer:#x} is in no allocation, or in one that was freed"
@@ -112,7 +112,8 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
     asked = _SAME_DIRECTION.get(Kind(kind), Kind(kind))
     if asked not in {Kind.DEFAULT, real}:
         text = f"kind {kind} between {source.pointer:#x} and {target.pointer:#x}"
-        # If the kind claims a device address and the address is none, its memory may be freed.
+        # If the kind claims a device address and no device has the address, the memory may have
+        # been freed.
         claims = zip(_SIDES[asked], (source.device, target.device), strict=True)
         is_stale = any(on_device and device is None for on_device, device in claims)
         if process.profile.is_documented or is_stale:
@@ -124,7 +125,7 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
         raise Refused(
             Code.RT_FEATURE_NOT_SUPPORT,
             "memory imported by key from another device is only copied on the device, "
-            "and where the program says so",
+            "and only with that kind of copy",
         )
     return real
 

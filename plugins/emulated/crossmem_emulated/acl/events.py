@@ -286,7 +286,7 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
     """Publish the state of an event to other processes, and its completion later."""
     number = work.sequence
     # Other processes cannot make this process's streams execute their work. So the streams
-    # execute it now, up to program functions.
+    # execute it now, up to the first function of the program.
     is_done = process.queues.drain([stream])
 
     def finish() -> None:

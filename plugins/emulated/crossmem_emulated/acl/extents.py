@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of rows and in batches, and fills of 32-bit numbers."""
+"""Copies of rows, copies in batches, and fills with 32-bit numbers."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ class Places:
 
 
 Copy = tuple[int, int, int, int]
-"""Target, its room, source, and size."""
+"""The target's address and size, the source's address, and the number of bytes."""
 
 
 def _copy_batch(

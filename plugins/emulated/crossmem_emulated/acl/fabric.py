@@ -18,7 +18,7 @@ PLAIN, FABRIC = 1, 2
 FABRIC_HANDLE_NBYTES: Final = 128
 
 _SERVER: Final = 0
-"""Number of this server in its super node."""
+"""The number of this server in its super node."""
 _LINKS: Final = frozenset({0, 1})
 """Links to another device's memory: within a chip (SIO), or Huawei's links (HCCS)."""
 _LINKS_V3: Final = frozenset({2, 3})
@@ -85,7 +85,7 @@ def _mem_import_from_shareable_handle_v2(
 def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> None:
     is_v3 = process.profile.generation == 3  # noqa: PLR2004
     if not (process.profile.fabric or is_v3):
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has one way to memory")
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has only one link to memory")
     if kind:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no attribute {kind} of keys")
     if value not in (_LINKS_V3 if is_v3 else _LINKS):
@@ -102,7 +102,7 @@ def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> 
 def _ipc_mem_import_pid_inter_server(
     process: AclProcess, text: str, servers: list[tuple[int, list[int]]]
 ) -> None:
-    """Each entry is a server's number and its processes."""
+    """Each entry of ``servers`` is a server's number and its processes."""
     if not process.profile.fabric:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no fabric")
     if not servers or not all(pids for _, pids in servers):

@@ -42,7 +42,7 @@ class KeyImport:
     pages: Pages
     piece: Piece
     device: int
-    """Host-wide index of the device for which it was imported."""
+    """Host-wide index of the device for which the memory was imported."""
     references: int = 1
 
 
@@ -228,7 +228,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
 
 
 def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
-    """Refuse an import from a device without access to it; a flag gives the access."""
+    """Refuse an import of another device's memory without access to it. A flag gives the access."""
     home = process.ordinal_of(index)
     if process.visible[device] == index or home is None:
         return

@@ -23,7 +23,8 @@ __all__: list[str] = []
 _RULE: Final = "ACL-E45"
 _FLAGS: Final = frozenset({0, 1})
 _SHARE_FLAGS: Final = frozenset({0, 2})
-"""The flags of exports, which admit everybody, and of imports, which give access to the device."""
+"""The valid flags of exports and imports. Flag 2 of an export admits everybody. Flag 2 of an import
+gives access to the device."""
 _LONGEST_BUFFER: Final = 1024
 _MOST_SECONDS: Final = 1 << 32
 _LOOK_AGAIN_S: Final = 0.002
@@ -35,7 +36,7 @@ class Notify:
 
     handle: int
     number: int
-    """Its number on the host."""
+    """The notify's number on the host."""
 
 
 def _find(process: AclProcess, handle: int) -> Notify:
@@ -48,7 +49,7 @@ def _find(process: AclProcess, handle: int) -> Notify:
 
 
 def _keep(process: AclProcess, tables: sqlite3.Connection, number: int) -> int:
-    """Make a notify of the host one of this process; return its handle."""
+    """Record that this process has a notify of the host; return the notify's handle."""
     tables.execute(
         "INSERT OR IGNORE INTO acl_notify_holder (notify, process) VALUES (?, ?)",
         (number, process.machine.me(tables)),
@@ -150,7 +151,7 @@ def _check_ipc(process: AclProcess) -> None:
 
 
 def _exported(process: AclProcess, tables: sqlite3.Connection, number: int) -> tuple[str, bool]:
-    """Return key and whitelist's validity of a notify, or refuse those of other processes."""
+    """Return a notify's key, and whether its whitelist applies. Refuse another process's notify."""
     query = "SELECT text, validates, owner FROM acl_notify WHERE number = ?"
     text, validates, owner = tables.execute(query, (number,)).fetchone()
     if owner != process.machine.me(tables):

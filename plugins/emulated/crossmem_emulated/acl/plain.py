@@ -22,7 +22,7 @@ _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _ATTRIBUTE_DEVICE: Final = 2
 _IGNORED_ATTRIBUTES: Final = frozenset({1, 3})
-"""The requesting module, and the type of the addresses."""
+"""The numbers of attributes without effect: the requesting module, and the addresses' type."""
 
 
 @dataclass(slots=True, eq=False)

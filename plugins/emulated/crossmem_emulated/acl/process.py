@@ -36,7 +36,7 @@ class Again(Exception):  # noqa: N818 - a retry, not a fault
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """Work in order."""
+    """A stream: work that is done in order."""
 
     handle: int
     device: int
@@ -47,7 +47,7 @@ class Stream:
     """0 if the stream continues after a failed task, 1 if it stops. No task fails here."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
-    """The thread that calls the program functions among its work."""
+    """The thread that calls the program functions among the stream's work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Event:
 
     @property
     def is_done(self) -> bool:
-        """Whether all work before its record is done."""
+        """Whether all work before the event's record is done."""
         return self.stream is None or self.record not in self.stream.queue
 
 
@@ -94,7 +94,7 @@ class DeviceState:
     references: int = 0
     default: Context | None = None
     peers: set[int] = field(default_factory=set)
-    """The devices whose memory this device may use, by number in this process."""
+    """The devices whose memory this device may use, as their numbers in this process."""
 
 
 class AclProcess:
@@ -110,7 +110,7 @@ class AclProcess:
     folder
         The folder of the emulated host.
     visible
-        Host-wide index of each device, by its number in this process.
+        The host-wide indices of the devices, in the order of their numbers in this process.
     capacity_nbytes
         Memory of each device in bytes.
     slow_streams
@@ -171,12 +171,13 @@ class AclProcess:
         self.slabs: list[Any] = []
         """Memory that serves small requests."""
         self.accesses: dict[int, set[int]] = {}
-        """By address, the devices that may use the memory mapped there, as host-wide indices."""
+        """The devices that may use mapped memory, as host-wide indices. The key is the address."""
         self.events: dict[int, Event] = {}
         self.notifies: dict[int, Any] = {}
         self.host_blocks: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
-        """Size of each range of the program's own host memory that devices may use."""
+        """The size of each range of the program's own host memory that devices may use. The key is
+        the range's address."""
 
     # Calls ------------------------------------------------------------------------------------
 

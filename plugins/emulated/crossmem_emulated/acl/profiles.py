@@ -41,7 +41,7 @@ class Profile:
     Parameters
     ----------
     name
-        Its name.
+        The edition's name.
     answers
         Whether the edition follows the documents or the drivers' sources.
     soc
@@ -92,7 +92,7 @@ class Profile:
 
     @property
     def is_documented(self) -> bool:
-        """Whether it follows the documents."""
+        """Whether the edition follows the documents."""
         return self.answers == "documents"
 
 
@@ -144,7 +144,7 @@ PROFILES: Final[dict[str, Profile]] = {
         ),
     )
 }
-"""Every profile, by name."""
+"""Every profile. The key is the profile's name."""
 
 
 def profile_named(name: str) -> Profile:

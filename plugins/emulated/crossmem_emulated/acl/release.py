@@ -15,7 +15,7 @@ __all__ = ["drop_keys", "release_device"]
 
 
 def release_device(process: AclProcess, device: int) -> None:
-    """Release everything that this process has on a device, by its number here."""
+    """Release everything that this process has on a device, given its number in this process."""
     index = process.visible[device]
     for stream in [one for one in process.streams.values() if one.device == device]:
         process.queues.drop(stream)

@@ -63,7 +63,7 @@ class Physical:
     pages
         The memory.
     origin
-        Allocated or imported.
+        Whether the memory was allocated or imported.
     references
         Number of allocations, imports and mappings that were not released.
     mappings
@@ -106,7 +106,7 @@ def check_newer(process: AclProcess) -> None:
 
 
 def find_physical(process: AclProcess, handle: int) -> Physical:
-    """Return physical memory, by its handle."""
+    """Return the physical memory of a handle."""
     if not handle:
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     found: Physical | None = process.physical.get(handle)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
 
-Rules, result codes and lifetimes follow the vendors' documents or sources, across all processes of
-an emulated host. docs/reference/hip-rules.md lists the rules and their tests.
+Rules, result codes and lifetimes follow the vendors' documents or sources. This also holds between
+the processes of an emulated host. docs/reference/hip-rules.md lists the rules and their tests.
 """
 
 import os
@@ -89,12 +89,18 @@ class Runtime:
     Functions have the arguments and exceptions of CuPy's. Objects and processes with the same
     folder are on one host: they see the same devices, and each other's handles.
 
-    There are also functions that CuPy lacks: ``memGetAddressRange(ptr)``, which returns base and
-    size, ``pointerGetAttribute(attribute, ptr)``, ``hostGetDevicePointer(ptr, flags)``,
-    ``deviceReset()``, ``streamWriteValue64`` and ``streamWaitValue64``, the drivers' ``ctxCreate``
-    and related functions, virtual memory with ``memCreate``, ``memAddressReserve``, ``memMap`` and
-    so on, and further functions of C programs. Each entry's signature lists its arguments: every
-    field of the vendors' structs is a separate argument.
+    The emulation also has functions that CuPy lacks:
+
+    - ``memGetAddressRange(ptr)``, which returns base and size;
+    - ``pointerGetAttribute(attribute, ptr)``, ``hostGetDevicePointer(ptr, flags)`` and
+      ``deviceReset()``;
+    - ``streamWriteValue64`` and ``streamWaitValue64``;
+    - the contexts of the vendors' driver APIs: ``ctxCreate`` and related functions;
+    - virtual memory: ``memCreate``, ``memAddressReserve``, ``memMap`` and so on;
+    - further functions that C programs call.
+
+    The docstring of each function is its signature. Every field of a vendor's struct is an argument
+    of its own.
 
     Parameters
     ----------
@@ -108,8 +114,8 @@ class Runtime:
     has_old_numbers
         Whether the caller was compiled with headers of ROCm 5, independent of the edition.
     is_cupy
-        Whether functions that fail in CuPy on ROCm fail here too. A driver gets the functions of
-        AMD's library instead.
+        Whether the functions that fail in CuPy on ROCm fail here too. If False, they work as in
+        AMD's library. crossmem's driver passes False.
 
     Attributes
     ----------
@@ -185,7 +191,8 @@ class Runtime:
         return function
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this for missing names only. The type checker does not know the functions.
+        # Python calls this for missing names only. It also lets the type checker accept any name,
+        # because the checker cannot know the functions that __init__ adds.
         raise AttributeError(f"the emulation of cupy.cuda.runtime has no {name!r}")
 
     @override
@@ -225,7 +232,10 @@ class Runtime:
             raise self.CUDARuntimeError(status)
 
     def call(self, name: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
-        """Call a function as C does; return code and result. A failure becomes the last error."""
+        """Call a function as C does; return the code and the result.
+
+        A failure becomes the thread's last error.
+        """
         called = ENTRIES[name]
         status, value = self._process.call(called, parse(called, arguments, named))
         if status:
@@ -237,7 +247,10 @@ class Runtime:
         return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:
-        """Return a code to a C caller, after the checks of every call."""
+        """Fail with ``status``, and return the code for a C caller.
+
+        The checks that every call makes come first, and may give another code.
+        """
         return self._process.refuse(name, status)
 
     def getLastError(self) -> int:  # noqa: N802 - the vendor's name

@@ -45,7 +45,7 @@ _BEFORE_6: Final = {
     MemoryType.DEVICE: 1,
     MemoryType.MANAGED: 4,
 }
-"""Numbers of ROCm 5, which has none for unknown memory."""
+"""The number of each memory type in ROCm 5, which has no number for unknown memory."""
 
 
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
@@ -73,7 +73,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the device of memory, by number in this process; -1 if it is not visible."""
+    """Return the number, in this process, of the memory's device; -1 if it is not visible."""
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
         return device
@@ -113,7 +113,7 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
     if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
         return _number_of(process, kind)
     return {
-        # CUDA has no other type here.
+        # In CUDA, this attribute has only the types of host memory and of device memory.
         Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
         Attribute.SYNC_MEMOPS: int(owner.is_synchronous),
         Attribute.BUFFER_ID: owner.number,

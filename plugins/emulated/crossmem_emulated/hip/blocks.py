@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations of device, pinned and managed memory, and from pools. Small requests share pages."""
+"""Allocations: device, pinned, managed and pooled memory. Small requests share pages."""
 
 import ctypes
 import mmap
@@ -31,11 +31,12 @@ __all__ = [
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _DEVICE_FLAGS: Final = {True: range(3), False: range(5)}
-"""Types of memory of AMD's devices, before ROCm 6 and since."""
+"""The flags for AMD's types of device memory, before ROCm 6 (True) and since (False)."""
 _SIGNAL: Final = 2
 _SIGNAL_NBYTES: Final = 8
 _COHERENCE: Final = 0x4000_0000 | 0x8000_0000 | 0x1000_0000
-"""Coherence of AMD's pinned memory: coherent, not coherent, or uncached; at most one of them."""
+"""The flags for the coherence of AMD's pinned memory: coherent, not coherent, or uncached. Programs
+pass at most one of them."""
 
 
 @dataclass(slots=True, eq=False)

@@ -63,11 +63,11 @@ class Parameter:
     Parameters
     ----------
     name
-        Its name, for keyword arguments.
+        The parameter's name, for keyword arguments.
     kind
-        Its C type, empty if any object is accepted.
+        The parameter's C type, empty if any object is accepted.
     default
-        Its default, None if it is required.
+        The parameter's default, None if an argument is required.
     """
 
     name: str
@@ -82,21 +82,23 @@ class Entry:
     Parameters
     ----------
     name
-        Its name.
+        The function's name.
     signature
         First line of CuPy's docstring.
     parameters
-        Its parameters.
+        The function's parameters.
     function
         The implementation; its first argument is the process's state.
     needs_device
-        Whether it fails without a device, and marks the library as used.
+        Whether the function fails without a device, and marks the library as used.
     is_checked
         Whether a failure is raised; otherwise its code is returned.
     hip_lacks
-        CuPy's text in a ROCm build, before any call; empty if the function works there.
+        The text of the error that CuPy's ROCm build raises instead of a call of the vendor; empty
+        if the function works there.
     hip_answers
-        CuPy's own result in a ROCm build, without a call of the vendor.
+        The code that CuPy's ROCm build returns instead of a call of the vendor; 0 if it calls the
+        vendor.
     """
 
     name: str
@@ -110,7 +112,7 @@ class Entry:
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
-"""Every function, by name."""
+"""Every function. The key is the function's name."""
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:

@@ -23,7 +23,10 @@ def _find(process: HipProcess, handle: int) -> Context:
 
 
 def _choose(process: HipProcess, context: Context) -> None:
-    """Make a context's device the current one of the thread, in editions without a switch back."""
+    """Make a context's device the thread's current one, in editions without several contexts.
+
+    In these editions, popping the context does not switch the device back.
+    """
     if not process.profile.has_contexts:
         process.thread.context = context.handle
 
@@ -122,7 +125,7 @@ def _device_primary_ctx_reset(process: HipProcess, device: int) -> None:
         check_safe(process)
         process.check_device(device)
         _reset(process, "devicePrimaryCtxReset", device)
-    # The runtimes do nothing for any device.
+    # The editions that follow a runtime's sources do nothing, for any device.
 
 
 @entry("deviceReset()")

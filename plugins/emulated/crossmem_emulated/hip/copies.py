@@ -48,7 +48,7 @@ _SIDES: Final = {
     Kind.DEVICE_TO_DEVICE: (True, True),
     Kind.DEVICE_TO_DEVICE_NO_CU: (True, True),
 }
-"""Whether source and target are on a device."""
+"""Whether the source is on a device, and whether the target is. The key is the kind of copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Side:
     pointer
         First address.
     is_device
-        Whether it is on a device, None if it is on both the device and the host.
+        Whether this end is on a device, None if it is on both the device and the host.
     parts
         The bytes of this end.
     is_synchronous
@@ -153,7 +153,8 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         if side.is_device is None or side.is_device == claimed:
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
-        # If the kind claims a device address and the address is none, its memory may be freed.
+        # If the kind claims a device address and no device has the address, the memory may have
+        # been freed.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)

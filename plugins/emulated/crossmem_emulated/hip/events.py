@@ -24,7 +24,8 @@ _DISABLE_TIMING: Final = CONSTANTS["eventDisableTiming"]
 _INTERPROCESS: Final = CONSTANTS["eventInterprocess"]
 _ALL_FLAGS: Final = CONSTANTS["eventBlockingSync"] | _DISABLE_TIMING | _INTERPROCESS
 _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
-"""The scope in which AMD's events make memory visible, with no effect here; at most one of them."""
+"""The flags for the scope in which AMD's events make memory visible. They have no effect here. An
+event has at most one of them."""
 _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
 _NS_OF_MS: Final = 1e6
@@ -221,7 +222,7 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish the state of an event to other processes, and its completion later."""
     # Other processes cannot make this process's streams execute their work. So the streams
-    # execute it now, up to program functions. Slow streams execute it soon.
+    # execute it now, up to the first function of the program. Slow streams execute it soon.
     is_slow = process.queues.is_slow
     if not is_slow:
         process.queues.drain([record.stream])

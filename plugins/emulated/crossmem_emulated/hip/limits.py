@@ -15,7 +15,7 @@ _LARGEST_STACK_NBYTES: Final = (128 << 10) - 16
 _USUAL: Final[Mapping[int, int]] = {_STACK: 1 << 10, _PRINTF: 1 << 20, _HEAP: 8 << 20}
 _OF_AMD: Final = frozenset({_STACK, _HEAP})
 _NUMBERS: Final = {True: 3, False: 7}
-"""Number of limits in the headers, AMD's and NVIDIA's."""
+"""The number of limits in the headers of AMD (True) and of NVIDIA (False)."""
 _CACHE_CONFIGS: Final = range(4)
 _BANK_SIZES: Final = range(3)
 _FOUR_BYTES: Final = 1
@@ -29,7 +29,7 @@ def _key(process: HipProcess, limit: int) -> tuple[int, int]:
     if not 0 <= limit < _NUMBERS[is_hip]:
         raise Refused(Status.INVALID_VALUE, f"there is no limit {limit}", "HIP-X10")
     if limit not in (_OF_AMD if is_hip else _USUAL):
-        raise Refused(Status.UNSUPPORTED_LIMIT, f"limit {limit} cannot be told or set")
+        raise Refused(Status.UNSUPPORTED_LIMIT, f"limit {limit} cannot be read or set")
     return process.current().device, limit
 
 

@@ -7,7 +7,7 @@ __all__ = ["visible_devices"]
 
 
 def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -> tuple[int, ...]:
-    """Return the host-wide index of each visible device, by its number in this process.
+    """Return the host-wide indices of the visible devices, in the order of their numbers here.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
 
 
 def _masked(devices: Sequence[int], mask: str | None) -> Sequence[int]:
-    """Return the devices that a mask selects, in its order.
+    """Return the devices that a mask selects, in the order of the mask.
 
     Entries after the first invalid or repeated one are ignored.
     """

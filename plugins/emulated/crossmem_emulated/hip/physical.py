@@ -233,5 +233,5 @@ def _mem_import_from_shareable_handle(
         raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
     if process.ordinal_of(pages.device) is None:
         process.store.release(pages)
-        raise Refused(Status.NOT_SUPPORTED, "its device is not visible here")
+        raise Refused(Status.NOT_SUPPORTED, "the memory's device is not visible here")
     return _enter(process, pages, PINNED, _DESCRIPTOR, is_imported=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory with pitched rows: allocations, copies and fills.
 
-Sizes are products. A size that is too large for C's type is refused before any other step.
+The size of such memory is a product. A product that is too large for C's type is refused before any
+other step.
 """
 
 from collections.abc import Callable, Iterator

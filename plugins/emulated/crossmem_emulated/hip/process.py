@@ -72,7 +72,7 @@ class Setup:
     folder
         The folder of the emulated host.
     visible
-        Host-wide index of each device, by its number in this process.
+        The host-wide indices of the devices, in the order of their numbers in this process.
     capacity_nbytes
         Memory of each device in bytes.
     slow_streams
@@ -99,14 +99,18 @@ class Context:
 
     handle: int
     device: int
-    """The device, by its number in this process."""
+    """The device's number in this process."""
     is_primary: bool
     peers: set[int] = field(default_factory=set)
-    """The devices whose memory this context's device may use, by number in this process."""
+    """The devices whose memory this context's device may use, as their numbers in this process."""
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams with mutual waits: for a legacy stream, the blocking ones; or reverse."""
+    """Return the streams that wait for this stream, and for which this stream waits.
+
+    For a legacy stream, these are the blocking streams. For a blocking stream, it is the legacy
+    stream.
+    """
     if not stream.is_blocking:
         return []
     return [
@@ -140,7 +144,8 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """Streams by handle. The keys of legacy and per-thread streams contain the device."""
+        """The streams. The key is the handle; for legacy and per-thread streams, it also has the
+        device."""
         self.queues = Queues(
             self.lock,
             self.thread,
@@ -157,17 +162,19 @@ class HipProcess:
         self.host_blocks: dict[int, Any] = {}
         """Memory that the host can use: pinned and managed."""
         self.exports: dict[int, list[int]] = {}
-        """Numbers of exports, by the address of the allocation."""
+        """The numbers of exports. The key is the allocation's address."""
         self.imports: list[Any] = []
         self.pools: dict[int, Any] = {}
         self.default_pools: dict[int, Any] = {}
         self.current_pools: dict[int, Any] = {}
-        """The chosen pool by device. A device without an entry has its initial pool."""
+        """The pool that the program chose for a device. A device without an entry has its initial
+        pool."""
         self.limits: dict[tuple[int, int], int] = {}
-        """The limits that a program set, by device and number."""
+        """The limits that a program set. The key has the device and the limit's number."""
         self.device_flags: dict[int, int] = {}
         self.physical: dict[int, Any] = {}
-        """Physical memory by handle, including released memory that still has mappings."""
+        """Physical memory, including released memory that still has mappings. The key is the
+        handle."""
         self.leaked: list[Pages] = []
 
     # Calls ------------------------------------------------------------------------------------
@@ -335,5 +342,5 @@ class HipProcess:
         return visible.index(index) if index in visible else None
 
     def can_reach(self, index: int, other: int) -> bool:
-        """Whether a device can access another's memory; both by their index on the host."""
+        """Whether a device can access another's memory. Both are host-wide indices."""
         return index == other or self.setup.has_peers

@@ -37,21 +37,21 @@ class Profile:
     no_device
         The code of every call without a visible device.
     knows_own_pid
-        Whether it recognises handles of the process itself.
+        Whether the edition recognises handles of the process itself.
     looks_first
-        Whether it recognises an open handle before it queries the exporter.
+        Whether the edition recognises an open handle before it queries the exporter.
     keeps_ordinals
-        Whether it interprets the exporter's device number as one of the importer's.
+        Whether the edition interprets the exporter's device number as one of the importer's.
     closes_inside
         Whether an address inside a mapping closes the mapping.
     refuses_null
-        Whether it refuses queries about null, rather than treating it as unknown memory.
+        Whether the edition refuses queries about null, rather than treating it as unknown memory.
     has_contexts
         Whether a device can have several contexts; otherwise a context is the device itself.
     knows_exportable
-        Whether it can report whether memory can be exported.
+        Whether the edition can report whether memory can be exported.
     has_virtual
-        Whether it has virtual memory.
+        Whether the edition has virtual memory.
     no_such_device
         The code of creating virtual memory for a device that does not exist.
     takes_descriptors
@@ -66,9 +66,9 @@ class Profile:
     flags_of_write
         The accepted flags of a stream's write of a value, None if all are ignored.
     is_before_6
-        Whether it is a ROCm before 6.
+        Whether the edition is a ROCm before 6.
     has_old_numbers
-        Whether it has the numbers of AMD's headers before ROCm 6, which differ from CUDA's.
+        Whether numbers are those of AMD's headers before ROCm 6, which differ from CUDA's.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Profile:
 
     @property
     def error(self) -> type[CUDARuntimeError]:
-        """The class of its errors."""
+        """The class of the edition's errors."""
         return HipBuildRuntimeError if self.is_hip else CUDARuntimeError
 
 
@@ -157,7 +157,7 @@ PROFILES: Final[dict[str, Profile]] = {
         ),
     )
 }
-"""Every profile, by name."""
+"""Every profile. The key is the profile's name."""
 
 
 def profile_named(name: str) -> Profile:

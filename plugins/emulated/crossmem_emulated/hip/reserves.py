@@ -14,7 +14,7 @@ class Pool:
 
     handle: int
     device: int
-    """The device, by its number in this process."""
+    """The device's number in this process."""
     handle_type: int = 0
     """The type of handle for exports of the pool."""
     is_imported: bool = False

@@ -33,7 +33,7 @@ class Import:
     pointer: int
     nbytes: int
     device: int
-    """The current device at the last open, by its number in this process."""
+    """The current device at the last open, as its number in this process."""
     context: Context
     record: int
     pool: Pool | None = None

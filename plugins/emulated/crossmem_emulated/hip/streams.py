@@ -38,7 +38,7 @@ CAPTURE_MODES: Final = range(3)
 """The modes of captures: they forbid calls to all threads, to their own thread, or to none."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
-"""The lowest and the highest priority, AMD's and NVIDIA's."""
+"""The lowest and the highest priority of AMD (True) and of NVIDIA (False)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,12 +56,12 @@ class Capture:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """Work in order."""
+    """A stream: work that is done in order."""
 
     handle: int
     device: int
     is_blocking: bool = True
-    """Whether it and the legacy stream wait for each other."""
+    """Whether this stream and the legacy stream wait for each other."""
     is_legacy: bool = False
     queue: list[Work] = field(default_factory=list)
     capture: Capture | None = None
@@ -225,7 +225,7 @@ def _stream_destroy(process: HipProcess, handle: int) -> None:
 
 
 def _leave(process: HipProcess, stream: Stream) -> None:
-    """Let a destroyed stream do its work later, if that waits for a value in memory.
+    """Let a destroyed stream do its work later, if this work waits for a value in memory.
 
     The value may never come, and the vendors' documents do not make the host wait for it.
     """

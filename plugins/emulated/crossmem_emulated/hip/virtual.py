@@ -38,7 +38,8 @@ class Mapping:
     physical
         The memory.
     access
-        The access of devices, by number in this process. A device without an entry has none.
+        The access of devices. The key is the device's number in this process. A device without an
+        entry has no access.
     """
 
     physical: Physical

@@ -24,13 +24,13 @@ class Unsupported(NamedTuple):
     """A function that is not emulated."""
 
     result: str
-    """Its C type."""
+    """The C type of the function's result."""
     code: int | None
-    """Its result code, None for the common code of unsupported functions."""
+    """The function's result code; None for the common code of unsupported functions."""
 
 
 def unsupported() -> dict[str, Unsupported]:
-    """Return the unsupported functions, by name."""
+    """Return the unsupported functions. The key is the function's name."""
     found: dict[str, Unsupported] = {}
     one = Unsupported("", None)
     for line in _read("unsupported.txt").splitlines():

@@ -36,7 +36,7 @@ class AclBinding:
         self._shapes = dict(ffi.typeof("struct cm_table").fields)
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the Python function of each C function, by name."""
+        """Return the Python function of each C function. The key is the C function's name."""
         plain = CALLED.keys() - records.FUNCTIONS.keys()
         found = {name: self._convert(name) for name in plain}
         found |= {name: self._bound(name, function) for name, function in records.FUNCTIONS.items()}

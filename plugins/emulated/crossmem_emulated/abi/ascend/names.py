@@ -143,5 +143,6 @@ CALLED: Final[Mapping[str, str]] = {
     "aclrtNotifySetImportPid": "rt.notify_set_import_pid",
     "aclrtNotifyImportByKey": "rt.notify_import_by_key",
 }
-"""The emulation's function, by the C function's name. C functions share one if they differ only in
-an argument, or in a feature without effect here: a schedule, or a condition that always holds."""
+"""The name of the emulation's function. The key is the C function's name. Several C functions share
+a function if they differ only in an argument, or in a feature without effect here: a schedule, or a
+condition that always holds."""

@@ -175,7 +175,7 @@ class _Devices:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their C names."""
+    """Return the functions. The key is the C name."""
     devices = _Devices(convert)
     into, plain = convert.into, convert.plain
     return {

@@ -53,12 +53,13 @@ FACTS: Final[Mapping[str, Any]] = {
     "unifiedAddressing": 1,
     "wallClockRate": 100_000,
 }
-"""Values by field of ``hipDeviceProp_t``, or by attribute without a field. A missing value is 0,
-for example that of each image attribute, because this device has no images."""
+"""The value of each property. The key is the field of ``hipDeviceProp_t``, or an attribute without
+a field. Without an entry, a property is 0, such as each image attribute: the device has no
+images."""
 
 _FIRST_OF_AMD: Final = 10_000
-# Numbers count from 0. A dash marks a number that AMD's runtime refuses too. A digit after a dot is
-# the index in a field with several values.
+# The names of the attributes in the order of their numbers, which begin at 0. A dash marks a number
+# that AMD's runtime refuses too. A digit after a dot is the index in a field with several values.
 _COMMON: Final = """
 ECCEnabled accessPolicyMaxWindowSize asyncEngineCount canMapHostMemory
 canUseHostPointerForRegisteredMem clockRate computeMode computePreemptionSupported

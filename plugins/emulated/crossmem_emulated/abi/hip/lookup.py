@@ -64,7 +64,7 @@ class _Lookup:
 
 
 def functions(convert: Converter, soname: str) -> dict[str, Function]:
-    """Return the functions, by their C names."""
+    """Return the functions. The key is the C name."""
     lookup = _Lookup(convert, soname)
     return {
         "hipGetProcAddress": lookup.find,

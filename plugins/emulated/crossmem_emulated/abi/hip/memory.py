@@ -17,7 +17,7 @@ _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4
 
 
 class _Memory:
-    """Functions that convert arguments, or more than one result."""
+    """The functions that convert arguments, or that have more than one result."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -196,7 +196,7 @@ def _boxed(convert: Converter, name: str) -> Function:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their C names."""
+    """Return the functions. The key is the C name."""
     memory = _Memory(convert)
     into, plain = convert.into, convert.plain
     return {

@@ -86,7 +86,7 @@ class _Pools:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their C names."""
+    """Return the functions. The key is the C name."""
     pools, into, plain = _Pools(convert), convert.into, convert.plain
     return {
         "hipDeviceGetDefaultMemPool": into("deviceGetDefaultMemPool"),

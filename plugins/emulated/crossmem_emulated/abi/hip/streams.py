@@ -12,7 +12,7 @@ _ACTIVE, _INVALIDATED = 1, 2
 
 
 class _Streams:
-    """Functions that convert arguments, or more than one result."""
+    """The functions that convert arguments, or that have more than one result."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -77,7 +77,7 @@ class _Streams:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their C names."""
+    """Return the functions. The key is the C name."""
     streams = _Streams(convert)
     into, into_last, plain = convert.into, convert.into_last, convert.plain
     return {

@@ -46,7 +46,7 @@ def _with_own_stream(function: Function, place: int) -> Function:
 
 
 def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Function]:
-    """Return the functions, by their C names.
+    """Return the functions. The key is the C name.
 
     Parameters
     ----------

@@ -75,7 +75,7 @@ class _Virtual:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their C names."""
+    """Return the functions. The key is the C name."""
     virtual = _Virtual(convert)
     into, plain = convert.into, convert.plain
     return {
