@@ -38,12 +38,15 @@ if typing.TYPE_CHECKING:
         OutOfMemoryError,
         OwnerGoneError,
         OwnerUnresponsiveError,
+        QueueEmptyError,
+        QueueFullError,
         StaleHandleError,
         UnsupportedError,
         WaitTimeoutError,
         WrongHostError,
     )
     from crossmem.models import Capabilities, DeviceInfo, ShareableHandle, TimelineHandle
+    from crossmem.models.queue_handle import QueueHandle
     from crossmem.sharing.device import Device, device, devices
     from crossmem.sharing.exporter.adoption import Adoption
     from crossmem.sharing.exporter.allocation import Allocation
@@ -54,6 +57,10 @@ if typing.TYPE_CHECKING:
     from crossmem.sharing.importer.mapping import Import, Mapping
     from crossmem.sharing.pools.block import Block
     from crossmem.sharing.pools.pool import Pool
+    from crossmem.sharing.queues.buffer import SharedBuffer
+    from crossmem.sharing.queues.making import open_queue
+    from crossmem.sharing.queues.queue import Queue
+    from crossmem.sharing.queues.stats import QueueStats
     from crossmem.sharing.ranges.address_range import AddressRange, Piece
     from crossmem.sharing.timelines.timeline import Timeline, open_timeline
     from crossmem.trees.new_arrays import empty, empty_like
@@ -84,6 +91,8 @@ else:
                 "OutOfMemoryError",
                 "OwnerGoneError",
                 "OwnerUnresponsiveError",
+                "QueueEmptyError",
+                "QueueFullError",
                 "StaleHandleError",
                 "UnsupportedError",
                 "WaitTimeoutError",
@@ -96,6 +105,7 @@ else:
                 "TimelineHandle",
             ),
             "crossmem.sharing.device": ("Device", "device", "devices"),
+            "crossmem.models.queue_handle": ("QueueHandle",),
             "crossmem.sharing.exporter.adoption": ("Adoption",),
             "crossmem.sharing.exporter.allocation": ("Allocation",),
             "crossmem.sharing.exporter.pool_report": ("PoolStats",),
@@ -105,6 +115,10 @@ else:
             "crossmem.sharing.importer.mapping": ("Import", "Mapping"),
             "crossmem.sharing.pools.block": ("Block",),
             "crossmem.sharing.pools.pool": ("Pool",),
+            "crossmem.sharing.queues.buffer": ("SharedBuffer",),
+            "crossmem.sharing.queues.making": ("open_queue",),
+            "crossmem.sharing.queues.queue": ("Queue",),
+            "crossmem.sharing.queues.stats": ("QueueStats",),
             "crossmem.sharing.ranges.address_range": ("AddressRange", "Piece"),
             "crossmem.sharing.timelines.timeline": ("Timeline", "open_timeline"),
             "crossmem.trees.new_arrays": ("empty", "empty_like"),
@@ -145,10 +159,16 @@ __all__ = [
     "Piece",
     "Pool",
     "PoolStats",
+    "Queue",
+    "QueueEmptyError",
+    "QueueFullError",
+    "QueueHandle",
+    "QueueStats",
     "ShareReport",
     "ShareWay",
     "ShareableHandle",
     "Shared",
+    "SharedBuffer",
     "StaleHandleError",
     "Timeline",
     "TimelineHandle",
@@ -167,6 +187,7 @@ __all__ = [
     "how_can_share",
     "import_handle",
     "install",
+    "open_queue",
     "open_timeline",
     "receive",
     "share",

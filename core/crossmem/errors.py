@@ -17,6 +17,8 @@ Python reader expects::
     ├── OwnerGoneError          (ConnectionError)      the exporting process is dead
     ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process did not answer in time
     ├── WaitTimeoutError        (TimeoutError)         another process did not act in time
+    ├── QueueFullError          (queue.Full, TimeoutError)   no buffer became free in time
+    ├── QueueEmptyError         (queue.Empty, TimeoutError)  no buffer arrived in time
     ├── WrongHostError          (RuntimeError)         the exporter cannot be reached from here
     ├── AccessDeniedError       (PermissionError)      the exporter does not admit this process
     ├── BusyError               (RuntimeError)         something still uses the memory
@@ -27,6 +29,7 @@ Python reader expects::
 """
 
 import os
+import queue
 from typing import Final
 
 from typing_extensions import override
@@ -47,6 +50,8 @@ __all__ = [
     "OutOfMemoryError",
     "OwnerGoneError",
     "OwnerUnresponsiveError",
+    "QueueEmptyError",
+    "QueueFullError",
     "StaleHandleError",
     "UnsupportedError",
     "WaitTimeoutError",
@@ -155,6 +160,14 @@ class OwnerUnresponsiveError(CrossmemError, TimeoutError):
 
 class WaitTimeoutError(CrossmemError, TimeoutError):
     """Another process did not act within the time that this process waited."""
+
+
+class QueueFullError(CrossmemError, queue.Full, TimeoutError):
+    """No buffer of the queue became free in time."""
+
+
+class QueueEmptyError(CrossmemError, queue.Empty, TimeoutError):
+    """No buffer arrived in the queue in time."""
 
 
 class WrongHostError(CrossmemError, RuntimeError):

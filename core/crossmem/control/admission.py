@@ -9,6 +9,7 @@ import time
 from typing import Final, NamedTuple
 
 from crossmem.control import segments
+from crossmem.control.exclusive import claim
 from crossmem.control.leases import Holder, Row
 from crossmem.control.peer_log import PeerLog
 from crossmem.control.processes import own_uid
@@ -184,6 +185,8 @@ class Admission:
         """Record that a peer's row may hold an export. The caller holds the lock."""
         registry, made = self.registry, list[int]()
         try:
+            if refusal := claim(export):
+                return refusal
             slot = export.slot
             if slot is None:
                 slot = export.slot = registry.slots.take()

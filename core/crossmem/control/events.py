@@ -4,6 +4,7 @@
 from collections import deque
 from typing import Final
 
+from crossmem.control.exclusive import Deaths
 from crossmem.control.records import Export
 from crossmem.models import Event, EventKind
 from crossmem.plugin import Registry
@@ -27,6 +28,8 @@ class EventQueue:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._events: deque[Event] = deque()
+        self.deaths = Deaths()
+        """The deaths of holders, of which the owners of exclusive exports are told."""
 
     def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
         """Add an event, if an observer is registered."""
@@ -47,7 +50,8 @@ class EventQueue:
         )
 
     def tell(self) -> None:
-        """Send the events to observers, oldest first. No lock is held."""
+        """Tell owners of deaths, and send observers the events in order. No lock is held."""
+        self.deaths.tell()
         while self._events:
             try:
                 event = self._events.popleft()

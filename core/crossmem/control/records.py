@@ -131,6 +131,11 @@ class Export:
     is_arena: bool = False
     """Whether this exports a pool's whole memory. Only processes whose death the kernel
     reports may import it."""
+    is_exclusive: bool = False
+    """Whether only one process at a time may hold it: a place in a queue."""
+    on_death: Callable[[], object] | None = None
+    """Called without a lock after the death of a process that was granted it; by the lease server's
+    thread or an application's."""
 
     def has(self, generation: int) -> bool:
         """Whether a handle of that generation names this export.

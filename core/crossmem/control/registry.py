@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from crossmem.control import rows, words
 from crossmem.control.events import ENDED, LOST, EventQueue
+from crossmem.control.exclusive import claim
 from crossmem.control.export_ends import ExportEnds
 from crossmem.control.exports import ExportTable
 from crossmem.control.leases import Holder, Lease, LeaseTable, Row
@@ -112,7 +113,9 @@ class LeaseRegistry:
             core = handle.core
             # An earlier call that was interrupted may have taken the lease already.
             if refusal is None and core not in leases:
-                given = self.leases.give(self.exports.get(number, export), self.myself)
+                if refusal := claim(one := self.exports.get(number, export)):
+                    return refusal
+                given = self.leases.give(one, self.myself)
                 # No signal handler runs between these statements, so the lease is always recorded.
                 leases[core] = given.number
             return refusal
@@ -270,8 +273,7 @@ class LeaseRegistry:
         """Notify the owners of idle memory, and send events to observers. The lock is not held."""
         for unit in list(self._idle):
             unit.on_idle()
-            # The unit leaves the queue last: after an interrupt, its owner is notified again, which
-            # is harmless.
+            # The unit leaves the queue last: after an interrupt, its owner is notified again.
             with suppress(ValueError):
                 self._idle.remove(unit)
         self.events.tell()
@@ -333,6 +335,7 @@ class LeaseRegistry:
             for row in holder.rows.values():
                 self.forget_row(row)
             holder.rows.clear()
+            self.events.deaths.note(holder.exports)
             for unit in {export.unit for export in holder.exports}:
                 self._note_if_idle(unit)
             holder.exports.clear()

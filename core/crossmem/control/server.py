@@ -13,6 +13,7 @@ import resource
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -121,6 +122,14 @@ class LeaseServer:
             start_thread(self._thread)
 
     # What the exporter's own threads call -------------------------------------------------
+
+    def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
+        """Let the thread call a handler whenever a descriptor can be read."""
+        self._loop.watch(descriptor, handler)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop watching a descriptor. The handler may be called once more."""
+        self._loop.unwatch(descriptor)
 
     def catch_up(self, timeout_s: float) -> None:
         """Wait until the thread has read the importers' messages and noticed dead importers.

@@ -130,6 +130,8 @@ class Status(IntEnum):
     """The process has reached the limit of its rows."""
     UNWATCHED = 10
     """The kernel would not report the process's death, of which a pool's owner must know."""
+    TAKEN = 11
+    """Another process holds an exclusive export."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)

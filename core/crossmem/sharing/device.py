@@ -18,6 +18,9 @@ from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.exporter.adoption import Adoption, Neighbours, adopt
 from crossmem.sharing.exporter.allocation import Allocation, allocate
 from crossmem.sharing.pools.pool import Pool, make_pool
+from crossmem.sharing.queues.layout import Delivery, Overflow
+from crossmem.sharing.queues.making import make_queue
+from crossmem.sharing.queues.queue import Queue
 from crossmem.sharing.ranges.address_range import AddressRange, reserve
 from crossmem.sharing.timelines.ends import HandOver
 from crossmem.sharing.timelines.making import make_timeline
@@ -152,6 +155,72 @@ class Device(LocalDevice):
         if process is not self._process:
             refuse_foreign_device(self)
         return make_timeline(process, self, level, allow)
+
+    def queue(
+        self,
+        depth: int,
+        nbytes: int,
+        *,
+        delivery: Delivery = "one",
+        overflow: Overflow = "wait",
+        redeliver: bool = False,
+        producers: int = 1,
+        consumers: int = 8,
+        prefetch: int = 2,
+        allow: Allow | None = None,
+    ) -> Queue:
+        """Make a queue of device buffers between processes.
+
+        Parameters
+        ----------
+        depth
+            Number of buffers of each producer.
+        nbytes
+            Capacity of a buffer, in bytes.
+        delivery
+            ``"one"``: each buffer goes to one consumer. ``"each"``: each buffer goes to every
+            consumer that has opened the queue before, read-only.
+        overflow
+            If no buffer is free: ``"wait"`` lets :meth:`Queue.allocate` wait, ``"raise"`` lets it
+            raise, and ``"drop"`` drops the oldest buffer that no consumer has.
+        redeliver
+            Whether the buffers that a dead consumer had are delivered again, with a higher
+            ``delivery_count``. Otherwise they are lost, and counted. With ``delivery="one"``.
+        producers, consumers
+            The most processes that may produce and consume at a time.
+        prefetch
+            The most buffers of one producer that a consumer gets before it has released others.
+        allow
+            The processes that may open it; None: all processes of the same user (C13).
+
+        Returns
+        -------
+        Queue
+            Close it, or use it as a context manager.
+
+        Raises
+        ------
+        InvalidSizeError, ConfigurationError
+            An argument is out of bounds.
+        OutOfMemoryError, DriverError
+            There is no memory for the buffers.
+        """
+        process = drain()
+        if process is not self._process:
+            refuse_foreign_device(self)
+        return make_queue(
+            process,
+            self,
+            depth,
+            nbytes,
+            delivery=delivery,
+            overflow=overflow,
+            redeliver=redeliver,
+            producers=producers,
+            consumers=consumers,
+            prefetch=prefetch,
+            allow=allow,
+        )
 
     def adopt(
         self, ptr: int, nbytes: int, *, owner: object, neighbours: Neighbours | None = None

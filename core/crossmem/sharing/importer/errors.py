@@ -77,6 +77,11 @@ _TEXTS: Final = {
         "the owner (pid {pid}) gives this process no block of its pool: {reason}",
         "share single allocations between such containers, or run Linux 6.5 or later",
     ),
+    Status.TAKEN: _Text(
+        BusyError,
+        "the owner (pid {pid}) has given this place to another process: {reason}",
+        "wait until that process closes it or ends",
+    ),
     Status.NO_ROW: _Text(
         BusyError,
         "the owner (pid {pid}) has no room for the leases of this process: {reason}",

@@ -30,6 +30,8 @@ class ImportRequest(NamedTuple):
         The handle's reservation number in a message, 0 without a reservation.
     pool
         The pool, if the handle is that of a pool's arena.
+    extras
+        Number of descriptors that come with the memory and that the driver does not get.
     """
 
     handle: ShareableHandle
@@ -38,6 +40,7 @@ class ImportRequest(NamedTuple):
     home: int
     reservation: int = 0
     pool: PoolCore | None = None
+    extras: int = 0
 
     @property
     def key(self) -> ImportKey:

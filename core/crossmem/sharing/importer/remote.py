@@ -10,6 +10,7 @@ from typing_extensions import override
 from crossmem.control import words
 from crossmem.control.answers import Leased
 from crossmem.control.client import OwnerConnection
+from crossmem.control.descriptors import close_aside
 from crossmem.control.link import Deadline
 from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
@@ -31,7 +32,7 @@ _HINT: Final = "pass the bytes of handle.to_bytes() unchanged, from the process 
 class RemoteImport(ImportRecord):
     """An import of another process's memory."""
 
-    __slots__ = ("_was_opened", "connection", "handle", "imported")
+    __slots__ = ("_was_opened", "connection", "extras", "handle", "imported")
 
     def __init__(
         self,
@@ -46,6 +47,8 @@ class RemoteImport(ImportRecord):
         self.handle = request.handle
         self.imported: list[Imported] = []
         """The driver's object for the open memory; empty before it is open and after its close."""
+        self.extras: list[int] = []
+        """Descriptors that came with the memory, apart from those of the memory."""
         self._was_opened = False
 
     def open(self, request: ImportRequest, leased: Leased) -> bool:
@@ -89,6 +92,11 @@ class RemoteImport(ImportRecord):
             leased.close_descriptors()
         try:
             if not opened:
+                if request.extras:
+                    # Neither statement is a call, so no signal handler runs in between: each
+                    # descriptor is in one of the two lists.
+                    self.extras += leased.exported.descriptors[-request.extras :]
+                    leased.exported.descriptors = leased.exported.descriptors[: -request.extras]
                 call_into(
                     opened,
                     partial(
@@ -244,6 +252,7 @@ class RemoteImport(ImportRecord):
             self.device.driver.close(self.imported[0])
             self.imported.clear()
         self.process.regions.remove(self)
+        close_aside(self.extras)
         connection = self.connection
         if connection is not None:
             self.ending += self.leases.values()

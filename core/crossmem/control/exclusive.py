@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports that one process at a time may hold, and the deaths of their holders."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from crossmem.control import words
+from crossmem.control.records import Export
+from crossmem.control.wire import Refusal, Status
+
+__all__ = ["Deaths", "claim"]
+
+
+def claim(export: Export) -> Refusal | None:
+    """Return why no process may hold an export now, None if one may. The caller holds the lock.
+
+    Only an exclusive export can be refused. A grant of it that no process holds yet becomes stale.
+
+    Raises
+    ------
+    DriverError
+        The kernel refuses the barrier.
+    """
+    slot, number = export.slot, export.handle.export
+    if not export.is_exclusive:
+        return None
+    is_held = any(one.export == number for one in list(export.unit.leases.values()))
+    if not is_held and slot is not None:
+        slot.move_on(is_live=True)
+        # After the barrier, a process that saw the old generation has its word in the row.
+        words.barrier()
+        is_held = words.any_of(export.rows.values(), slot.at)
+    return Refusal(Status.TAKEN, "another process holds it") if is_held else None
+
+
+class Deaths:
+    """The exports of which a holder has died, and whose owners are told soon."""
+
+    def __init__(self) -> None:
+        self._exports: dict[Export, None] = {}
+
+    def note(self, exports: Iterable[Export]) -> None:
+        """Remember the exports of a dead process."""
+        self._exports.update((one, None) for one in exports if one.on_death is not None)
+
+    def tell(self) -> None:
+        """Tell the owners. The lock is not held."""
+        while self._exports:
+            with suppress(KeyError):
+                # Another thread may take the last one.
+                export, _ = self._exports.popitem()
+                if export.on_death is not None:
+                    export.on_death()

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers of queues: memory that belongs to one side at a time."""
+
+from typing import Any, ClassVar, NoReturn, Protocol
+
+from typing_extensions import override
+
+from crossmem.driver import streams_of
+from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
+from crossmem.guards import is_within, shorten
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.streams import stream_of
+from crossmem.sharing.queues.layout import MAX_USER_DATA_NBYTES
+from crossmem.sharing.queues.place import Opened
+
+__all__ = ["BufferRecord", "SharedBuffer", "contents_of", "stream_on", "taken_from"]
+
+
+class Holder(Protocol):
+    """The producer or consumer that has a buffer."""
+
+    opened: Opened
+
+    def take_back(self, record: "BufferRecord", stream: int | None) -> None:
+        """Take a buffer that the application has released. A second call does nothing."""
+        ...
+
+
+class BufferRecord(Record):
+    """One buffer in the hands of this process."""
+
+    __slots__ = ("buffer", "count", "holder", "producer", "stamp", "stream")
+
+    def __init__(self, holder: Holder, producer: int, buffer: int, stamp: int, count: int) -> None:
+        super().__init__()
+        self.holder = holder
+        self.producer = producer
+        """The producer whose buffer it is."""
+        self.buffer = buffer
+        self.stamp = stamp
+        """The stamp of its entry; 0 for a buffer that was not put yet."""
+        self.count = count
+        """How often it was delivered."""
+        self.stream: int | None = None
+        """The stream whose work must be complete before the release."""
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Give the buffer back to its producer."""
+        self.holder.take_back(self, self.stream)
+        self.is_done = True
+
+
+class SharedBuffer(Memory):
+    """A buffer of a queue. Made by :meth:`crossmem.Queue.allocate` and :meth:`crossmem.Queue.get`.
+
+    It has the methods of an allocation, but no handle. A context manager that releases it.
+
+    Attributes
+    ----------
+    nbytes
+        Capacity in bytes.
+    device
+        The device that uses the buffer here.
+    """
+
+    __slots__ = ("_data_length", "_pointer", "_user_data")
+
+    _is_block: ClassVar = True
+    _ended_by: ClassVar = "release"
+
+    _record: BufferRecord | None
+
+    def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
+        # The caller sets it: from then on, the finaliser of this object releases the buffer.
+        self._record = None
+        opened = record.holder.opened
+        readonly = record.stamp != 0 and opened.terms.delivery == "each"
+        super().__init__(
+            opened.process, opened.device, opened.terms.nbytes, opened.usage, readonly=readonly
+        )
+        self._pointer = opened.pointer(record.producer, record.buffer)
+        self._data_length = length
+        self._user_data = user_data
+
+    @override
+    def __repr__(self) -> str:
+        what = f"{self._data_length} of {self.nbytes} bytes on {self.device.name}"
+        return f"<SharedBuffer with {what}{', released' if self._record is None else ''}>"
+
+    def _usable(self) -> BufferRecord:
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record
+
+    @property
+    @override
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        self._usable()
+        return self._pointer
+
+    @property
+    def data_length(self) -> int:
+        """Number of valid bytes, which travels with the buffer.
+
+        The producer sets it. A new buffer has its capacity.
+
+        Raises
+        ------
+        InvalidSizeError
+            The number is negative or larger than the capacity.
+        UnsupportedError
+            A consumer sets it.
+        """
+        self._usable()
+        return self._data_length
+
+    @data_length.setter
+    def data_length(self, value: int) -> None:
+        self._refuse_consumer("data_length")
+        if not is_within(value, 0, self.nbytes):
+            msg = f"data_length is {shorten(value)}; it must be from 0 to {self.nbytes} bytes"
+            hint = "set the number of bytes that consumers read"
+            raise InvalidSizeError(msg, operation="data_length", hint=hint)
+        self._data_length = value
+
+    @property
+    def user_data(self) -> bytes:
+        """At most 96 bytes that travel with the buffer. The producer sets them.
+
+        Raises
+        ------
+        InvalidSizeError
+            There are more than 96 bytes.
+        ConfigurationError
+            The value is not bytes.
+        UnsupportedError
+            A consumer sets it.
+        """
+        self._usable()
+        return self._user_data
+
+    @user_data.setter
+    def user_data(self, value: bytes) -> None:
+        self._refuse_consumer("user_data")
+        if not isinstance(value, bytes | bytearray | memoryview):
+            msg = f"user_data must be bytes, not {type(value).__name__}"
+            raise ConfigurationError(
+                msg, operation="user_data", hint="encode it, for example as JSON"
+            )
+        data = bytes(value)
+        if len(data) > MAX_USER_DATA_NBYTES:
+            msg = f"user_data has {len(data)} bytes; at most {MAX_USER_DATA_NBYTES} are allowed"
+            hint = "put the rest into the buffer"
+            raise InvalidSizeError(msg, operation="user_data", hint=hint)
+        self._user_data = data
+
+    @property
+    def delivery_count(self) -> int:
+        """How often the buffer was delivered; more than 1 after the death of a consumer."""
+        return self._usable().count
+
+    def release(self, *, stream: Any = None) -> None:
+        """Give the buffer back to its producer. A second call does nothing.
+
+        Parameters
+        ----------
+        stream
+            The stream whose work uses the buffer: a stream of CuPy, PyTorch or torch-npu, or its
+            handle. The buffer is given back when the work that was issued before is complete. This
+            waits for that work, unless the device has timelines of level ``"word"``. None: this
+            waits for all work of the device.
+
+        Raises
+        ------
+        BusyError
+            A view of the buffer is alive. Nothing has changed then.
+        UnsupportedError, ConfigurationError
+            The device has no streams, or the value is not a stream.
+        """
+        record = self._record
+        if record is not None:
+            record.stream = stream_on(self.device, stream)
+        self._end()
+
+    def export(self, **_options: object) -> NoReturn:
+        """Refuse: a buffer of a queue has no handle.
+
+        Raises
+        ------
+        UnsupportedError
+            Always.
+        """
+        msg = "a buffer of a queue has no handle"
+        raise UnsupportedError(msg, operation="export", hint="put it, or export an allocation")
+
+    def _refuse_consumer(self, name: str) -> None:
+        if self._usable().stamp:
+            msg = f"only the producer of a buffer sets its {name}"
+            raise UnsupportedError(msg, operation=name, hint="copy what you need before release()")
+
+    @override
+    def __reduce__(self) -> NoReturn:
+        self.export()
+
+
+def contents_of(item: Any, copy: str | None) -> memoryview:
+    """Return the bytes of an object that is put by a copy.
+
+    Raises
+    ------
+    UnsupportedError
+        The caller allows no copy, or the object is not contiguous memory of the host.
+    """
+    if copy != "allow":
+        msg = f"{shorten(item, 60)} is not a buffer of this queue"
+        hint = "pass copy='allow' to copy it, or fill a buffer of queue.allocate()"
+        raise UnsupportedError(msg, operation="put", hint=hint)
+    try:
+        return memoryview(item).cast("B")
+    except TypeError as error:
+        msg = f"{shorten(item, 60)} is not contiguous memory of the host, and cannot be copied"
+        hint = "copy it into a buffer of queue.allocate()"
+        raise UnsupportedError(msg, operation="put", hint=hint) from error
+
+
+def stream_on(device: LocalDevice, stream: Any) -> int | None:
+    """Return the vendor's handle of a stream, None for None.
+
+    Raises
+    ------
+    UnsupportedError, ConfigurationError
+        The device has no streams, or the value is not a stream.
+    """
+    if stream is None:
+        return None
+    number = stream_of(stream)
+    if streams_of(device.driver) is None:
+        msg = f"{device.name} has no streams"
+        raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
+    return number
+
+
+def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
+    """End a buffer without its release, and return its record: its holder puts it.
+
+    Raises
+    ------
+    BusyError
+        A view of the buffer is alive. Nothing has changed then.
+    ClosedError, ForkedProcessError
+        It was handed over or released before.
+    UnsupportedError
+        It belongs to another queue, or was received.
+    """
+    with buffer._process.state:
+        record = buffer._usable()
+        if record.holder is not holder:
+            msg = "this buffer belongs to another queue or producer, or was received"
+            hint = "allocate a buffer of this queue, or pass an array with copy='allow'"
+            raise UnsupportedError(msg, operation="put", hint=hint)
+        buffer._refuse_if_used("put")
+        buffer._record = None
+    return record

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The consumer's side: it reads rings, and alone writes its positions."""
+
+from typing import Final, NamedTuple
+
+from typing_extensions import override
+
+from crossmem.control import words
+from crossmem.errors import ClosedError
+from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer
+from crossmem.sharing.queues.layout import (
+    DROPPING,
+    ENDED,
+    FINISHED,
+    HANDED,
+    LATE,
+    MAX_USER_DATA_NBYTES,
+    READY,
+    SIZES,
+    STREAMS,
+    TARGET,
+    USER,
+    WANT,
+    WANTED,
+    target_of,
+)
+from crossmem.sharing.queues.place import Opened, Place, ring
+
+__all__ = ["Consumer", "QueueEndedError"]
+
+
+class QueueEndedError(ClosedError):
+    """The queue has ended: its producers have closed, and everything was read."""
+
+
+class _Entry(NamedTuple):
+    """The contents of an entry, after all checks."""
+
+    length: int
+    user_data: bytes
+
+
+_LATER: Final = _Entry(0, b"")
+"""Stands for an entry that is not ready yet."""
+
+
+class Consumer(Place):
+    """The place of this process as a consumer; see :class:`Place`."""
+
+    def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
+        super().__init__(opened, place, view, pointer)
+        self.index = place - opened.terms.producers
+        self.held: dict[BufferRecord, None] = {}
+        """The buffers that this process has received and not released."""
+        self._turn = 0
+        self._is_late = False
+        """Whether the last look found an entry that is not ready yet."""
+
+    @override
+    def begin(self) -> None:
+        """Begin with the next entries. With ``"one"``, nothing before them is for this session."""
+        terms, mine = self.opened.terms, self.words
+        words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
+        words.store(mine, STREAMS, 0)
+        for producer in range(terms.producers):
+            for buffer in range(terms.depth):
+                # A predecessor may have held entries. What it has released stays released, but it
+                # may have written stamps that are still to come.
+                words.store(mine, terms.held(producer, buffer), 0)
+                at = terms.released(producer, buffer)
+                if mine[at] > self.opened.tail(producer):
+                    words.store(mine, at, 0)
+        self._begin_behind_tails()
+
+    def _begin_behind_tails(self) -> None:
+        terms = self.opened.terms
+        for producer in range(terms.producers):
+            tail = self.opened.tail(producer)
+            words.store(self.words, terms.start(producer), tail)
+            words.store(self.words, terms.read(producer), tail)
+
+    @override
+    def join(self, timeout_s: float) -> None:
+        """Begin a session; see :meth:`Place.join`."""
+        super().join(timeout_s)
+        if self.opened.terms.delivery == "each":
+            # Entries from before the session may have been freed. After the barrier, a producer
+            # that frees one sees the session.
+            words.barrier()
+            self._begin_behind_tails()
+
+    # Reading ------------------------------------------------------------------------------
+
+    def look(self) -> SharedBuffer | None:
+        """Return the next buffer for this consumer, None if there is none now."""
+        opened = self.opened
+        count = opened.terms.producers
+        with self.lock:
+            if not self.session or opened.member(self.place) != self.session:
+                return None
+            self._is_late, late_producer = False, -1
+            tails = [opened.tail(producer) for producer in range(count)]
+            if opened.terms.delivery == "one":
+                # Entries that the owner hands out come before those that were put after them.
+                found = self._look_in_hand(tails)
+                if isinstance(found, SharedBuffer):
+                    return found
+                late_producer = -1 if found is None else found
+            for turn in range(self._turn, self._turn + count):
+                producer = turn % count
+                if producer == late_producer:
+                    continue
+                found = self._look_in_ring(producer, tails[producer])
+                if found is not None:
+                    self._turn = producer + 1
+                    return found
+        return None
+
+    def _look_in_hand(self, tails: list[int]) -> SharedBuffer | int | None:
+        """Return the next buffer from the owner, or the producer for whose entry this waits."""
+        control, terms, mine = self.opened.control, self.opened.terms, self.words
+        while (position := mine[HANDED]) < words.observe(control, terms.handed(self.index)):
+            at = terms.hand(self.index, position)
+            stamp, where = control[at], control[at + 1]
+            producer, buffer, count = where & 255, where >> 8 & 0xFFFFFF, where >> 32
+            if producer >= terms.producers or buffer >= terms.depth:
+                # Rubbish of the owner.
+                words.store(mine, HANDED, position + 1)
+                continue
+            # What the producer itself gave to this consumer before that comes first.
+            before = self._look_in_ring(producer, min(stamp - 1, tails[producer]))
+            if before is not None or self._is_late:
+                return producer if before is None else before
+            entry = self._read(producer, buffer, stamp)
+            if entry is _LATER:
+                return producer
+            if entry is None:
+                words.store(mine, HANDED, position + 1)
+                # This makes room, as a release does.
+                if words.load(control, WANT):
+                    ring(self.opened.owner_bell)
+                continue
+            record = BufferRecord(self, producer, buffer, stamp, count)
+            return self._deliver(record, entry, HANDED, position + 1)
+        return None
+
+    def _look_in_ring(self, producer: int, tail: int) -> SharedBuffer | None:
+        terms, mine, ring_ = self.opened.terms, self.words, self.opened.segments[producer]
+        at = terms.read(producer)
+        target = target_of(self.index, self.session) if terms.delivery == "one" else 0
+        while (number := mine[at]) < tail:
+            stamp, buffer = number + 1, ring_[terms.order(number + 1)]
+            if buffer >= terms.depth or ring_[terms.entry(buffer)] & ~DROPPING != stamp:
+                # Its buffer was put again, so it is not for this consumer, or was dropped.
+                found = [
+                    (later, one)
+                    for one in range(terms.depth)
+                    if number < (later := ring_[terms.entry(one)] & ~DROPPING) <= tail
+                ]
+                if not found:
+                    words.store(mine, at, tail)
+                    return None
+                stamp, buffer = min(found)
+            entry = self._read(producer, buffer, stamp, target)
+            if entry is _LATER:
+                return None
+            if entry is not None:
+                record = BufferRecord(self, producer, buffer, stamp, 1)
+                return self._deliver(record, entry, at, stamp)
+            words.store(mine, at, stamp)
+        return None
+
+    def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
+        """Return an entry, None if it is dropped or has another target. It may be rubbish."""
+        opened, terms = self.opened, self.opened.terms
+        ring_, at, held = opened.segments[producer], terms.entry(buffer), 0
+        if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
+            return None
+        if terms.overflow == "drop":
+            held = terms.held(producer, buffer)
+            words.store(self.words, held, stamp)
+            if terms.is_fenced:
+                words.fence()
+        size = min(ring_[at + SIZES] & 255, MAX_USER_DATA_NBYTES)
+        length = min(ring_[at + SIZES] >> 8, terms.nbytes)
+        first = 8 * (at + USER)
+        user_data = ring_.cast("B")[first : first + size].tobytes() if size else b""
+        entry: _Entry | None = _Entry(length, user_data)
+        # A stream writes this word after the data.
+        is_ready = words.observe(ring_, at + READY) >= ring_[at + WANTED]
+        words.release()
+        found = words.observe(ring_, at)
+        if found == stamp and is_ready:
+            return entry
+        is_open = opened.member(producer)
+        if found == stamp | DROPPING and is_ready and not is_open:
+            # The producer died before it dropped the entry. Another one sees that it is held.
+            return entry
+        if found & ~DROPPING == stamp and is_open:
+            entry, self._is_late = _LATER, True
+        else:
+            entry = None
+        if held:
+            words.store(self.words, held, 0)
+        return entry
+
+    def _deliver(self, record: BufferRecord, entry: _Entry, at: int, position: int) -> SharedBuffer:
+        made = SharedBuffer(record, entry.length, entry.user_data)
+        # One step: no signal handler and no other thread runs in between.
+        self.words[at] = position
+        self.held[record] = None
+        made._record = record
+        return made
+
+    def check_reading(self) -> None:
+        """Raise if nothing will come any more.
+
+        Raises
+        ------
+        QueueEndedError, ClosedError, OwnerGoneError, AccessDeniedError
+            The queue has ended, was closed, its owner is dead, or it has revoked the role.
+        """
+        opened, terms, control = self.opened, self.opened.terms, self.opened.control
+        if opened.member(self.place) != self.session:
+            self.check()
+        end = opened.end
+        # A consumer that holds buffers itself does not wait until others have released theirs.
+        if (end == ENDED or (end == FINISHED and self.held)) and not (
+            words.load(self.words, HANDED) < words.observe(control, terms.handed(self.index))
+            or any(
+                words.load(self.words, terms.read(producer)) < opened.tail(producer)
+                or (end == FINISHED and control[terms.decided(producer)] < opened.tail(producer))
+                for producer in range(terms.producers)
+            )
+        ):
+            msg = "the queue has ended: its producers have closed, and everything was read"
+            raise QueueEndedError(msg, operation="get")
+        if self.waits_for_streams() and words.load(control, WANT):
+            # Streams may have made entries ready since, or have released buffers.
+            ring(opened.owner_bell)
+        self.check()
+
+    @override
+    def waits_for_streams(self) -> bool:
+        """Whether a stream will make an entry ready, or has to release one, which wakes nobody."""
+        want = words.load(self.opened.control, WANT)
+        return self._is_late or want == LATE or bool(self._pages and want)
+
+    # Release ------------------------------------------------------------------------------
+
+    def take_back(self, record: BufferRecord, stream: int | None) -> None:
+        """Tell the producer that this process is done with a buffer."""
+        opened, terms = self.opened, self.opened.terms
+        if record not in self.held:
+            return
+        at = terms.released(record.producer, record.buffer)
+        failure = self.finish_work(stream)
+        if stream is not None and self._release_on(stream, at, record.stamp):
+            self.held.pop(record, None)
+            return
+        words.release()
+        words.store(self.words, at, record.stamp)
+        self.held.pop(record, None)
+        opened.wake(record.producer)
+        if words.load(opened.control, WANT):
+            ring(opened.owner_bell)
+        if failure is not None:
+            raise failure
+
+    def _release_on(self, stream: int, at: int, stamp: int) -> bool:
+        """Release on a stream, without a wait; False after a wait for the stream."""
+        driver = self.words_driver(stream)
+        if driver is None:
+            return False
+        words.store(self.words, STREAMS, 1)
+        self.write_on(stream, driver, at, stamp)
+        return True

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening a queue of another process: its directory, its segments, and a place in it."""
+
+import base64
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Final, get_args
+
+from typing_extensions import override
+
+from crossmem.control.barrier import IS_REGISTERED, WHY_NOT
+from crossmem.errors import BusyError, InvalidHandleError, UnsupportedError
+from crossmem.guards import check_timeout, is_within, shorten
+from crossmem.models import ShareableHandle
+from crossmem.models.queue_handle import QueueHandle, QueueRole
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.memory import leave_to_views, usage_of
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.importer.attach import attach
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.importer.record import Use
+from crossmem.sharing.importer.request import request_of
+from crossmem.sharing.importer.table import ImportTable
+from crossmem.sharing.queues.layout import MAX_STAMP, TAIL, Delivery, Overflow, Terms
+from crossmem.sharing.queues.owner import QueueOwner
+from crossmem.sharing.queues.place import Opened
+from crossmem.sharing.queues.segments import LENGTH_NBYTES
+
+__all__ = ["MAX_DEPTH", "MAX_PLACES", "Queues", "open_segments", "take_place"]
+
+MAX_DEPTH: Final = 2**16
+MAX_PLACES: Final = 64
+_LIMITS: Final = {
+    "depth": MAX_DEPTH,
+    "stride": 2**48,
+    "producers": MAX_PLACES,
+    "consumers": MAX_PLACES,
+    "prefetch": MAX_DEPTH,
+}
+_GRACE_S: Final = 0.5
+"""How long a place may take to become free after its process has died."""
+_PAUSE_S: Final = 2e-3
+
+
+class Queues(Part):
+    """The queues of this process, and its places in queues, by the core of their handles."""
+
+    closing: ClassVar = -4
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self.owned: dict[QueueOwner, None] = {}
+        self.taken: set[bytes] = set()
+
+    @override
+    def close_at_exit(self) -> None:
+        """Tell the other processes that the queues have ended."""
+        for owner in list(self.owned):
+            owner.close()
+
+
+def _unpack(text: str) -> ShareableHandle:
+    return ShareableHandle.from_bytes(base64.b64decode(text))
+
+
+def _read_directory(
+    handle: QueueHandle, timeout: float | None
+) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
+    """Return the contents of a directory, after all checks: its writer is another process."""
+    with attach(handle.directory, readonly="advisory", timeout=timeout) as mapping:
+        blob = mapping.read()
+    try:
+        size = int.from_bytes(blob[:LENGTH_NBYTES], "little")
+        found = json.loads(blob[LENGTH_NBYTES : LENGTH_NBYTES + size])
+        terms = Terms(**found["terms"])
+        named, mine = ([_unpack(one) for one in found[name]] for name in ("shared", "mine"))
+        if not (
+            all(is_within(getattr(terms, name), 1, most) for name, most in _LIMITS.items())
+            and is_within(terms.nbytes, 1, terms.stride)
+            and terms.delivery in get_args(Delivery)
+            and terms.overflow in get_args(Overflow)
+            and found["role"] == handle.role
+            and len(named) == 2 + terms.places
+            and len(mine) == getattr(terms, handle.role + "rs")
+        ):
+            raise ValueError(shorten(terms))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"the directory of the queue cannot be read: {shorten(str(error), 80)}"
+        hint = "pass the bytes of queue.export(role=...).to_bytes() unchanged"
+        raise InvalidHandleError(msg, operation="open_queue", hint=hint) from error
+    if not (IS_REGISTERED or terms.is_fenced):
+        msg = f"this process takes no part in the barriers of the queue's owner: {WHY_NOT}"
+        hint = "set CROSSMEM_BARRIER=fence for the owner, too, before it starts"
+        raise UnsupportedError(msg, operation="open_queue", hint=hint)
+    return terms, named, mine
+
+
+def open_segments(
+    process: Process,
+    handle: QueueHandle,
+    device: LocalDevice | str | None,
+    timeout: float | None,
+) -> tuple[Opened, list[ShareableHandle]]:
+    """Map the segments of a queue; return the handles of the role's places, too."""
+    terms, (arena_handle, *handles), mine = _read_directory(handle, timeout)
+    timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+    readonly: Any = False
+    if handle.role == "consume" and terms.delivery == "each" and arena_handle.access == "rw":
+        readonly = "advisory"
+    requests = [request_of(process, one, None, False)._replace(extras=1) for one in handles]  # noqa: FBT003
+    uses = [Use(process, one.core) for one in handles]
+    kept: list[Mapping] = []
+    try:
+        process.part(ImportTable).acquire(requests, uses, timeout_s)
+        bells = []
+        for use, one in zip(uses, handles, strict=True):
+            assert use.record is not None  # noqa: S101 - acquire() has set it
+            base = use.record.map(use, remappable=False)
+            kept.append(Mapping(use, use.record, one, base, readonly=True))
+            bells += use.record.extras  # type: ignore[attr-defined]
+        control, *segments = [one.view().cast("Q") for one in kept]
+        arena = attach(arena_handle, device=device, readonly=readonly, timeout=timeout)
+        kept.append(arena)
+        sizes = [len(one) for one in (control, *segments)]
+        is_whole = arena.nbytes >= terms.stride * terms.depth * terms.producers
+        if sizes != terms.sizes or len(bells) != len(sizes) or not is_whole:
+            msg = "the segments of the queue have other sizes than its directory says"
+            hint = "pass the bytes of queue.export(role=...).to_bytes() unchanged"
+            raise InvalidHandleError(msg, operation="open_queue", hint=hint)
+    except BaseException:
+        for mapping in kept:
+            leave_to_views(mapping)
+        for use in uses:
+            process.deferred.ready[use] = None
+        process.drain()
+        raise
+    usage, mapped = usage_of(arena), kept[0]
+    opened = Opened(
+        process,
+        arena.device,
+        terms,
+        control,
+        segments,
+        bells[0],
+        bells[1:],
+        arena.ptr,
+        usage,
+        kept,
+        lambda: mapped.owner_alive,
+    )
+    return opened, mine
+
+
+def take_place(
+    opened: Opened, role: QueueRole, mine: Sequence[ShareableHandle], timeout_s: float
+) -> tuple[int, Mapping]:
+    """Take a ring or place, which no other process has from then on.
+
+    Raises
+    ------
+    BusyError
+        All of them are taken.
+    """
+    taken = opened.process.part(Queues).taken
+    first = 0 if role == "produce" else opened.terms.producers
+    end = time.monotonic() + min(timeout_s, _GRACE_S)
+    while True:
+        for index in sorted(range(len(mine)), key=lambda one: opened.member(first + one) > 0):
+            core, place = mine[index].core, first + index
+            # A ring with rubbish in its tail can never be used again.
+            if core in taken or (not first and opened.segments[place][TAIL] > MAX_STAMP):
+                continue
+            taken.add(core)
+            try:
+                with suppress(BusyError):
+                    return place, attach(mine[index], timeout=timeout_s)
+            except BaseException:
+                taken.discard(core)
+                raise
+            taken.discard(core)
+        if time.monotonic() > end:
+            break
+        time.sleep(_PAUSE_S)
+    places = "producers" if role == "produce" else "consumers"
+    msg = f"all {len(mine)} places for {places} of this queue are taken"
+    hint = f"close one of them, or make the queue with more {places}"
+    raise BusyError(msg, operation="open_queue", hint=hint)

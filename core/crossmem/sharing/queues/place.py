@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A queue as one process sees it, its place in the queue, and how it sleeps there.
+
+A process takes a place by an exclusive import of the place's segment. Then it asks the owner for a
+session, in its own words, and the owner opens and ends sessions, in control. A session ends with
+the wish for it, with the death of the process, or by :meth:`crossmem.Queue.revoke`. The owner deals
+with the entries of a session before the next one begins.
+
+A sleeper sets its word, takes the barrier, looks once more, and sleeps on its eventfd. A process
+that has published something reads the word afterwards, and writes to the eventfd. So no wake-up is
+lost, and without sleepers nobody makes a system call.
+"""
+
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, TypeVar, cast
+
+from crossmem.control import words
+from crossmem.driver import Streams, StreamWords, stream_words_of
+from crossmem.errors import (
+    AccessDeniedError,
+    ClosedError,
+    CrossmemError,
+    OwnerGoneError,
+    OwnerUnresponsiveError,
+)
+from crossmem.locks import Rank, ordered_lock
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.base.usage import Usage
+from crossmem.sharing.queues.layout import (
+    CLOSED,
+    END,
+    HEADER_WORDS,
+    MAX_STAMP,
+    ROUND,
+    SLEEPING,
+    TAIL,
+    WISH,
+    Terms,
+)
+from crossmem.sharing.timelines.memory import PAGE_NBYTES, Registrations
+
+__all__ = ["LOOK_S", "PAUSE_S", "Opened", "Place", "ring"]
+
+_T = TypeVar("_T")
+
+LOOK_S: Final = 0.25
+"""The longest sleep between two looks at the owner."""
+_SPIN_S: Final = 30e-6
+PAUSE_S: Final = 1e-3
+"""The pause between two looks at words that streams write."""
+
+
+def ring(bell: int) -> None:
+    """Make an eventfd readable."""
+    # A full counter is as good as one more write.
+    with suppress(BlockingIOError):
+        os.eventfd_write(bell, 1)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Opened:
+    """The segments of a queue, mapped in this process. Others write most of them."""
+
+    process: Process
+    device: LocalDevice
+    terms: Terms
+    control: memoryview
+    segments: Sequence[memoryview]
+    """The words of each ring, then of each place."""
+    owner_bell: int
+    bells: Sequence[int]
+    """The eventfds of the rings, then of the places."""
+    base: int
+    usage: Usage
+    kept: Sequence[Memory]
+    """The memory of the segments and buffers."""
+    is_owner_alive: Callable[[], bool]
+    looked_at: float = 0.0
+    first_stop: int = field(init=False)
+    """The word of :meth:`Terms.stop` of the first ring."""
+
+    def __post_init__(self) -> None:
+        self.first_stop = self.terms.stop(0)
+
+    def pointer(self, producer: int, buffer: int) -> int:
+        """Return the address of a buffer."""
+        return self.base + (producer * self.terms.depth + buffer) * self.terms.stride
+
+    def member(self, place: int) -> int:
+        """Return the session that is open at a ring or place, 0 if none is."""
+        found = words.observe(self.control, HEADER_WORDS + place)
+        return found if found % 2 else 0
+
+    def consumer(self, index: int) -> int:
+        """Return the session of a consumer, 0 if there is none."""
+        return self.member(self.terms.producers + index)
+
+    def tail(self, producer: int) -> int:
+        """Return the last stamp that a producer has published. Rubbish counts as nothing."""
+        found = words.observe(self.segments[producer], TAIL)
+        # A producer whose session has ended may still write.
+        return min(found, self.control[self.first_stop + producer]) if found <= MAX_STAMP else 0
+
+    def released(self, consumer: int, producer: int, buffer: int) -> int:
+        """Return the stamp that a consumer has released last in a buffer."""
+        place = self.segments[self.terms.producers + consumer]
+        return words.observe(place, self.terms.released(producer, buffer))
+
+    @property
+    def end(self) -> int:
+        """0 while entries may come, else one of the constants."""
+        return words.observe(self.control, END)
+
+    def wake(self, place: int) -> None:
+        """Wake the process of a ring or place if it sleeps, after a store that it waits for."""
+        if self.terms.is_fenced:
+            words.fence()
+        if words.load(self.segments[place], SLEEPING):
+            ring(self.bells[place])
+
+    def wake_consumers(self) -> None:
+        """Wake all consumers that sleep."""
+        for place in range(self.terms.producers, self.terms.places):
+            self.wake(place)
+
+    def check_owner(self) -> None:
+        """Raise if the queue was closed, or its owner is dead."""
+        if self.end == CLOSED:
+            msg = "the owner closed this queue"
+            raise ClosedError(msg, hint="make a new queue")
+        now = time.monotonic()
+        if now >= self.looked_at + LOOK_S:
+            # A system call, so the time of the last answer counts for a while.
+            if not self.is_owner_alive():
+                msg = "the process that owns this queue is dead"
+                raise OwnerGoneError(msg, hint="make a new queue in a living process")
+            self.looked_at = now
+
+
+class Place:
+    """The ring or place that this process writes, and its session.
+
+    Parameters
+    ----------
+    opened
+        The queue.
+    place
+        Number of the ring or place.
+    view, pointer
+        The segment here.
+    """
+
+    def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
+        self.opened = opened
+        self.place = place
+        self.words = view.cast("Q")
+        self.lock = ordered_lock(Rank.ALLOCATION)
+        self.session = 0
+        self.is_armed = False
+        """Whether a selector watches the eventfd."""
+        self._pointer = pointer
+        self._pages: set[int] = set()
+        """Pages with words that streams write."""
+        self.sleepers = 0
+        """Number of threads and tasks that wait."""
+        self._bell = opened.bells[place]
+
+    # The session --------------------------------------------------------------------------
+
+    def join(self, timeout_s: float) -> None:
+        """Begin a session after the end of the last one here.
+
+        Parameters
+        ----------
+        timeout_s
+            How long the owner may take.
+
+        Raises
+        ------
+        AccessDeniedError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
+            The owner opens no session.
+        """
+        control, at = self.opened.control, self.opened.terms.member(self.place)
+        # A predecessor that died has left its wish.
+        words.store(self.words, WISH, 0)
+        self._await_owner(lambda: words.observe(control, at) % 2 == 0 or None, timeout_s)
+        self.begin()
+        words.release()
+        wish = words.load(control, at) + 1
+        words.store(self.words, WISH, wish)
+
+        def is_open() -> bool | None:
+            is_mine = words.observe(control, at) == wish
+            # Then the owner has handed out what this process can get at once.
+            return (is_mine and not words.observe(control, ROUND)) or None
+
+        self._await_owner(is_open, timeout_s)
+        self.session = wish
+
+    def begin(self) -> None:
+        """Write the words of a new session."""
+        raise NotImplementedError
+
+    def _await_owner(self, look: Callable[[], bool | None], timeout_s: float) -> None:
+        ring(self.opened.owner_bell)
+        try:
+            if self.wait(look, self._check_joining, timeout_s, polls=lambda: False) is None:
+                msg = f"the owner of the queue did not reply within {timeout_s:g} s"
+                hint = "pass a longer timeout=; the owner may be stopped"
+                raise OwnerUnresponsiveError(msg, operation="open_queue", hint=hint)
+        except BaseException:
+            words.store(self.words, WISH, 0)
+            raise
+
+    def _check_joining(self) -> None:
+        opened, wish = self.opened, words.load(self.words, WISH)
+        opened.check_owner()
+        if opened.end and self.place < opened.terms.producers:
+            raise self._finished()
+        if wish and words.load(opened.control, opened.terms.denied(self.place)) == wish:
+            raise self._revoked()
+
+    def check(self) -> None:
+        """Raise if the session has ended.
+
+        Raises
+        ------
+        ClosedError, OwnerGoneError, AccessDeniedError
+            The queue was closed, its owner is dead, or it has revoked the role.
+        """
+        opened = self.opened
+        if not self.session:
+            msg = "this process has closed the queue"
+            raise ClosedError(msg, hint="open the queue again")
+        opened.check_owner()
+        if opened.member(self.place) != self.session:
+            raise self._revoked()
+        if opened.end and self.place < opened.terms.producers:
+            raise self._finished()
+
+    def _finished(self) -> ClosedError:
+        msg = "the queue has ended: all producers that it was made for have come and closed"
+        return ClosedError(msg, hint="make the queue with more producers, and end it with finish()")
+
+    def _revoked(self) -> AccessDeniedError:
+        msg = "the owner of the queue has revoked the roles of this process"
+        return AccessDeniedError(msg, hint="ask the owner of the queue")
+
+    def leave(self) -> None:
+        """End the session. A second call does nothing."""
+        opened, self.session = self.opened, 0
+        driver = stream_words_of(opened.device.driver)
+        if self._pages and driver is not None:
+            # Work that failed has ended, too.
+            wait_for_work(opened.device)
+            while self._pages:
+                page = next(iter(self._pages))
+                opened.process.part(Registrations).leave(driver, page, self)
+                self._pages.discard(page)
+        words.release()
+        words.store(self.words, WISH, 0)
+        ring(opened.owner_bell)
+
+    # Streams ------------------------------------------------------------------------------
+
+    def write_on(self, stream: int, driver: StreamWords, at: int, value: int) -> None:
+        """Write a word of this process when the work that was issued on a stream is complete."""
+        pointer = self._pointer + 8 * at
+        self._pages.add(pointer - pointer % PAGE_NBYTES)
+        ordinal = self.opened.device.ordinal
+        pages = self.opened.process.part(Registrations)
+        driver.write_value(ordinal, pages.enter(driver, ordinal, pointer, self), value, stream)
+
+    def words_driver(self, stream: int) -> StreamWords | None:
+        """Return the driver if streams can write words, else None after a wait for the stream."""
+        device = self.opened.device
+        if "word" in device.capabilities.timeline_levels:
+            return cast("StreamWords", device.driver)
+        self.finish_stream(stream)
+        return None
+
+    def finish_stream(self, stream: int) -> None:
+        """Wait for the work that was issued on a stream."""
+        device = self.opened.device
+        cast("Streams", device.driver).synchronize_stream(device.ordinal, stream)
+
+    def finish_work(self, stream: int | None) -> CrossmemError | None:
+        """Without a stream, wait for the work of a device, and return its failure."""
+        if stream is None and not self.opened.device.capabilities.host_visible:
+            return wait_for_work(self.opened.device)
+        return None
+
+    def waits_for_streams(self) -> bool:
+        """Whether a stream will write what this process waits for, which wakes nobody."""
+        raise NotImplementedError
+
+    # Sleep --------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Return the eventfd, which becomes readable after a look that found nothing."""
+        self.is_armed = True
+        return self._bell
+
+    def wait(
+        self,
+        look: Callable[[], _T | None],
+        check: Callable[[], None],
+        timeout_s: float,
+        *,
+        polls: Callable[[], bool],
+    ) -> _T | None:
+        """Return what a look finds, None if it finds nothing in time.
+
+        Parameters
+        ----------
+        look
+            Looks at the words.
+        check
+            Raises if nothing can come any more.
+        timeout_s
+            The longest wait; 0 looks once.
+        polls
+            Whether a stream will write the words, which wakes nobody.
+        """
+        began = time.monotonic()
+        end, spin_s = began + timeout_s, min(timeout_s, _SPIN_S)
+        while (found := look()) is None and time.monotonic() < began + spin_s:
+            pass
+        if found is not None:
+            return found
+        # Buffers whose objects were dropped are released now.
+        self.opened.process.drain()
+        self.sleepers += 1
+        try:
+            while True:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+                words.store(self.words, SLEEPING, 1)
+                words.barrier()
+                if (found := look()) is not None:
+                    return found
+                try:
+                    check()
+                except CrossmemError:
+                    # What was published before the end is still there.
+                    if (found := look()) is not None:
+                        return found
+                    raise
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    return None
+                if polls():
+                    time.sleep(min(left_s, PAUSE_S))
+                else:
+                    poller = select.poll()
+                    poller.register(self._bell, select.POLLIN)
+                    poller.poll(1000 * min(left_s, LOOK_S))
+        finally:
+            self.sleepers -= 1
+            if self.sleepers and found is not None:
+                # This thread may have read the wake-up of another one.
+                ring(self._bell)
+            elif not (self.sleepers or self.is_armed):
+                words.store(self.words, SLEEPING, 0)

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues: one process owns one, others take places as producers and consumers."""
+
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Any, ClassVar, NoReturn
+
+from typing_extensions import override
+
+from crossmem.errors import (
+    BusyError,
+    ConfigurationError,
+    InvalidSizeError,
+    QueueEmptyError,
+    QueueFullError,
+    UnsupportedError,
+    WaitTimeoutError,
+)
+from crossmem.guards import check_choice, is_within, shorten
+from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
+from crossmem.sharing.base.ending import Endable
+from crossmem.sharing.queues.buffer import SharedBuffer, contents_of, stream_on, taken_from
+from crossmem.sharing.queues.consumer import Consumer, QueueEndedError
+from crossmem.sharing.queues.owner import QueueOwner
+from crossmem.sharing.queues.place import PAUSE_S
+from crossmem.sharing.queues.producer import Producer
+from crossmem.sharing.queues.record import QueueRecord
+from crossmem.sharing.queues.stats import QueueStats, stats_of
+from crossmem.sharing.queues.waiting import repeat, wait_s
+
+__all__ = ["Queue"]
+
+
+class Queue(Endable):
+    """A bounded queue of device buffers between processes.
+
+    Made by :meth:`crossmem.Device.queue` in the process that owns it, and by
+    :func:`crossmem.open_queue` in the others. A context manager. The owner's object may both put
+    and get. Iteration yields buffers until the queue has ended.
+
+    Attributes
+    ----------
+    device
+        The device that uses the buffers here.
+    nbytes
+        Capacity of a buffer, in bytes.
+    depth
+        Number of buffers of each producer.
+    """
+
+    __slots__ = ("depth", "device", "nbytes")
+
+    _ended_by: ClassVar = "close"
+    _record: QueueRecord | None
+
+    def __init__(self, record: QueueRecord) -> None:
+        self._process = record.opened.process
+        self.device = record.opened.device
+        self.nbytes = record.opened.terms.nbytes
+        self.depth = record.opened.terms.depth
+        # The last statement: from here on, the finaliser of this object closes the queue.
+        self._record = record
+
+    @override
+    def __repr__(self) -> str:
+        what = f"{self.depth} buffers of {self.nbytes} bytes on {self.device.name}"
+        record = self._record
+        if record is None:
+            return f"<Queue of {what}, closed>"
+        role = "owned here" if record.owner else f"opened to {next(iter(record.mine))}"
+        return f"<Queue of {what}, {role}>"
+
+    def _usable(self) -> QueueRecord:
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record
+
+    def _producer(self) -> Producer:
+        record = self._usable()
+        if record.producer is None:
+            record.join("produce", self._process.settings.timeout_s)
+            assert record.producer is not None  # noqa: S101 - join() has set it
+        return record.producer
+
+    def _consumer(self) -> Consumer:
+        record = self._usable()
+        if record.consumer is None:
+            record.join("consume", self._process.settings.timeout_s)
+            assert record.consumer is not None  # noqa: S101 - join() has set it
+        return record.consumer
+
+    def _owner(self, operation: str) -> QueueOwner:
+        owner = self._usable().owner
+        if owner is None:
+            msg = f"only the process that made a queue may call {operation}()"
+            raise UnsupportedError(msg, operation=operation, hint="call it there")
+        return owner
+
+    def export(self, *, role: QueueRole) -> QueueHandle:
+        """Return the handle with which other processes open the queue.
+
+        Parameters
+        ----------
+        role
+            ``"produce"`` or ``"consume"``: what a process with the handle may do.
+
+        Raises
+        ------
+        UnsupportedError
+            Another process owns the queue.
+        """
+        owner = self._owner("export")
+        check_choice("role", role, ROLES, "export")
+        return QueueHandle(role, owner.segments.directories[role])
+
+    # Putting ------------------------------------------------------------------------------
+
+    def allocate(self, *, timeout: float | None = 0.0) -> SharedBuffer:
+        """Return a free buffer. Its contents are undefined.
+
+        Parameters
+        ----------
+        timeout
+            Time limit of the wait for a free buffer, in seconds; 0 does not wait; None waits as
+            long as the owner lives. Only with ``overflow="wait"`` this waits.
+
+        Raises
+        ------
+        QueueFullError
+            No buffer became free in time.
+        BusyError
+            All places for producers are taken.
+        OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
+            Nothing can be put any more.
+        """
+        timeout_s = wait_s(timeout)
+        producer = self._producer()
+        producer.check()
+        if producer.opened.terms.overflow != "wait":
+            timeout_s = 0.0
+        record = producer.wait(
+            producer.take, producer.check, timeout_s, polls=producer.waits_for_streams
+        )
+        if record is None:
+            msg = f"no buffer of {self.depth} became free within {timeout_s:g} s"
+            hint = "wait longer with timeout=, or make the queue deeper"
+            raise QueueFullError(msg, operation="allocate", hint=hint)
+        buffer = SharedBuffer(record, self.nbytes, b"")
+        buffer._record = record
+        return buffer
+
+    def put(
+        self,
+        item: Any,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+        copy: str | None = None,
+    ) -> None:
+        """Hand a buffer over to the consumers.
+
+        Parameters
+        ----------
+        item
+            A buffer of :meth:`allocate`; it ends here. With ``copy="allow"`` also bytes or an
+            array, which is copied into a free buffer.
+        stream
+            The stream that fills the buffer: a stream of CuPy, PyTorch or torch-npu, or its handle.
+            Consumers get the buffer when the work that was issued before is complete. None: this
+            waits for all work of the device.
+        timeout
+            Time limit of the wait for a free buffer, if ``item`` is copied; as for
+            :meth:`allocate`.
+        copy
+            ``"allow"``, or None to refuse everything that is not a buffer.
+
+        Raises
+        ------
+        BusyError
+            A view of the buffer is alive. Nothing has changed then.
+        UnsupportedError
+            The item is neither a buffer of this queue nor may be copied.
+        QueueFullError, InvalidSizeError
+            No buffer became free in time, or the item does not fit.
+        OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
+            Nothing can be put any more, or the buffer was handed over before.
+        """
+        number = stream_on(self.device, stream)
+        producer = self._producer()
+        producer.check()
+        buffer = item if isinstance(item, SharedBuffer) else self._copied(item, copy, timeout)
+        length, user_data = buffer.data_length, buffer.user_data
+        record = taken_from(buffer, producer)
+        try:
+            producer.put(record, length, user_data, number)
+        except BaseException:
+            if not record.is_done:
+                # Nothing was published: the buffer is the application's again.
+                buffer._record = record
+                if buffer is not item:
+                    buffer.release()
+            raise
+
+    def put_many(self, items: Iterable[Any], **options: Any) -> None:
+        """Put several items, in order; see :meth:`put`. If one raises, earlier ones were put."""
+        for item in items:
+            self.put(item, **options)
+
+    def _copied(self, item: Any, copy: str | None, timeout: float | None) -> SharedBuffer:
+        contents = contents_of(item, copy)
+        made = self.allocate(timeout=timeout)
+        try:
+            made.write(contents)
+            made.data_length = contents.nbytes
+        except BaseException:
+            made.release()
+            raise
+        return made
+
+    # Getting ------------------------------------------------------------------------------
+
+    def get(self, *, timeout: float | None = None, stream: Any = None) -> SharedBuffer:
+        """Return the next buffer. Release it when its contents are used.
+
+        Parameters
+        ----------
+        timeout
+            Time limit in seconds; 0 looks once; None waits as long as something can come.
+        stream
+            The stream that will use the buffer. Any stream may use it: a buffer arrives when the
+            work that fills it is complete.
+
+        Raises
+        ------
+        QueueEmptyError
+            No buffer arrived in time.
+        ClosedError
+            The queue has ended or was closed, and everything was read.
+        OwnerGoneError
+            The owner is dead, and everything readable was read.
+        BusyError
+            All places for consumers are taken.
+        AccessDeniedError, ForkedProcessError
+            The owner has revoked the role, or a forked child called this.
+        """
+        timeout_s = wait_s(timeout)
+        stream_on(self.device, stream)
+        consumer = self._consumer()
+        found = consumer.wait(
+            consumer.look, consumer.check_reading, timeout_s, polls=consumer.waits_for_streams
+        )
+        if found is None:
+            msg = f"no buffer arrived within {timeout_s:g} s"
+            raise QueueEmptyError(msg, operation="get", hint="wait longer with timeout=")
+        return found
+
+    def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
+        """Return the first buffer, and up to ``most`` in total that are there already."""
+        if not is_within(most, 1, inf):
+            msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
+            raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")
+        found = [self.get(timeout=timeout)]
+        look = self._consumer().look
+        while len(found) < most and (one := look()) is not None:
+            found.append(one)
+        return found
+
+    def __iter__(self) -> Iterator[SharedBuffer]:
+        with suppress(QueueEndedError):
+            while True:
+                yield self.get()
+
+    def fileno(self) -> int:
+        """Return a descriptor for ``select``, which becomes readable when a buffer may have come.
+
+        Call :meth:`get` with ``timeout=0`` after that, until it raises :class:`QueueEmptyError`.
+        """
+        return self._consumer().fileno()
+
+    async def get_async(self) -> SharedBuffer:
+        """Return the next buffer; see :meth:`get`. The event loop runs meanwhile."""
+        return await repeat(self._consumer(), partial(self.get, timeout=0))
+
+    async def put_async(self, item: Any, **options: Any) -> None:
+        """Put an item; see :meth:`put`. The event loop runs while all buffers are in use."""
+        await repeat(self._producer(), partial(self.put, item, timeout=0, **options))
+
+    async def __aiter__(self) -> AsyncIterator[SharedBuffer]:
+        with suppress(QueueEndedError):
+            while True:
+                yield await self.get_async()
+
+    # The whole queue ----------------------------------------------------------------------
+
+    def wait_for(
+        self, *, producers: int = 0, consumers: int = 0, timeout: float | None = None
+    ) -> None:
+        """Wait until that many processes have taken places.
+
+        Parameters
+        ----------
+        producers, consumers
+            The smallest numbers.
+        timeout
+            Time limit in seconds; 0 looks once; None: ``CROSSMEM_TIMEOUT``.
+
+        Raises
+        ------
+        WaitTimeoutError
+            The message says how many have come.
+        """
+        opened = self._usable().opened
+        if timeout is None:
+            timeout = self._process.settings.timeout_s
+        end = time.monotonic() + wait_s(timeout)
+        while True:
+            stats = self.stats()
+            if stats.producers >= producers and stats.consumers >= consumers:
+                return
+            opened.check_owner()
+            if time.monotonic() > end:
+                msg = f"only {stats.producers} producers and {stats.consumers} consumers have come"
+                raise WaitTimeoutError(msg, operation="wait_for", hint="give a longer timeout")
+            time.sleep(PAUSE_S)
+
+    def finish(self) -> None:
+        """Put nothing more. The queue ends when all producers have finished, closed or died.
+
+        In the owner, it also means that no further producer will come.
+        """
+        record = self._usable()
+        record.finish()
+        if record.owner is not None:
+            record.owner.finish()
+
+    def revoke(self, pid: int) -> None:
+        """Take the roles of a process, which may not open this queue again.
+
+        Its next calls raise :class:`AccessDeniedError`. What it puts from then on reaches nobody.
+        What it holds is lost, or delivered again, as after its death. But its mappings of the
+        memory stay, so a hostile process can still write to buffers.
+
+        Parameters
+        ----------
+        pid
+            The process id, as the owner sees it.
+
+        Raises
+        ------
+        UnsupportedError
+            Another process owns the queue.
+        """
+        owner = self._owner("revoke")
+        if not is_within(pid, 1, 2**31 - 1):
+            msg = f"pid is {shorten(pid)}; it must be the id of a process"
+            raise ConfigurationError(msg, operation="revoke", hint="pass os.getpid() of a peer")
+        owner.revoke(pid)
+
+    def stats(self) -> QueueStats:
+        """Return the state of the queue at this moment."""
+        record = self._usable()
+        if record.owner is not None:
+            # Its thread may not have looked yet.
+            record.owner.tend()
+        return stats_of(record.opened)
+
+    def close(self) -> None:
+        """Give up the places of this process. A second call does nothing.
+
+        The owner closes the queue for all: nothing can be put any more, and consumers get what is
+        readable.
+
+        Raises
+        ------
+        BusyError
+            This process has buffers of the queue that it has not released.
+        """
+        self._end()
+
+    @override
+    def _refuse_if_used(self, operation: str) -> None:
+        record = self._record
+        if record is not None and record.consumer is not None and record.consumer.held:
+            msg = f"{self!r} has {len(record.consumer.held)} buffers that were not released"
+            raise BusyError(msg, operation=operation, hint="release them first")
+
+    @override
+    def __reduce__(self) -> NoReturn:
+        msg = "a Queue stays in its process"
+        raise UnsupportedError(msg, hint="send the handle of queue.export(role=...)")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a queue's resources in one process."""
+
+import time
+from contextlib import ExitStack
+from threading import get_ident
+
+from typing_extensions import override
+
+from crossmem.errors import AccessDeniedError, ClosedError
+from crossmem.models import ShareableHandle
+from crossmem.models.queue_handle import QueueRole
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.queues.consumer import Consumer
+from crossmem.sharing.queues.opening import Queues, take_place
+from crossmem.sharing.queues.owner import QueueOwner
+from crossmem.sharing.queues.place import PAUSE_S, Opened
+from crossmem.sharing.queues.producer import Producer
+
+__all__ = ["QueueRecord"]
+
+
+class QueueRecord(Record):
+    """The resources of a queue in this process.
+
+    Parameters
+    ----------
+    opened
+        The queue.
+    mine
+        By role, the handles of the rings or places that this process may take.
+    owner
+        The queue's owner, if that is this process.
+    """
+
+    __slots__ = (
+        "_joining",
+        "consumer",
+        "is_finished",
+        "mappings",
+        "mine",
+        "opened",
+        "owner",
+        "producer",
+    )
+
+    def __init__(
+        self,
+        opened: Opened,
+        mine: dict[QueueRole, list[ShareableHandle]],
+        owner: QueueOwner | None = None,
+    ) -> None:
+        super().__init__()
+        self.opened = opened
+        self.mine = mine
+        self.owner = owner
+        self.producer: Producer | None = None
+        self.consumer: Consumer | None = None
+        self.is_finished = False
+        """Whether this process puts nothing more."""
+        self.mappings: list[Mapping] = []
+        """Those of the places that this process has taken."""
+        self._joining: dict[QueueRole, int] = {}
+        """By role, the thread that takes a place."""
+
+    def join(self, role: QueueRole, timeout_s: float) -> None:
+        """Take a place for a role, unless this process has one.
+
+        Raises
+        ------
+        AccessDeniedError, BusyError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
+            It gets none.
+        """
+        me = get_ident()
+        # No lock is held, because the driver maps the place. A signal handler that raises may leave
+        # this thread's number, which this thread takes for its own.
+        while self._joining.setdefault(role, me) != me:
+            time.sleep(PAUSE_S)
+        try:
+            if (self.producer if role == "produce" else self.consumer) is None:
+                self._take_place(role, timeout_s)
+        finally:
+            self._joining.pop(role, None)
+
+    def _take_place(self, role: QueueRole, timeout_s: float) -> None:
+        if role not in self.mine:
+            msg = f"this process opened the queue to {next(iter(self.mine))}, not to {role}"
+            hint = f"open it with the handle of queue.export(role={role!r})"
+            raise AccessDeniedError(msg, operation=role, hint=hint)
+        if self.is_finished and role == "produce":
+            msg = "this process has called finish(), and puts nothing more"
+            raise ClosedError(msg, operation="put", hint="open the queue again")
+        index, mapping = take_place(self.opened, role, self.mine[role], timeout_s)
+        self.mappings.append(mapping)
+        try:
+            view = mapping.view()
+            if role == "produce":
+                producer = Producer(self.opened, index, view, mapping.ptr)
+                producer.join(timeout_s)
+                self.producer = producer
+            else:
+                consumer = Consumer(self.opened, index, view, mapping.ptr)
+                consumer.join(timeout_s)
+                self.consumer = consumer
+        except BaseException:
+            self.mappings.remove(mapping)
+            self._unmap([mapping])
+            raise
+
+    def _unmap(self, mappings: list[Mapping]) -> None:
+        """Let places end as soon as no view of them is left."""
+        taken = self.opened.process.part(Queues).taken
+        while mappings:
+            mapping = mappings.pop()
+            taken.discard(mapping.handle.core)
+            leave_to_views(mapping)
+
+    def finish(self) -> None:
+        """End the session of the producer."""
+        self.is_finished = True
+        if self.producer is not None:
+            self.producer.leave()
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Leave the places, then the segments; the owner closes the queue for all.
+
+        Each of them has a record of its own, with which a refused release is repeated.
+        """
+        if self.is_done:
+            return
+        self.is_done = True
+        owner, places = self.owner, (self.producer, self.consumer)
+        self.producer = self.consumer = None
+        with ExitStack() as steps:
+            # If one step raises, the others still run. The last one here runs first.
+            if owner is not None:
+                steps.callback(owner.segments.free)
+            steps.callback(self._unmap, self.mappings)
+            for memory in self.opened.kept:
+                leave_to_views(memory)
+            for place in places:
+                if place is not None:
+                    steps.callback(place.leave)
+            if owner is not None:
+                self.opened.process.part(Queues).owned.pop(owner, None)
+                steps.callback(owner.close)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a queue at one moment."""
+
+from dataclasses import dataclass
+
+from crossmem.control import words
+from crossmem.sharing.queues import layout
+from crossmem.sharing.queues.place import Opened
+
+__all__ = ["QueueStats", "stats_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The state of a queue at one moment.
+
+    Attributes
+    ----------
+    producers, consumers
+        Number of processes that produce and consume.
+    put
+        Number of entries that were put.
+    dropped
+        Number of entries that producers dropped.
+    lost
+        Number of entries that were lost with dead consumers.
+    redelivered
+        Number of entries that were delivered again.
+    waiting
+        Number of entries that wait for a consumer with room; with ``delivery="one"``.
+    lag
+        By consumer: number of entries that it has not looked at.
+    """
+
+    producers: int
+    consumers: int
+    put: int
+    dropped: int
+    lost: int
+    redelivered: int
+    waiting: int
+    lag: dict[int, int]
+
+
+def stats_of(opened: Opened) -> QueueStats:
+    """Return the state of a queue."""
+    terms, control = opened.terms, opened.control
+    rings, places = opened.segments[: terms.producers], opened.segments[terms.producers :]
+    tails = [opened.tail(one) for one in range(terms.producers)]
+    return QueueStats(
+        producers=sum(opened.member(one) > 0 for one in range(terms.producers)),
+        consumers=sum(opened.consumer(one) > 0 for one in range(terms.consumers)),
+        put=sum(tails),
+        dropped=sum(words.load(one, layout.DROPS) for one in rings),
+        lost=words.load(control, layout.LOST),
+        redelivered=words.load(control, layout.REDELIVERED),
+        waiting=words.load(control, layout.WAITING),
+        lag={
+            one: max(0, control[terms.handed(one)] - place[layout.HANDED])
+            + sum(max(0, t - place[terms.read(p)]) for p, t in enumerate(tails))
+            for one, place in enumerate(places)
+            if opened.consumer(one)
+        },
+    )

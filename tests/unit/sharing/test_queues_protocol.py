@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of queues at its seams: moments between two steps, brought about on purpose.
+
+Several producers and consumers are objects of this process, each with a ring or place of its own.
+"""
+
+import gc
+import os
+import select
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from in_use import assert_in_use, in_use
+
+import crossmem
+from crossmem import Queue, QueueEmptyError, QueueFullError
+from crossmem.models.queue_handle import QueueRole
+from crossmem.sharing.queues.consumer import Consumer
+from crossmem.sharing.queues.layout import DROPPING, READY, SIZES, TAIL, WANTED, WISH
+from crossmem.sharing.queues.opening import Queues
+from crossmem.sharing.queues.producer import Producer
+from crossmem.sharing.queues.record import QueueRecord
+
+NBYTES = 64
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    before = in_use()
+    yield
+    gc.collect()
+    assert_in_use(before)
+
+
+class Crowd:
+    """An owner's queue, and further objects that take part in it."""
+
+    def __init__(self, depth: int = 4, **terms: Any) -> None:
+        terms = {"producers": 3, "consumers": 3, **terms}
+        self.queue = crossmem.device("host").queue(depth, NBYTES, **terms)
+        self.objects = [self.queue]
+        self.opened = self.record_of(self.queue).opened
+
+    @staticmethod
+    def record_of(queue: Queue) -> QueueRecord:
+        assert queue._record is not None
+        return queue._record
+
+    def open(self, role: QueueRole) -> Queue:
+        queue = Queue(QueueRecord(self.opened, {role: self.record_of(self.queue).mine[role]}))
+        self.objects.append(queue)
+        if role == "produce":
+            queue._producer()
+        else:
+            queue._consumer()
+        return queue
+
+    def tend(self) -> crossmem.QueueStats:
+        """Let the owner look, and return its numbers."""
+        return self.queue.stats()
+
+    def vanish(self, queue: Queue) -> None:
+        """Give a place up as a process does that dies, before the owner sees it."""
+        record = self.record_of(queue)
+        queue._record = None
+        taken = self.opened.process.part(Queues).taken
+        for mapping in record.mappings:
+            taken.discard(mapping.handle.core)
+            mapping._is_left = True
+        if record.consumer is not None:
+            # Buffers in hand refer to the place.
+            record.consumer.held.clear()
+        record.mappings.clear()
+        record.producer = record.consumer = None
+        self.objects.remove(queue)
+
+    def close(self) -> None:
+        while self.objects:
+            self.objects.pop().close()
+
+
+@pytest.fixture
+def crowds() -> Iterator[list[Crowd]]:
+    made: list[Crowd] = []
+    yield made
+    while made:
+        made.pop().close()
+
+
+def put(queue: Queue, *items: bytes) -> None:
+    for item in items:
+        buffer = queue.allocate()
+        buffer.user_data = item
+        queue.put(buffer)
+
+
+def take(queue: Queue, timeout: float = 5.0) -> bytes:
+    with queue.get(timeout=timeout) as buffer:
+        return buffer.user_data
+
+
+def is_empty(queue: Queue) -> bool:
+    try:
+        take(queue, 0)
+    except QueueEmptyError:
+        return True
+    return False
+
+
+# Order ------------------------------------------------------------------------------------
+
+
+def test_what_a_producer_gave_comes_before_what_the_owner_gives_later(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(8, prefetch=2))
+    consumer = crowd.open("consume")
+    put(crowd.queue, *(b"%d" % number for number in range(8)))
+    found = [take(consumer)]
+    # Now there is room for an entry of the owner.
+    crowd.tend()
+
+    assert found + [take(consumer) for _ in range(7)] == [b"%d" % number for number in range(8)]
+
+
+def test_an_entry_whose_place_in_the_order_is_overwritten(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(2, prefetch=2))
+    slow, fast = crowd.open("consume"), crowd.open("consume")
+    producer = crowd.open("produce")
+    put(producer, b"1", b"2")
+    assert take(fast) == b"2"
+    put(producer, b"3")
+
+    assert take(slow, 0) == b"1"
+    assert take(slow, 0) == b"3"
+
+
+# Ends of sessions -------------------------------------------------------------------------
+
+
+def test_an_entry_for_a_consumer_that_left_meanwhile(
+    crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowds.append(crowd := Crowd())
+    leaving, other = crowd.open("consume"), crowd.open("consume")
+    producer = crowd.open("produce")
+    choose = Producer._choose
+
+    def choose_and_lose(self: Producer) -> int:
+        target = choose(self)
+        if target and not leaving.closed:
+            leaving.close()
+            crowd.tend()
+        return target
+
+    monkeypatch.setattr(Producer, "_choose", choose_and_lose)
+    put(producer, b"1")
+
+    assert take(other) == b"1"
+
+
+@pytest.mark.parametrize("redeliver", [False, True])
+def test_a_place_is_taken_before_the_owner_sees_a_death(
+    crowds: list[Crowd], *, redeliver: bool
+) -> None:
+    crowds.append(crowd := Crowd(consumers=1, redeliver=redeliver, prefetch=3))
+    dead = crowd.open("consume")
+    put(crowd.queue, b"1", b"2")
+    buffer = dead.get(timeout=0)
+    crowd.vanish(dead)
+    buffer.release()
+    del buffer
+    gc.collect()
+    heir = crowd.open("consume")
+
+    stats = crowd.tend()
+    assert (stats.lost, stats.redelivered) == ((0, 1) if redeliver else (1, 0))
+    if redeliver:
+        with heir.get(timeout=5) as buffer:
+            assert (buffer.user_data, buffer.delivery_count) == (b"1", 2)
+    with heir.get(timeout=5) as buffer:
+        assert (buffer.user_data, buffer.delivery_count) == (b"2", 1)
+
+
+def test_what_is_put_after_the_end_of_a_session_reaches_nobody(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd())
+    producer, consumer = crowd.open("produce"), crowd.open("consume")
+    put(producer, b"1")
+    buffer = producer.allocate()
+    place = producer._producer()
+    place.words[WISH] = 0
+    crowd.tend()
+    with pytest.raises(crossmem.AccessDeniedError):
+        producer.put(buffer)
+    record = buffer._record
+    assert record is not None
+    buffer._record = None
+    place.put(record, 1, b"late", None)
+
+    assert take(consumer) == b"1"
+    assert is_empty(consumer)
+    assert crowd.tend().put == 1
+
+
+def test_entries_before_the_session_of_a_consumer_of_each(
+    crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowds.append(crowd := Crowd(delivery="each"))
+    begin = Consumer.begin
+
+    def begin_late(self: Consumer) -> None:
+        begin(self)
+        # No consumer has a session, so the buffer is free at once.
+        put(crowd.queue, b"before")
+
+    monkeypatch.setattr(Consumer, "begin", begin_late)
+    consumer = crowd.open("consume")
+
+    assert is_empty(consumer)
+    put(crowd.queue, b"after")
+    assert take(consumer) == b"after"
+
+
+# Dropping ---------------------------------------------------------------------------------
+
+
+def test_a_mark_of_a_producer_that_lives_and_of_one_that_has_gone(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(overflow="drop"))
+    producer, consumer = crowd.open("produce"), crowd.open("consume")
+    put(producer, b"1", b"2")
+    place, terms = producer._producer(), crowd.opened.terms
+    for buffer in range(2):
+        place.words[terms.entry(buffer)] |= DROPPING
+    assert is_empty(consumer)
+    place.words[terms.entry(0)] &= ~DROPPING
+    assert take(consumer, 0) == b"1"
+    assert is_empty(consumer)
+    producer.close()
+    crowd.tend()
+
+    assert take(consumer, 0) == b"2"
+
+
+def test_marked_entries_that_wait_at_the_owner(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(overflow="drop"))
+    producer = crowd.open("produce")
+    put(producer, b"1", b"2")
+    producer._producer().words[crowd.opened.terms.entry(0)] |= DROPPING
+    consumer = crowd.open("consume")
+    assert is_empty(consumer)
+    producer.close()
+    crowd.tend()
+
+    assert [take(consumer), take(consumer)] == [b"1", b"2"]
+
+
+# Rubbish ----------------------------------------------------------------------------------
+
+
+def test_releases_that_a_predecessor_wrote_ahead(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(1, consumers=1))
+    hostile = crowd.open("consume")
+    place, terms = hostile._consumer(), crowd.opened.terms
+    crowd.queue.allocate().release()
+    ring = crowd.queue._producer().place
+    place.words[terms.released(ring, 0)] = 1
+    hostile.close()
+    consumer = crowd.open("consume")
+    put(crowd.queue, b"1")
+    with consumer.get(timeout=5) as buffer:
+        with pytest.raises(QueueFullError):
+            crowd.queue.allocate()
+        assert buffer.user_data == b"1"
+
+
+def test_rubbish_in_a_ring_that_is_taken_over(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(2))
+    hostile = crowd.open("produce")
+    put(hostile, b"1")
+    place, at = hostile._producer(), crowd.opened.terms.entry(1)
+    place.words[at + READY] = place.words[at + WANTED] = 2**64 - 1
+    hostile.close()
+    crowd.tend()
+    heir = crowd.open("produce")
+
+    mine = heir._producer()
+    assert mine.place == place.place
+    assert (mine.words[at + READY], mine.words[at + WANTED]) == (0, 0)
+    mine.words[TAIL] = 2**64 - 1
+    heir.close()
+    crowd.tend()
+    # The ring cannot be used again, but the others can.
+    other = crowd.open("produce")
+    assert other._producer().place != place.place
+
+
+def test_sizes_out_of_bounds(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd())
+    producer, consumer = crowd.open("produce"), crowd.open("consume")
+    put(producer, b"1")
+    producer._producer().words[crowd.opened.terms.entry(0) + SIZES] = 2**64 - 1
+
+    with consumer.get(timeout=0) as buffer:
+        assert (buffer.data_length, len(buffer.user_data)) == (NBYTES, 96)
+
+
+def test_an_order_out_of_bounds(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd())
+    producer, consumer = crowd.open("produce"), crowd.open("consume")
+    put(producer, b"1")
+    producer._producer().words[crowd.opened.terms.order(1)] = 2**63
+
+    assert take(consumer, 0) == b"1"
+
+
+def test_rubbish_that_the_owner_hands_out(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd())
+    consumer = crowd.open("consume")
+    control, terms = crowd.opened.control, crowd.opened.terms
+    for where in (2**64 - 1, 200, 2 | 2**20 << 8):
+        position = control[terms.handed(0)]
+        at = terms.hand(0, position)
+        control[at], control[at + 1] = 1, where
+        control[terms.handed(0)] = position + 1
+        assert is_empty(consumer)
+
+
+# Sleep ------------------------------------------------------------------------------------
+
+
+def test_a_thread_passes_on_the_wake_up_that_it_may_have_read(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd())
+    consumer = crowd.open("consume")._consumer()
+    number = consumer._bell
+    consumer.sleepers = 1
+    os.eventfd_write(number, 1)
+    looks = iter((None, None, "found"))
+    assert consumer.wait(lambda: next(looks), lambda: None, 0, polls=lambda: False) is None
+    assert not select.select([number], [], [], 0)[0]
+    os.eventfd_write(number, 1)
+    looks = iter((None, "found"))
+    found = consumer.wait(lambda: next(looks), lambda: None, 0, polls=lambda: False)
+    consumer.sleepers = 0
+
+    assert found == "found"
+    assert select.select([number], [], [], 0)[0]
