@@ -219,7 +219,9 @@ class Machine(RuleBasedStateMachine):
                 assert waited < 1000, stats
             stats = self.queue.stats()
             missing = self.put - set(self.deliveries)
-            assert len(missing) == stats.dropped
+            # An item that waits for its second delivery may be dropped, too.
+            assert len(missing) <= stats.dropped
+            assert self.redeliver or len(missing) == stats.dropped
             assert stats.put == len(self.put)
         # Each buffer is free again.
         while self.consumers:

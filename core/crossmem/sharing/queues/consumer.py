@@ -253,6 +253,10 @@ class Consumer(Place):
         opened, terms = self.opened, self.opened.terms
         if record not in self.held:
             return
+        if not self.session or opened.member(self.place) != self.session:
+            # The owner has given the entry to others, perhaps to the next session of this place.
+            self.held.pop(record, None)
+            return
         at = terms.released(record.producer, record.buffer)
         failure = self.finish_work(stream)
         if stream is not None and self._release_on(stream, at, record.stamp):
