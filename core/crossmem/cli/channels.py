@@ -63,6 +63,8 @@ class Sharing(Channel):
     def __init__(self, queue: crossmem.Queue) -> None:
         self._queue = queue
         self.handle = queue.export(role="consume").to_bytes()
+        # This process takes its place now, as the secondaries do before the stream begins.
+        queue.allocate().release()
         # The source cannot be read into device memory.
         visible = queue.device.capabilities.host_visible
         self._staging = None if visible else memoryview(bytearray(queue.nbytes))

@@ -29,6 +29,8 @@ __all__ = ["MAX_SECONDARIES", "QueueDemo"]
 MAX_SECONDARIES: Final = 64
 """The most consumers of a queue."""
 _DEPTH: Final = 8
+_PREFETCH: Final = 4
+"""As many as let two secondaries have all buffers. A chunk for which none has room takes longer."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8
@@ -91,7 +93,7 @@ class QueueDemo:
                 gather(crew, timeout=self.timeout)
                 start_s = time.perf_counter() - starting
 
-                with device.queue(_DEPTH, size, consumers=len(crew)) as queue:
+                with device.queue(_DEPTH, size, consumers=len(crew), prefetch=_PREFETCH) as queue:
                     sharing = Sharing(queue)
                     handle_nbytes = len(sharing.handle or b"")
                     shared_s, received = self._stream(sharing, crew, size, "Stream, no copy")
