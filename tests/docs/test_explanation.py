@@ -10,7 +10,7 @@ from typing import Any
 import kit_runs
 
 import crossmem.conformance
-from crossmem.conformance.report import LAWS, POOL_LAWS, TIMELINE_LAWS
+from crossmem.conformance.report import LAWS, POOL_LAWS, QUEUE_LAWS, TIMELINE_LAWS
 from crossmem.locks import _DRIVERS_RUN_UNDER, Rank
 
 GetPage = Callable[[str], Any]
@@ -62,6 +62,12 @@ def test_every_law_of_timelines_has_a_row(page: GetPage) -> None:
     contract = page("explanation/contract.md")
 
     assert re.findall(r"^\| (L\d+) \| [A-Z]", contract.text, re.MULTILINE) == list(TIMELINE_LAWS)
+
+
+def test_every_law_of_queues_has_a_row(page: GetPage) -> None:
+    contract = page("explanation/contract.md")
+
+    assert re.findall(r"^\| (Q\d+) \| [A-Z]", contract.text, re.MULTILINE) == list(QUEUE_LAWS)
 
 
 def test_tests_that_are_named_exist(pages: list[Any]) -> None:

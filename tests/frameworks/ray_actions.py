@@ -163,6 +163,19 @@ class Actor:
         """Return the leases of the arrays that are exported, and how many messages hold some."""
         return leases(), len(reservations._reserved)
 
+    def answer(self, consume: Any, produce: Any) -> str:
+        """Open two queues, and answer an item of the first one by the second."""
+        with (
+            crossmem.open_queue(consume) as requests,
+            crossmem.open_queue(produce) as answers,
+            requests.get(timeout=DEADLINE_S) as found,
+        ):
+            made = answers.allocate()
+            made.write(found.read(found.data_length).upper())
+            made.data_length = found.data_length
+            answers.put(made)
+            return found.user_data.decode()
+
 
 class Async(Actor):
     async def take_now(self, array: Any) -> float:
@@ -340,6 +353,26 @@ def send_tensors(receiver: str) -> dict[str, Any]:
         "learns": got[0].requires_grad,
         "other": got[1].tolist(),
     }
+
+
+def send_queues(*, as_bytes: bool) -> tuple[str, bytes]:
+    """Send the handles of queues to an actor, which answers what was put."""
+    device = crossmem.device("host")
+    with (
+        device.queue(2, 256) as requests,
+        device.queue(2, 256) as answers,
+        actor("here") as one,
+    ):
+        handles = requests.export(role="consume"), answers.export(role="produce")
+        sent = [each.to_bytes() for each in handles] if as_bytes else handles
+        result = one.answer.remote(*sent)
+        buffer = requests.allocate()
+        buffer.write(b"some bytes")
+        buffer.data_length, buffer.user_data = 10, b"number 1"
+        requests.put(buffer)
+        with answers.get(timeout=DEADLINE_S) as found:
+            data = found.read(found.data_length)
+        return ray.get(result), data
 
 
 def wait_in_ways(sender: str) -> dict[str, Any]:

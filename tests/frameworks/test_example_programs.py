@@ -22,7 +22,11 @@ PROGRAMS = {
     "ranks": r"(version \d: copied by 8 ranks in .* ms(; calls of the trainer: .*)?\n){4}"
     r"(rank \d: found 4 versions(; calls of the rank for all: .*)?\n){8}",
     "loader": r"32 batches from 2 workers on .* ms to receive one, .* GB/s\n",
+    "batches": r"64 batches from 4 producers on .*: consumers got [1-9]\d* \+ [1-9]\d*, .* us .*\n",
+    "broadcast": r"(version \d: waited .* ms for a buffer, put to 8 ranks in \d+ us\n){4}"
+    r"(rank \d: found 4 versions\n){8}",
 }
+QUEUES = ("batches", "broadcast")
 # In this process alone, so that it expects something else than what the other one has written.
 ANOTHER_DIGEST = """
 import runpy, sys
@@ -79,6 +83,17 @@ def test_on_a_gpu(name: str, gpu: str) -> None:
     assert re.fullmatch(PROGRAMS[name], done.stdout), done.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("name", QUEUES)
+def test_queues_on_an_emulated_gpu(name: str, tmp_path: Path) -> None:
+    # These programs need no CuPy.
+    environment = {"CROSSMEM_RUNTIME": "hip=emulated", "CROSSMEM_EMULATED_STATE": str(tmp_path)}
+    done = run(EXAMPLES / f"{name}.py", "--device", "hip:0", **environment)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(PROGRAMS[name], done.stdout), done.stdout
+
+
 @pytest.mark.parametrize("slow_streams", ["0", "1"])
 def test_no_rank_waits_for_a_device(gpu: str, tmp_path: Path, slow_streams: str) -> None:
     if "CROSSMEM_EMULATED_STATE" not in os.environ:
@@ -120,6 +135,8 @@ def test_a_difference_is_an_error(name: str) -> None:
         "kv_cache": "--requests=1",
         "ranks": "--ranks=1",
         "loader": "--batches=1",
+        "batches": "--batches=1",
+        "broadcast": "--ranks=1",
     }
     done = run("-c", ANOTHER_DIGEST.format(str(EXAMPLES / f"{name}.py")), small[name])
 

@@ -74,6 +74,13 @@ def test_on_one_node_arrays_are_handles(driver: Peer) -> None:
     assert answer["written"] == -3
 
 
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_on_one_node_the_handle_of_a_queue_opens_it(driver: Peer, *, as_bytes: bool) -> None:
+    answer = driver.call(ray_actions.send_queues, as_bytes=as_bytes, within=CALL_S)
+
+    assert answer == ("number 1", b"SOME BYTES")
+
+
 def test_between_nodes_arrays_are_copied(driver: Peer) -> None:
     answer = driver.call(ray_actions.send, "here", "there", within=CALL_S)
 

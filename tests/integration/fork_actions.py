@@ -80,6 +80,7 @@ _ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "done": lambda _: (1,),
     "for_mechanism": lambda one: (one.mechanism,),
     "pool": lambda _: (4096, 1),
+    "queue": lambda _: (1, 4096),
     "reserve": lambda _: (1,),
     "slice": lambda _: (0, 1),
     "update": lambda _: ({},),

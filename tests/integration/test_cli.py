@@ -106,7 +106,7 @@ def test_the_library_never_imports_what_the_extra_brings() -> None:
 
 def test_consumers_do_not_import_what_only_the_terminal_needs() -> None:
     code = (
-        "import sys, crossmem.cli.consumer, crossmem.cli.children\n"
+        "import sys, crossmem.cli.secondary, crossmem.cli.children\n"
         "assert not {'typer', 'rich'} & set(sys.modules)\n"
     )
     done = interpreter("-c", code)

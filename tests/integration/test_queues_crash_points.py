@@ -17,10 +17,10 @@ from crossmem.conformance.peers import Peer, PeerDiedError
 from crossmem.conformance.pool import SOON_S, settle
 
 if TYPE_CHECKING:
-    from tests.integration import queue_actions
+    from tests.integration import hand_over_actions
     from tests.integration.conftest import StartPeer
 else:
-    import queue_actions
+    import hand_over_actions
 
 DEPTH: Final = 4
 NBYTES: Final = 64
@@ -36,17 +36,17 @@ class Scene:
     def __init__(self, start_peer: "StartPeer", **terms: Any) -> None:
         self.owner, self.survivor, self.victim = (start_peer(tracing=False) for _ in range(3))
         self.handles = self.owner.call(
-            queue_actions.make, "queue", DEPTH, NBYTES, producers=3, consumers=2, **terms
+            hand_over_actions.make, "queue", DEPTH, NBYTES, producers=3, consumers=2, **terms
         )
-        self.survivor.call(queue_actions.open_, "produce", self.handles["produce"])
+        self.survivor.call(hand_over_actions.open_, "produce", self.handles["produce"])
 
     def open(self, peer: Peer, role: str) -> None:
         """Let a process open the queue."""
-        peer.call(queue_actions.open_, role, self.handles[role])
+        peer.call(hand_over_actions.open_, role, self.handles[role])
 
     def put(self, *items: bytes) -> None:
         """Let the survivor put items."""
-        self.survivor.call(queue_actions.put, "produce", *items)
+        self.survivor.call(hand_over_actions.put, "produce", *items)
 
     def end(self) -> None:
         """End all processes."""
@@ -55,7 +55,7 @@ class Scene:
 
     def stats(self) -> crossmem.QueueStats:
         """Return the owner's numbers."""
-        found: crossmem.QueueStats = self.owner.call(queue_actions.stats, "queue")
+        found: crossmem.QueueStats = self.owner.call(hand_over_actions.stats, "queue")
         return found
 
     def account(self, *, joins: bool) -> list[bytes]:
@@ -65,11 +65,11 @@ class Scene:
         while self.stats().consumers > 1 or self.stats().producers > 1:
             pass
         self.put(b"last")
-        found: list[bytes] = self.survivor.call(queue_actions.get_until, "consume", b"last")
+        found: list[bytes] = self.survivor.call(hand_over_actions.get_until, "consume", b"last")
         while (stats := self.stats()).waiting or any(stats.lag.values()):
-            found += self.survivor.call(queue_actions.get_all, "consume")
+            found += self.survivor.call(hand_over_actions.get_all, "consume")
         free = self.survivor.call(
-            queue_actions.count_free, self.handles["produce"], 2, DEPTH, 2 * SOON_S
+            hand_over_actions.count_free, self.handles["produce"], 2, DEPTH, 2 * SOON_S
         )
         assert free == 2 * DEPTH
         return found
@@ -106,7 +106,7 @@ def run_points(
     for at in points:
         scene = Scene(start_peer, **terms)
         before(scene)
-        scene.victim.call(queue_actions.count, at)
+        scene.victim.call(hand_over_actions.count, at)
         try:
             operation(scene)
         except PeerDiedError:
@@ -136,39 +136,41 @@ PRODUCES: dict[str, tuple[dict[str, Any], Step, Step]] = {
     "a put to a consumer": (
         {},
         steps(watch, open_("produce")),
-        victim(queue_actions.put, "produce", b"0"),
+        victim(hand_over_actions.put, "produce", b"0"),
     ),
     "a put to a consumer that sleeps": (
         {},
         steps(watch, open_("produce")),
-        victim(queue_actions.put, "produce", b"0", b"1"),
+        victim(hand_over_actions.put, "produce", b"0", b"1"),
     ),
     "a put that is left to the owner": (
         {},
-        steps(watch, open_("produce"), victim(queue_actions.put, "produce", b"0", b"1")),
-        victim(queue_actions.put, "produce", b"2"),
+        steps(watch, open_("produce"), victim(hand_over_actions.put, "produce", b"0", b"1")),
+        victim(hand_over_actions.put, "produce", b"2"),
     ),
     "a put that drops the oldest": (
         {"overflow": "drop"},
         steps(
-            watch, open_("produce"), victim(queue_actions.put, "produce", b"0", b"1", b"2", b"3")
+            watch,
+            open_("produce"),
+            victim(hand_over_actions.put, "produce", b"0", b"1", b"2", b"3"),
         ),
-        victim(queue_actions.put, "produce", b"4"),
+        victim(hand_over_actions.put, "produce", b"4"),
     ),
     "a put to each": (
         {"delivery": "each"},
         steps(watch, open_("produce")),
-        victim(queue_actions.put, "produce", b"0", b"1"),
+        victim(hand_over_actions.put, "produce", b"0", b"1"),
     ),
     "the end": (
         {},
-        steps(watch, open_("produce"), victim(queue_actions.put, "produce", b"0")),
+        steps(watch, open_("produce"), victim(hand_over_actions.put, "produce", b"0")),
         victim(actions.call, "produce", "finish"),
     ),
     "the close": (
         {},
-        steps(watch, open_("produce"), victim(queue_actions.put, "produce", b"0")),
-        victim(queue_actions.close, "produce"),
+        steps(watch, open_("produce"), victim(hand_over_actions.put, "produce", b"0")),
+        victim(hand_over_actions.close, "produce"),
     ),
 }
 """By operation: the terms of the queue, what comes before, and the operation."""
@@ -178,27 +180,27 @@ CONSUMES: dict[str, tuple[dict[str, Any], Step, Step]] = {
     "a get from the owner": (
         {},
         steps(put(b"0", b"1", b"2"), open_("consume")),
-        victim(queue_actions.keep, "consume"),
+        victim(hand_over_actions.keep, "consume"),
     ),
     "a get": (
         {"prefetch": 3},
         steps(open_("consume"), put(b"0", b"1", b"2")),
-        victim(queue_actions.keep, "consume"),
+        victim(hand_over_actions.keep, "consume"),
     ),
     "a get where entries are dropped": (
         {"overflow": "drop"},
         steps(open_("consume"), put(b"0", b"1", b"2")),
-        victim(queue_actions.keep, "consume"),
+        victim(hand_over_actions.keep, "consume"),
     ),
     "a get and a release": (
         {},
         steps(open_("consume"), put(b"0", b"1", b"2")),
-        victim(queue_actions.get, "consume"),
+        victim(hand_over_actions.get, "consume"),
     ),
     "a get of each": (
         {"delivery": "each"},
         steps(watch, open_("consume"), put(b"0", b"1", b"2")),
-        victim(queue_actions.get, "consume"),
+        victim(hand_over_actions.get, "consume"),
     ),
     "the opening where each gets all": (
         {"delivery": "each"},
@@ -208,12 +210,12 @@ CONSUMES: dict[str, tuple[dict[str, Any], Step, Step]] = {
     "a sleep": (
         {},
         steps(open_("consume")),
-        steps(victim(queue_actions.wait_in_vain, "consume"), put(b"0", b"1", b"2")),
+        steps(victim(hand_over_actions.wait_in_vain, "consume"), put(b"0", b"1", b"2")),
     ),
     "the close": (
         {},
         steps(open_("consume"), put(b"0", b"1", b"2")),
-        victim(queue_actions.close, "consume"),
+        victim(hand_over_actions.close, "consume"),
     ),
 }
 
@@ -273,10 +275,10 @@ OWNERS: dict[str, tuple[Step, Step]] = {
     "an entry that is left to it": (watch, put(b"0", b"1", b"2")),
     "a release that it waits for": (
         steps(watch, put(b"0", b"1", b"2")),
-        lambda scene: scene.survivor.call(queue_actions.get, "consume"),
+        lambda scene: scene.survivor.call(hand_over_actions.get, "consume"),
     ),
     "the death of a consumer": (
-        steps(watch, open_("consume"), put(b"0", b"1"), victim(queue_actions.keep, "consume")),
+        steps(watch, open_("consume"), put(b"0", b"1"), victim(hand_over_actions.keep, "consume")),
         kill_victim,
     ),
     "the death of a producer": (steps(watch, open_("produce")), kill_victim),
@@ -285,7 +287,7 @@ OWNERS: dict[str, tuple[Step, Step]] = {
         steps(watch, open_("consume")),
         lambda scene: scene.owner.call(actions.call, "queue", "revoke", scene.victim.pid),
     ),
-    "the close": (watch, lambda scene: scene.owner.call(queue_actions.close, "queue")),
+    "the close": (watch, lambda scene: scene.owner.call(hand_over_actions.close, "queue")),
 }
 
 
@@ -297,7 +299,7 @@ def test_an_owner_killed_there(start_peer: "StartPeer", name: str, points: range
     for at in points:
         scene = Scene(start_peer, redeliver=True)
         before(scene)
-        scene.owner.call(queue_actions.count, at)
+        scene.owner.call(hand_over_actions.count, at)
         with contextlib.suppress(PeerDiedError, crossmem.OwnerGoneError, crossmem.BusyError):
             operation(scene)
         # Its thread works on its own.
@@ -308,11 +310,11 @@ def test_an_owner_killed_there(start_peer: "StartPeer", name: str, points: range
             return
         ends = {"OwnerGoneError", "ClosedError", "QueueEndedError"}
         for role, verb in (("consume", "get"), ("produce", "put")):
-            end, took_s = scene.survivor.call(queue_actions.end_of, role, verb)
+            end, took_s = scene.survivor.call(hand_over_actions.end_of, role, verb)
             assert end in ends
             assert took_s < SOON_S
         # Both can be closed, and used anew with other queues.
-        scene.survivor.call(queue_actions.close, "consume")
-        scene.survivor.call(queue_actions.close, "produce")
+        scene.survivor.call(hand_over_actions.close, "consume")
+        scene.survivor.call(hand_over_actions.close, "produce")
         scene.end()
     raise AssertionError("the operation never ends")

@@ -18,10 +18,10 @@ from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
-    from tests.integration import queue_actions
+    from tests.integration import hand_over_actions
     from tests.integration.conftest import StartPeer
 else:
-    import queue_actions
+    import hand_over_actions
 
 NBYTES = 4096
 DEPTH = 8
@@ -41,7 +41,7 @@ class Crowd:
         self.owner = start_peer(tracing=False)
         # One ring more, so that the queue does not end before it is told to.
         self.handles = self.owner.call(
-            queue_actions.make,
+            hand_over_actions.make,
             "queue",
             DEPTH,
             NBYTES,
@@ -50,7 +50,7 @@ class Crowd:
             **terms,
         )
         self.auditor = start_peer(tracing=False)
-        self.auditor.call(queue_actions.open_, "queue", self.handles["produce"])
+        self.auditor.call(hand_over_actions.open_, "queue", self.handles["produce"])
         self.working: dict[str, dict[Peer, Pending]] = {"produce": {}, "consume": {}}
 
     def fill(self) -> None:
@@ -61,9 +61,9 @@ class Crowd:
                 path = str(self.folder / f"{role}{number}")
                 blob = self.handles[role]
                 call = (
-                    (queue_actions.produce, blob, path, str(number), 10**9)
+                    (hand_over_actions.produce, blob, path, str(number), 10**9)
                     if role == "produce"
-                    else (queue_actions.consume, blob, path, number)
+                    else (hand_over_actions.consume, blob, path, number)
                 )
                 self.working[role][peer] = peer.start(*call, within=FOR_EVER_S)
 
@@ -153,20 +153,20 @@ def test_random_deaths_lose_nothing_else(
         crowd.kill("produce", peer)
 
     def unread() -> list[object]:
-        stats = crowd.owner.call(queue_actions.stats, "queue")
+        stats = crowd.owner.call(hand_over_actions.stats, "queue")
         return [stats] * (stats.producers > 1 or stats.waiting > 0 or any(stats.lag.values()))
 
     assert settle(unread, within=10 * SLOWNESS) == []
     # Each buffer of all dead producers is free again.
     free = crowd.auditor.call(
-        queue_actions.count_free, crowd.handles["produce"], PRODUCERS, DEPTH, 5.0 * SLOWNESS
+        hand_over_actions.count_free, crowd.handles["produce"], PRODUCERS, DEPTH, 5.0 * SLOWNESS
     )
     assert free == PRODUCERS * DEPTH
     crowd.auditor.call(actions.call, "queue", "close")
     crowd.owner.call(actions.call, "queue", "finish")
     assert [one.result(30 * SLOWNESS) for one in crowd.working["consume"].values()] == [0] * 3
 
-    stats = crowd.owner.call(queue_actions.stats, "queue")
+    stats = crowd.owner.call(hand_over_actions.stats, "queue")
     meant, put = crowd.put()
     got = crowd.got()
     deliveries = Counter(item for each in got for item, _count in each)

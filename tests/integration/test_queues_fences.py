@@ -9,10 +9,10 @@ import crossmem
 from crossmem.conformance import actions
 
 if TYPE_CHECKING:
-    from tests.integration import queue_actions
+    from tests.integration import hand_over_actions
     from tests.integration.conftest import StartPeer
 else:
-    import queue_actions
+    import hand_over_actions
 
 
 @pytest.mark.parametrize("consumer_fences", [None, "fence"])
@@ -22,11 +22,11 @@ def test_a_queue_of_an_owner_without_barriers(
 ) -> None:
     owner = start_peer(tracing=False, fresh=True, CROSSMEM_BARRIER="fence")
     consumer = start_peer(tracing=False, fresh=True, CROSSMEM_BARRIER=consumer_fences)
-    handles = owner.call(queue_actions.make, "queue", 4, 64, **terms)
-    consumer.call(queue_actions.open_, "queue", handles["consume"])
-    getting = consumer.start(queue_actions.get_until, "queue", b"9")
+    handles = owner.call(hand_over_actions.make, "queue", 4, 64, **terms)
+    consumer.call(hand_over_actions.open_, "queue", handles["consume"])
+    getting = consumer.start(hand_over_actions.get_until, "queue", b"9")
     for number in range(10):
-        owner.call(queue_actions.put, "queue", b"%d" % number)
+        owner.call(hand_over_actions.put, "queue", b"%d" % number)
 
     assert getting.result()[-1] == b"9"
     owner.call(actions.call, "queue", "finish")
@@ -37,10 +37,10 @@ def test_a_process_without_barriers_is_refused_where_others_rely_on_them(
 ) -> None:
     owner = start_peer(tracing=False)
     other = start_peer(tracing=False, fresh=True, CROSSMEM_BARRIER="fence")
-    handles = owner.call(queue_actions.make, "queue", 4, 64)
+    handles = owner.call(hand_over_actions.make, "queue", 4, 64)
 
     for role in ("produce", "consume"):
         with pytest.raises(crossmem.UnsupportedError, match="barriers") as caught:
-            other.call(queue_actions.open_, "queue", handles[role])
+            other.call(hand_over_actions.open_, "queue", handles[role])
         assert caught.value.hint
-    assert owner.call(queue_actions.stats, "queue").consumers == 0
+    assert owner.call(hand_over_actions.stats, "queue").consumers == 0

@@ -10,10 +10,10 @@ from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
-    from tests.integration import queue_actions
+    from tests.integration import hand_over_actions
     from tests.integration.conftest import StartPeer
 else:
-    import queue_actions
+    import hand_over_actions
 
 DEPTH: Final = 8
 ITEMS: Final = 40
@@ -44,12 +44,14 @@ def test_a_hostile_peer_harms_nobody_else(
     start_peer: "StartPeer", role: str, terms: dict[str, Any], rounds: int, each: int
 ) -> None:
     owner, producer, consumer, hostile = (start_peer(tracing=False) for _ in range(4))
-    handles = owner.call(queue_actions.make, "queue", DEPTH, 64, producers=3, consumers=2, **terms)
-    hostile.call(queue_actions.open_, "queue", handles[role])
-    consumer.call(queue_actions.open_, "queue", handles["consume"])
-    producer.call(queue_actions.open_, "queue", handles["produce"])
+    handles = owner.call(
+        hand_over_actions.make, "queue", DEPTH, 64, producers=3, consumers=2, **terms
+    )
+    hostile.call(hand_over_actions.open_, "queue", handles[role])
+    consumer.call(hand_over_actions.open_, "queue", handles["consume"])
+    producer.call(hand_over_actions.open_, "queue", handles["produce"])
     for turn in range(rounds):
-        scribbling = hostile.start(queue_actions.scribble, "queue", each, turn, within=600)
+        scribbling = hostile.start(hand_over_actions.scribble, "queue", each, turn, within=600)
         if role == "produce":
             exchange(producer, consumer, turn, terms)
         scribbling.result()
@@ -57,7 +59,7 @@ def test_a_hostile_peer_harms_nobody_else(
     hostile.kill()
 
     def others() -> list[object]:
-        stats = owner.call(queue_actions.stats, "queue")
+        stats = owner.call(hand_over_actions.stats, "queue")
         return [stats] * (stats.producers != 1 or stats.consumers != 1)
 
     assert settle(others, within=1 + SLOWNESS) == []
@@ -67,7 +69,7 @@ def test_a_hostile_peer_harms_nobody_else(
     consumer.call(actions.call, "queue", "close")
     heirs = start_peer(tracing=False), start_peer(tracing=False)
     for heir, takes in zip(heirs, ("produce", "consume"), strict=True):
-        heir.call(queue_actions.open_, "queue", handles[takes])
+        heir.call(hand_over_actions.open_, "queue", handles[takes])
     for turn in range(3):
         exchange(*heirs, turn, terms)
     heirs[0].call(actions.call, "queue", "finish")
@@ -78,8 +80,8 @@ def test_a_hostile_peer_harms_nobody_else(
 def exchange(producer: Any, consumer: Any, turn: int, terms: dict[str, Any]) -> None:
     """Check that honest items arrive in order, each once."""
     first, last = turn * ITEMS, (turn + 1) * ITEMS - 1
-    getting = consumer.start(queue_actions.get_honest, "queue", last, within=60 * SLOWNESS)
-    producer.call(queue_actions.put_all, "queue", first, ITEMS, within=60 * SLOWNESS)
+    getting = consumer.start(hand_over_actions.get_honest, "queue", last, within=60 * SLOWNESS)
+    producer.call(hand_over_actions.put_all, "queue", first, ITEMS, within=60 * SLOWNESS)
     found = getting.result()
     assert found == sorted(set(found))
     if terms.get("overflow") != "drop":

@@ -19,6 +19,7 @@ import mutants_ends  # noqa: F401 - registers its own
 import mutants_foreign
 import mutants_forks  # noqa: F401 - the same
 import mutants_pools  # noqa: F401 - the same
+import mutants_queues  # noqa: F401 - the same
 import mutants_ranges  # noqa: F401 - the same
 import mutants_timelines  # noqa: F401 - the same
 import mutants_words  # noqa: F401 - the same

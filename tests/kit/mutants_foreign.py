@@ -12,7 +12,14 @@ from crossmem.driver import Foreign
 from crossmem.errors import CrossmemError
 from crossmem.sharing.base import process
 from crossmem.sharing.base.regions import RegionIndex
-from crossmem.sharing.exporter import adoption, allocation, foreign, record, share_report
+from crossmem.sharing.exporter import (
+    adoption,
+    allocation,
+    exporting,
+    foreign,
+    record,
+    share_report,
+)
 from crossmem.sharing.importer import record as imports
 from crossmem.sharing.importer.key import ImportRequest
 from crossmem_emulated import memory as kernel
@@ -58,7 +65,7 @@ def c03_every_adoption_has_a_block() -> None:
 
 @foreign_mutant
 def c05_adoptions_of_a_block_are_one_allocation() -> None:
-    @instead(allocation, "_export")
+    @instead(exporting, "_export")
     def _(old: Any, owned: Any, *args: Any, **options: Any) -> Any:
         with changed(owned, "export_numbers", iter([0])), changed(os, "urandom", bytes):
             return old(owned, *args, **options)
@@ -150,7 +157,7 @@ def c10_giving_up_one_ends_all() -> None:
 
 @foreign_mutant
 def c13_other_users_are_admitted_everywhere() -> None:
-    @instead(allocation, "_check_export")
+    @instead(exporting, "_check_export")
     def _(old: Any, device: Any, _allow: Any, access: Any, **options: Any) -> None:
         old(device, None, access, **options)
 

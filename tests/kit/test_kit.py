@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from kit_runs import KIT, RUNS, KitRun, kit_tests, run_kit
 
-from crossmem.conformance.report import LAWS, POOL_LAWS, TIMELINE_LAWS
+from crossmem.conformance.report import LAWS, POOL_LAWS, QUEUE_LAWS, TIMELINE_LAWS
 from crossmem.conformance.speed import SLOWNESS
 
 # Laws whose tests take longest, one for each share, so that all shares take equally long.
-_ALL = (*LAWS, *POOL_LAWS, *TIMELINE_LAWS)
+_ALL = (*LAWS, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS)
 _SHARES = 4
 _HEAVY = ["C20", "C18", "C10", "C26"]
 _LIMIT_S = 800

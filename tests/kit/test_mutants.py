@@ -16,12 +16,15 @@ from kit_runs import run_kit
 
 import crossmem.conformance
 from crossmem.conformance.report import LAWS as LAWS_OF_ALL
-from crossmem.conformance.report import POOL_LAWS, TIMELINE_LAWS
+from crossmem.conformance.report import POOL_LAWS, QUEUE_LAWS, TIMELINE_LAWS
 from crossmem.conformance.speed import SLOWNESS
 
 HERE = Path(__file__).parent
 KIT = Path(crossmem.conformance.__file__).parent
-LAWS = [f"{law[0].lower()}{int(law[1:]):02}" for law in (*LAWS_OF_ALL, *POOL_LAWS, *TIMELINE_LAWS)]
+LAWS = [
+    f"{law[0].lower()}{int(law[1:]):02}"
+    for law in (*LAWS_OF_ALL, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS)
+]
 
 # A mutant that is found takes some seconds; one that hangs the kit is found too, but too late.
 LIMIT_S = 300 * SLOWNESS
@@ -73,7 +76,8 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
         selected = f"test_{law}_ and foreign"
     elif mutant in load_mutants().TIMELINES:
         options += ["--crossmem-device", "hip:0", "--crossmem-runtime", "emulated"]
-        selected = f"test_{law}_ and test_timelines"
+        of_streams = "test_timelines or test_hand_over or test_queues"
+        selected = f"test_{law}_ and ({of_streams})"
         slow = "1"
     else:
         # The mutants are of a driver that has two devices.

@@ -18,7 +18,7 @@ from measuring import UNMEASURED
 
 import crossmem.conformance
 from crossmem.conformance.peers import Peer
-from crossmem.conformance.report import LAWS, POOL_LAWS, TIMELINE_LAWS
+from crossmem.conformance.report import LAWS, POOL_LAWS, QUEUE_LAWS, TIMELINE_LAWS
 from crossmem.conformance.servers import preload
 
 KIT: Final = Path(crossmem.conformance.__file__).parent
@@ -177,7 +177,7 @@ class KitTest(NamedTuple):
 def kit_tests() -> list[KitTest]:
     """Return the functions of the kit that are tests."""
     pattern = re.compile(
-        r"^(@pytest\.mark\.crossmem_core\n)?def (test_[clp]\d\d_\w+)", re.MULTILINE
+        r"^(@pytest\.mark\.crossmem_core\n)?def (test_[clpq]\d\d_\w+)", re.MULTILINE
     )
     return [
         KitTest(path.stem, name, bool(core))
@@ -219,7 +219,8 @@ def tables() -> str:
         )
     lines += ["", "| law | tests | of these in the core |", "|---|---|---|"]
     lines += [
-        f"| {law} | {all_tests[law]} | {core[law]} |" for law in (*LAWS, *POOL_LAWS, *TIMELINE_LAWS)
+        f"| {law} | {all_tests[law]} | {core[law]} |"
+        for law in (*LAWS, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS)
     ]
     return "\n".join(lines) + "\n"
 

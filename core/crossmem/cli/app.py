@@ -2,7 +2,6 @@
 """The commands and their options, for typer. The modules beside this one do the work."""
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,8 +10,9 @@ import typer
 from crossmem import __version__
 from crossmem.cli.benchmark import BENCH_EXAMPLES, bench
 from crossmem.cli.commands import Json, examples, reflow, reporting
-from crossmem.cli.problems import ExitCode, UsageProblem
-from crossmem.cli.render import print_json, progress_bar, show_step
+from crossmem.cli.demonstration import DEMO_EXAMPLES, demo
+from crossmem.cli.problems import UsageProblem
+from crossmem.cli.render import print_json, show_step
 
 __all__ = ["app"]
 
@@ -74,69 +74,7 @@ app.callback(
 )(_root)
 
 
-@_command(
-    ("crossmem demo", "share 256 MiB of generated weights"),
-    ("crossmem demo model.safetensors", "share a file; each tensor gets its own handle"),
-    ("crossmem demo big.npz -n 8 --no-copy", "eight consumers, no comparison with a copy"),
-    ("crossmem demo --size 4GiB", "attaching takes as long as for 256 MiB"),
-    ("crossmem demo data.bin --json | jq .ok", "for scripts"),
-)
-def demo(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="FILE",
-            show_default=False,
-            help="File to share: .safetensors, .npy, .npz or any other bytes.  "
-            r"\[default: generated weights]",
-        ),
-    ] = None,
-    *,
-    consumers: Annotated[
-        int,
-        typer.Option("--consumers", "-n", min=1, max=256, help="Number of processes that attach."),
-    ] = 3,
-    device: Annotated[
-        str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device that holds the memory.")
-    ] = "host",
-    size: Annotated[
-        str | None,
-        typer.Option(help=r"Size of the generated weights, such as 64MiB.  \[default: 256MiB]"),
-    ] = None,
-    copy: Annotated[
-        bool, typer.Option("--copy/--no-copy", help="Also time a copy of the file through a pipe.")
-    ] = True,
-    timeout: Annotated[
-        float,
-        typer.Option(min=1, help="Seconds to wait for the other processes at each step."),
-    ] = 60.0,
-    as_json: Json = False,
-) -> None:
-    """Share a file with several processes, and show the time and memory that this takes.
-
-    Reads the file into one allocation of device memory and starts processes that attach to it
-    read-only, without a copy. Each process computes the SHA-256 digest of the file and of every
-    tensor from the shared memory. For comparison, the demo copies the same bytes to one process
-    through a pipe.
-
-    Exits with 0 if every digest is right, with 1 if one is not.
-    """
-    with reporting("demo", as_json=as_json):
-        from crossmem.cli.demo import Demo
-        from crossmem.cli.sources import FileSource, GeneratedSource, parse_nbytes
-        from crossmem.cli.views import show_demo
-
-        if file is not None and size is not None:
-            raise UsageProblem("FILE and --size exclude each other", hint="leave out --size")
-        source = FileSource(file) if file else GeneratedSource(parse_nbytes(size or "256MiB"))
-        with closing(source):
-            report = Demo(source, device, consumers, copy, timeout, progress_bar).run()
-        if as_json:
-            print_json(report)
-        else:
-            show_demo(report)
-        if not report.ok:
-            raise typer.Exit(ExitCode.MISMATCH)
+_command(*DEMO_EXAMPLES)(demo)
 
 
 @_command(

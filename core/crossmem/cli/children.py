@@ -77,6 +77,17 @@ class Child:
             )
         return message
 
+    def check(self) -> None:
+        """Raise if the process is dead or failed. Call this while it has nothing to send.
+
+        Raises
+        ------
+        ConsumerError, CrossmemError
+            The process is dead, or it sent its failure.
+        """
+        if self.connection.poll():
+            self.receive()
+
     def join(self, timeout: float) -> None:
         """Wait for the process to end normally.
 

@@ -30,6 +30,7 @@ __all__ = [
     "consume",
     "digest",
     "measure",
+    "obey",
     "receive_copy",
     "visit",
 ]
@@ -186,7 +187,7 @@ def consume(connection: Connection, device: str) -> None:
     ``"check"`` with :class:`Progress` for each chunk and :class:`Checked`, and ``"measure"`` with
     :class:`Measured`, until it receives ``"release"``.
     """
-    _obey(connection, lambda: _consume(connection, device))
+    obey(connection, lambda: _consume(connection, device))
 
 
 def _consume(connection: Connection, device: str) -> None:
@@ -230,7 +231,7 @@ def receive_copy(connection: Connection, source: Connection, nbytes: int) -> Non
     Sends :class:`Ready` when it waits for the first byte, :class:`Ready` again when it has the last
     byte, and then the digest as text.
     """
-    _obey(connection, lambda: _receive_copy(connection, source, nbytes))
+    obey(connection, lambda: _receive_copy(connection, source, nbytes))
 
 
 def _receive_copy(connection: Connection, source: Connection, nbytes: int) -> None:
@@ -247,7 +248,7 @@ def _receive_copy(connection: Connection, source: Connection, nbytes: int) -> No
     connection.send(hashlib.sha256(buffer).hexdigest())
 
 
-def _obey(connection: Connection, work: Callable[[], None]) -> None:
+def obey(connection: Connection, work: Callable[[], None]) -> None:
     """Run a child's work; report errors to the parent, and end quietly if the parent is gone."""
     # Ctrl-C reaches the whole process group. A child ignores it: its parent decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -35,7 +35,7 @@ from crossmem.cli.reports import (
 from crossmem.cli.sources import Source
 from crossmem.models import Access, ShareableHandle
 
-__all__ = ["Demo", "OpenBar"]
+__all__ = ["Demo", "OpenBar", "time_for"]
 
 OpenBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 """A function that opens a progress bar with a text and a number of bytes."""
@@ -226,7 +226,9 @@ class Demo:
             child.send("check")
         to_read = self.consumers * (file.nbytes + sum(part.length for part in parts))
         with self.open_bar(f"{self.consumers} consumers read", to_read) as advance:
-            checked: list[Checked] = gather(crew, timeout=self._time_for(to_read), bar=advance)
+            checked: list[Checked] = gather(
+                crew, timeout=time_for(to_read, self.timeout), bar=advance
+            )
 
         leases = _leases_of(handle)
         for child in crew:
@@ -271,11 +273,15 @@ class Demo:
             skipped = "the copy would need more than half of the host memory that is free"
             return CopyReport(copy_s=None, equal=None, skipped=skipped)
         with self.open_bar("Copy through a pipe", nbytes) as advance:
-            seconds, copied = time_copy(children, allocation, advance, self._time_for(nbytes))
+            seconds, copied = time_copy(
+                children, allocation, advance, time_for(nbytes, self.timeout)
+            )
         return CopyReport(copy_s=seconds, equal=copied == sha256, skipped=None)
 
-    def _time_for(self, nbytes: int) -> float:
-        return self.timeout + nbytes / _SLOWEST_NBYTES_PER_S
+
+def time_for(nbytes: int, timeout: float) -> float:
+    """Return the seconds that a step with so many bytes may take."""
+    return timeout + nbytes / _SLOWEST_NBYTES_PER_S
 
 
 def _leases_of(handle: ShareableHandle) -> tuple[LeaseReport, ...]:

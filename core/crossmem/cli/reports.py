@@ -25,6 +25,9 @@ __all__ = [
     "LeaseReport",
     "LeftOutReport",
     "PluginReport",
+    "QueueDemoReport",
+    "SecondaryReport",
+    "StreamReport",
     "TensorReport",
 ]
 
@@ -148,6 +151,62 @@ class DemoReport(FrozenModel):
     """Pss of the memory, summed: each page counts once."""
 
     copy_through_pipe: CopyReport
+    total_s: float
+
+
+class SecondaryReport(FrozenModel):
+    """The chunks that one process got from the queue."""
+
+    pid: int
+    chunks: int
+    nbytes: int
+    equal: int
+    """Number of chunks with the right digest."""
+
+
+class StreamReport(FrozenModel):
+    """One way of the chunks to the secondary processes."""
+
+    seconds: float
+    """Time from the first read of the file until all digests were computed."""
+
+    latency_s: float
+    """Median time from the put of one chunk until a process that slept had it."""
+
+    equal: bool
+    """Each chunk arrived once, with the right digest."""
+
+
+class QueueDemoReport(FrozenModel):
+    """The results of ``crossmem demo --queue``."""
+
+    command: Literal["demo"] = "demo"
+    version: str
+    ok: bool
+    """Each chunk arrived once, with the right digest, in each way."""
+
+    name: str
+    path: str | None
+    """None for generated weights."""
+
+    nbytes: int
+    sha256: str
+    device: str
+    depth: int
+    """Number of buffers of the queue."""
+
+    chunk_nbytes: int
+    chunks: int
+    handle_nbytes: int
+    start_s: float
+    """Time from the start of the first secondary until the last one had loaded crossmem and the
+    backend."""
+
+    secondaries: tuple[SecondaryReport, ...]
+    queue: StreamReport
+    multiprocessing_queue: StreamReport | None
+    """None if it was not asked for."""
+
     total_s: float
 
 

@@ -17,6 +17,8 @@ from crossmem.conformance.harness import Allocate, FreshPeer, Imports, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import LeakError, PeerPool, deadline, leftovers, own_state, settle
 from crossmem.conformance.pools_of_tests import NBYTES, MakePool
+from crossmem.conformance.queues_of_tests import NBYTES as BUFFER_NBYTES
+from crossmem.conformance.queues_of_tests import MakeQueue
 from crossmem.conformance.reporting import ABOUT_LAW, CAPABILITIES, recorder_of
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.conformance.strangers import MakeStranger, Stranger
@@ -34,7 +36,7 @@ TEST_LIMIT_S: Final = 180.0 * SLOWNESS
 whole run."""
 
 _HERE: Final = Path(__file__).parent
-_LAW: Final = re.compile(r"test_([clp])(\d\d)_")
+_LAW: Final = re.compile(r"test_([clpq])(\d\d)_")
 _kit: Final = pytest.StashKey[Kit]()
 
 
@@ -239,6 +241,23 @@ def make_timeline(device: crossmem.Device, guarded: None) -> Iterator[MakeTimeli
         level: TimelineLevel | None = None, *, allow: crossmem.Allow | None = None
     ) -> crossmem.Timeline:
         made.append(device.timeline(level, allow=allow))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def make_queue(device: crossmem.Device, guarded: None) -> Iterator[MakeQueue]:
+    """Return ``make_queue(depth)``; the queues are closed after the test.
+
+    Name this fixture before peers: their places must be closed before the queue is.
+    """
+    made: list[crossmem.Queue] = []
+
+    def make(depth: int = 4, nbytes: int = BUFFER_NBYTES, **options: Any) -> crossmem.Queue:
+        made.append(device.queue(depth, nbytes, **options))
         return made[-1]
 
     yield make

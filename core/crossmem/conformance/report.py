@@ -11,6 +11,7 @@ from crossmem.models.report import FrozenModel
 __all__ = [
     "LAWS",
     "POOL_LAWS",
+    "QUEUE_LAWS",
     "TABLE",
     "TIMELINE_LAWS",
     "LawOutcome",
@@ -27,6 +28,9 @@ POOL_LAWS: Final = tuple(f"P{number}" for number in range(1, 6))
 
 TIMELINE_LAWS: Final = tuple(f"L{number}" for number in range(1, 5))
 """The laws of timelines, which timelines keep in addition to those of the contract."""
+
+QUEUE_LAWS: Final = tuple(f"Q{number}" for number in range(1, 16))
+"""The laws of queues, which queues keep in addition to those of the contract."""
 
 TABLE: Final = "crossmem-laws"
 """Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""
@@ -83,7 +87,7 @@ class Recorder:
         self.capabilities: Capabilities | None = None
         """The capabilities of the device; None until they are known."""
         self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {
-            law: {} for law in (*LAWS, *POOL_LAWS, *TIMELINE_LAWS)
+            law: {} for law in (*LAWS, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS)
         }
 
     @property

@@ -317,6 +317,7 @@ def test_l04_the_death_of_a_waiter_disturbs_nobody(
     assert not peer.call(actions.attribute, "timeline", "void")
 
 
+@pytest.mark.crossmem_core
 def test_l04_the_death_of_a_waiting_host_disturbs_nobody(
     make_timeline: MakeTimeline, fresh_peer: FreshPeer, peer: Peer, level: TimelineLevel
 ) -> None:

@@ -263,7 +263,12 @@ class ShareableHandle:
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShareableHandle.from_bytes, (self.to_bytes(),)
+        return _restore, (self.to_bytes(),)
+
+
+def _restore(blob: bytes) -> ShareableHandle:
+    # A function of this module, because cloudpickle would send the code of a method.
+    return ShareableHandle.from_bytes(blob)
 
 
 def _fill(

@@ -83,7 +83,12 @@ class QueueHandle:
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return QueueHandle.from_bytes, (self.to_bytes(),)
+        return _restore, (self.to_bytes(),)
+
+
+def _restore(blob: bytes) -> QueueHandle:
+    # A function of this module, because cloudpickle would send the code of a method.
+    return QueueHandle.from_bytes(blob)
 
 
 def _refuse(reason: str) -> InvalidHandleError:

@@ -121,7 +121,12 @@ class TimelineHandle:
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return TimelineHandle.from_bytes, (self.to_bytes(),)
+        return _restore, (self.to_bytes(),)
+
+
+def _restore(blob: bytes) -> TimelineHandle:
+    # A function of this module, because cloudpickle would send the code of a method.
+    return TimelineHandle.from_bytes(blob)
 
 
 def _refuse(reason: str) -> InvalidHandleError:

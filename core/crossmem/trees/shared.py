@@ -274,4 +274,9 @@ class Shared(Published, Generic[_T_co]):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return Shared.from_bytes, (self.to_bytes(),)
+        return _restore, (self.to_bytes(),)
+
+
+def _restore(blob: bytes) -> "Shared[Any]":
+    # A function of this module, because cloudpickle would send the code of a method.
+    return Shared.from_bytes(blob)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions that import handles."""
 
-import copyreg
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from crossmem.errors import CrossmemError
 from crossmem.guards import check_timeout
@@ -11,17 +9,14 @@ from crossmem.models import BlockHandle, ProcessIdentity, ReadyHandle, Shareable
 from crossmem.models.block_handle import BLOCK_START
 from crossmem.sharing.base.devices import LocalDevice, check_device
 from crossmem.sharing.base.process import Process, drain, open_pools
-from crossmem.sharing.exporter.adoption import Adoption
-from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.block_holds import ArenaImport, BlockHold
 from crossmem.sharing.importer.block_mapping import (
     BlockImport,
-    BlockMapping,
     attach_bytes,
     mapping_of,
 )
 from crossmem.sharing.importer.blocks import hold_block
-from crossmem.sharing.importer.mapping import Import, Mapping, Readonly, asked_readonly
+from crossmem.sharing.importer.mapping import Import, Mapping, Readonly
 from crossmem.sharing.importer.messages import check_reservation
 from crossmem.sharing.importer.record import ImportRecord, Use
 from crossmem.sharing.importer.request import check_readonly, request_of
@@ -36,7 +31,6 @@ from crossmem.sharing.importer.watcher import (
 __all__ = [
     "Readonly",
     "attach",
-    "attach_again",
     "attach_many",
     "attach_reserved",
     "import_handle",
@@ -383,23 +377,3 @@ def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> Non
 
 def _decode(handle: Handle) -> ShareableHandle:
     return handle if isinstance(handle, ShareableHandle) else ShareableHandle.from_bytes(handle)
-
-
-def attach_again(blob: bytes, readonly: Readonly) -> Mapping:
-    """Attach a pickled mapping by the bytes of its handle."""
-    return attach(blob, readonly=readonly)
-
-
-def _reduce_mapping(mapping: Mapping) -> tuple[Any, ...]:
-    return attach_again, (mapping.handle.to_bytes(), asked_readonly(mapping))
-
-
-def _reduce_allocation(allocation: Allocation) -> tuple[Any, ...]:
-    return attach_again, (allocation.export().to_bytes(), False)
-
-
-# The lower layers define these classes and cannot import the functions that attach.
-copyreg.pickle(Mapping, _reduce_mapping)
-copyreg.pickle(BlockMapping, _reduce_mapping)
-copyreg.pickle(Allocation, _reduce_allocation)
-copyreg.pickle(Adoption, _reduce_allocation)

@@ -249,7 +249,7 @@ class BlockHold(Use):
         failure, ended = None, [self]
         if not self.is_done:
             device = self.arena.record.device
-            if self.is_needed:
+            if self.landing is not None and self.is_needed(self.landing):
                 return
             if self.landing is None and self.arena.is_asynchronous:
                 ready = list(self.process.deferred.ready)

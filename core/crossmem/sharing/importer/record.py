@@ -359,11 +359,10 @@ class Use(Record):
         self.is_done = True
         return True
 
-    @property
-    def is_needed(self) -> bool:
+    def is_needed(self, landing: Landing) -> bool:
         """Whether work from before the end of the mapping is running. The record stays queued."""
         try:
-            is_needed = self.landing is not None and not self.landing.has_landed()
+            is_needed = not landing.has_landed()
         except CrossmemError:
             # The vendor does not say, so the release waits for all work of the device.
             self.landing, is_needed = None, False
@@ -378,7 +377,7 @@ class Use(Record):
         if record is None:
             self.is_done = True
             return
-        if self.is_needed:
+        if self.landing is not None and self.is_needed(self.landing):
             return
         taken: list[bool] = []
         lock = record.lock

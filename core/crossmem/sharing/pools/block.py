@@ -17,7 +17,7 @@ from crossmem.models import Access, BlockHandle, ReadyHandle, ShareableHandle
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.allocation import Busy
-from crossmem.sharing.importer.attach import attach_again
+from crossmem.sharing.importer.pickling import attach_again
 from crossmem.sharing.pools.block_record import BlockRecord
 
 __all__ = ["Block", "check_own_block", "name_pids"]

@@ -199,8 +199,9 @@ class TimelineRecord(Record):
     def _end_own(self) -> None:
         """Tell waiters that no value follows. A second call changes nothing."""
         self.cell.write(IDENTITY, 0)
-        self.cell.write(ISSUED, VOID)
+        # In this order, an interrupted call leaves no value that seems to be pending.
         self.cell.write(VALUE, VOID)
+        self.cell.write(ISSUED, VOID)
         self.is_ended = True
 
     def _is_in_use(self) -> bool:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ways in which the demo of queues sends chunks: crossmem's queue, and Python's."""
+
+import queue as queues
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from typing_extensions import override
+
+import crossmem
+from crossmem.cli.secondary import ABOUT
+
+__all__ = ["Channel", "Copying", "Sharing"]
+
+_LOOK_S: Final = 0.25
+"""The pause between two looks at the secondaries, while the channel is full."""
+
+
+class Channel(Protocol):
+    """A bounded way for chunks from this process to its secondaries. One of them gets each chunk.
+
+    Attributes
+    ----------
+    handle
+        The bytes that a secondary needs; None if it has the other end.
+    """
+
+    handle: bytes | None
+
+    def put(
+        self,
+        number: int,
+        nbytes: int,
+        fill: Callable[[memoryview], object],
+        check: Callable[[float], object],
+    ) -> None:
+        """Send a chunk.
+
+        Parameters
+        ----------
+        number, nbytes
+            Number and length of the chunk.
+        fill
+            Fills a memory with the chunk. Called once.
+        check
+            Called with the seconds that the channel has been full; raises to give up.
+        """
+
+    def finish(self, receivers: int) -> None:
+        """Tell the secondaries that no further chunk comes."""
+
+
+class Sharing(Channel):
+    """A queue of crossmem: a chunk is read into the memory in which it is used.
+
+    Parameters
+    ----------
+    queue
+        A queue of this process.
+    """
+
+    def __init__(self, queue: crossmem.Queue) -> None:
+        self._queue = queue
+        self.handle = queue.export(role="consume").to_bytes()
+        # This process takes its place now, as the secondaries do before the stream begins.
+        queue.allocate().release()
+        # The source cannot be read into device memory.
+        visible = queue.device.capabilities.host_visible
+        self._staging = None if visible else memoryview(bytearray(queue.nbytes))
+
+    @override
+    def put(
+        self,
+        number: int,
+        nbytes: int,
+        fill: Callable[[memoryview], object],
+        check: Callable[[float], object],
+    ) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                buffer = self._queue.allocate(timeout=_LOOK_S)
+                break
+            except crossmem.QueueFullError:
+                check(time.monotonic() - began)
+        # After an error, the end of the block gives the buffer back. After put() it does nothing.
+        with buffer:
+            if self._staging is None:
+                with buffer.view() as view, view[:nbytes] as target:
+                    fill(target)
+            else:
+                with self._staging[:nbytes] as target:
+                    fill(target)
+                    buffer.write(target)
+            buffer.data_length = nbytes
+            buffer.user_data = ABOUT.pack(number, time.monotonic_ns())
+            self._queue.put(buffer)
+
+    @override
+    def finish(self, receivers: int) -> None:
+        self._queue.finish()
+
+
+class Copying(Channel):
+    """A ``multiprocessing.Queue``: a chunk is pickled, goes through a pipe, and is made again.
+
+    Parameters
+    ----------
+    other
+        The queue. The secondaries have it, too.
+    size
+        The largest chunk.
+    """
+
+    handle = None
+
+    def __init__(self, other: Any, size: int) -> None:
+        self._other = other
+        self._staging = memoryview(bytearray(size))
+
+    @override
+    def put(
+        self,
+        number: int,
+        nbytes: int,
+        fill: Callable[[memoryview], object],
+        check: Callable[[float], object],
+    ) -> None:
+        with self._staging[:nbytes] as target:
+            fill(target)
+            data = bytes(target)
+        began = time.monotonic()
+        while True:
+            try:
+                self._other.put((number, time.monotonic_ns(), data), timeout=_LOOK_S)
+            except queues.Full:
+                check(time.monotonic() - began)
+            else:
+                return
+
+    @override
+    def finish(self, receivers: int) -> None:
+        for _ in range(receivers):
+            self._other.put(None)

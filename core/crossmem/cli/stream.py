@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work of ``crossmem demo --queue``: a file that flows from one process to several.
+
+The primary process owns a queue, reads the file chunk by chunk into its buffers, and puts them.
+Each chunk goes to one of the secondary processes, which computes the digest of the chunk where it
+lies. Then the same chunks go through ``multiprocessing.Queue``, which copies them.
+"""
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Final
+
+import crossmem
+from crossmem.cli.channels import Channel, Copying, Sharing
+from crossmem.cli.children import Child, Children, ConsumerError, gather
+from crossmem.cli.demo import OpenBar, time_for
+from crossmem.cli.problems import UsageProblem
+from crossmem.cli.reports import QueueDemoReport, SecondaryReport, StreamReport
+from crossmem.cli.secondary import Order, Received, be_secondary
+from crossmem.cli.sources import Source
+
+__all__ = ["MAX_SECONDARIES", "QueueDemo"]
+
+MAX_SECONDARIES: Final = 64
+"""The most consumers of a queue."""
+_DEPTH: Final = 8
+_PREFETCH: Final = 4
+"""As many as let two secondaries have all buffers. A chunk for which none has room takes longer."""
+_LARGEST_CHUNK: Final = 2**20
+_SMALLEST_CHUNK: Final = 4 * 2**10
+_CHUNKS_OF_A_SECONDARY: Final = 8
+_ROUNDS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDemo:
+    """One run of the demo of queues.
+
+    Parameters
+    ----------
+    open_source
+        Opens the source, which is read once for each stream.
+    device
+        Name of the device that shall hold the buffers.
+    secondaries
+        Number of processes that receive.
+    copy
+        Whether to send the chunks through ``multiprocessing.Queue`` as well.
+    timeout
+        Seconds that a step may wait for another process, in addition to the time for the bytes.
+    open_bar
+        Shows progress.
+    """
+
+    open_source: Callable[[], Source]
+    device: str
+    secondaries: int
+    copy: bool
+    timeout: float
+    open_bar: OpenBar
+
+    def run(self) -> QueueDemoReport:
+        """Stream the source and return the results.
+
+        Raises
+        ------
+        CrossmemError
+            An error of crossmem, here or in a secondary. Also raised if a secondary died or did not
+            reply in time.
+        UsageProblem
+            The file changed while it was read.
+        """
+        began = time.perf_counter()
+        device = crossmem.device(self.device)
+        with closing(self.open_source()) as source:
+            nbytes, name, path = source.nbytes, source.name, source.path
+            share = nbytes // (_CHUNKS_OF_A_SECONDARY * self.secondaries)
+            size = min(max(share, _SMALLEST_CHUNK), _LARGEST_CHUNK)
+            sha256, digests = self._digest(source, size)
+        other = get_context("spawn").Queue(_DEPTH)
+        try:
+            with Children() as children:
+                starting = time.perf_counter()
+                crew = [
+                    children.start(f"secondary {number}", be_secondary, device.name, other)
+                    for number in range(1, self.secondaries + 1)
+                ]
+                gather(crew, timeout=self.timeout)
+                start_s = time.perf_counter() - starting
+
+                with device.queue(_DEPTH, size, consumers=len(crew), prefetch=_PREFETCH) as queue:
+                    sharing = Sharing(queue)
+                    handle_nbytes = len(sharing.handle or b"")
+                    shared_s, received = self._stream(sharing, crew, size, "Stream, no copy")
+                with device.queue(_DEPTH, size, consumers=1) as queue:
+                    shared = StreamReport(
+                        seconds=shared_s,
+                        latency_s=self._time(Sharing(queue), crew[0], size),
+                        equal=_are_equal(received, digests),
+                    )
+                secondaries = tuple(
+                    _secondary(child.pid, one, digests)
+                    for child, one in zip(crew, received, strict=True)
+                )
+                copied = None
+                if self.copy:
+                    copying = Copying(other, size)
+                    copied_s, received = self._stream(copying, crew, size, "Copy by Python's queue")
+                    copied = StreamReport(
+                        seconds=copied_s,
+                        latency_s=self._time(copying, crew[0], size),
+                        equal=_are_equal(received, digests),
+                    )
+        finally:
+            # If a secondary has died, the queue may have chunks that nobody reads.
+            other.cancel_join_thread()
+            other.close()
+        return QueueDemoReport(
+            version=crossmem.__version__,
+            ok=shared.equal and (copied is None or copied.equal),
+            name=name,
+            path=path,
+            nbytes=nbytes,
+            sha256=sha256,
+            device=device.name,
+            depth=_DEPTH,
+            chunk_nbytes=size,
+            chunks=len(digests),
+            handle_nbytes=handle_nbytes,
+            start_s=start_s,
+            secondaries=secondaries,
+            queue=shared,
+            multiprocessing_queue=copied,
+            total_s=time.perf_counter() - began,
+        )
+
+    def _digest(self, source: Source, size: int) -> tuple[str, list[str]]:
+        """Return the digest of the source, and the digest of each chunk."""
+        whole, digests = hashlib.sha256(), []
+        chunk = memoryview(bytearray(size))
+        with self.open_bar(f"Read {source.name}", source.nbytes) as advance:
+            for nbytes in _sizes(source, size):
+                with chunk[:nbytes] as target:
+                    _fill(source, target)
+                    whole.update(target)
+                    digests.append(hashlib.sha256(target).hexdigest())
+                advance(nbytes)
+        return whole.hexdigest(), digests
+
+    def _stream(
+        self, channel: Channel, crew: Sequence[Child], size: int, title: str
+    ) -> tuple[float, list[Received]]:
+        """Send all chunks; return the seconds until all their digests are there, and those."""
+        for child in crew:
+            child.send(Order(channel.handle, "digest", self.timeout))
+        gather(crew, timeout=self.timeout)
+
+        def check(waited_s: float) -> None:
+            for child in crew:
+                child.check()
+            if waited_s > self.timeout:
+                raise ConsumerError(
+                    f"no secondary took a chunk within {self.timeout:.0f} s",
+                    hint="give a longer --timeout, or look whether the secondaries are stopped",
+                )
+
+        with (
+            closing(self.open_source()) as source,
+            self.open_bar(title, source.nbytes) as advance,
+        ):
+            start = time.perf_counter()
+            for number, nbytes in enumerate(_sizes(source, size)):
+                channel.put(number, nbytes, lambda target: _fill(source, target), check)
+                advance(nbytes)
+            channel.finish(len(crew))
+            received = gather(crew, timeout=time_for(_DEPTH * size, self.timeout))
+            return time.perf_counter() - start, received
+
+    def _time(self, channel: Channel, child: Child, size: int) -> float:
+        """Return the median time in seconds from the put of a chunk to its arrival.
+
+        The secondary sleeps before each chunk, because it gets one after its reply to the last one.
+        """
+        child.send(Order(channel.handle, "time", self.timeout))
+        gather([child], timeout=self.timeout)
+        took_s: list[float] = []
+        for number in range(_ROUNDS):
+            channel.put(number, size, lambda _: None, lambda _: child.check())
+            took_s += gather([child], timeout=self.timeout)
+        channel.finish(1)
+        return statistics.median(took_s)
+
+
+def _sizes(source: Source, size: int) -> list[int]:
+    """Return the length of each chunk."""
+    return [min(size, source.nbytes - at) for at in range(0, source.nbytes, size)]
+
+
+def _fill(source: Source, target: memoryview) -> None:
+    """Fill a memory with the next bytes of a source."""
+    done = 0
+    while done < len(target):
+        try:
+            with target[done:] as rest:
+                count = source.readinto(rest)
+        except OSError as error:
+            raise UsageProblem(f"cannot read {source.name}: {error.strerror}") from error
+        if not count:
+            raise UsageProblem(f"{source.name} became shorter while it was read")
+        done += count
+
+
+def _secondary(pid: int, received: Received, digests: Sequence[str]) -> SecondaryReport:
+    return SecondaryReport(
+        pid=pid,
+        chunks=len(received.chunks),
+        nbytes=sum(nbytes for _, nbytes, _ in received.chunks),
+        equal=sum(digests[number] == text for number, _, text in received.chunks),
+    )
+
+
+def _are_equal(received: Sequence[Received], digests: Sequence[str]) -> bool:
+    """Whether each chunk arrived once, with its digest."""
+    found = sorted((number, text) for one in received for number, _, text in one.chunks)
+    return found == list(enumerate(digests))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues of the tests, here and in peers, under names as in ``actions``.
+
+Most tests put numbered items. The data of an item follow from its number, so each consumer checks
+them.
+"""
+
+import random
+import struct
+import sys
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.ends import ends
+from crossmem.control import words
+from crossmem.models.queue_handle import QueueRole
+
+__all__ = [
+    "NBYTES",
+    "Item",
+    "MakeQueue",
+    "allocate",
+    "allocate_all",
+    "disable_polling",
+    "get",
+    "get_each",
+    "get_rest",
+    "handle_of",
+    "make",
+    "numbers_of",
+    "open_",
+    "put",
+    "scribble",
+    "stats",
+    "take",
+]
+
+NBYTES: Final = 4096
+"""Capacity of a buffer of a test."""
+_LABEL: Final = struct.Struct("<II")
+
+# Buffers end first: a queue with buffers in hand does not close.
+ends[:0] = [(crossmem.SharedBuffer, "release"), (crossmem.Queue, "close")]
+
+
+class MakeQueue(Protocol):
+    """Makes a queue of the device under test; the fixture closes it after the test."""
+
+    def __call__(self, depth: int = 4, nbytes: int = NBYTES, **options: Any) -> crossmem.Queue:
+        """Make a queue."""
+        ...
+
+
+class Item(NamedTuple):
+    """An item that was received, after the check of its data."""
+
+    who: int
+    """The producer, as the test numbers it."""
+    number: int
+    deliveries: int
+    """The delivery count."""
+
+
+def numbers_of(items: Iterable[Item], who: int = 0) -> list[int]:
+    """Return the numbers of a producer's items, in order."""
+    return [one.number for one in items if one.who == who]
+
+
+def _find(name: str | crossmem.Queue) -> crossmem.Queue:
+    found: crossmem.Queue = actions.objects[name] if isinstance(name, str) else name
+    return found
+
+
+def _data_of(label: bytes, number: int) -> bytes:
+    return (label * 16)[: number % 128]
+
+
+# Objects under names ----------------------------------------------------------------------
+
+
+def make(name: str, depth: int = 4, **options: Any) -> dict[str, bytes]:
+    """Make a queue; return the bytes of its handles by role."""
+    made = actions.objects[name] = actions.device().queue(depth, NBYTES, **options)
+    return {role: made.export(role=role).to_bytes() for role in ("produce", "consume")}
+
+
+def handle_of(queue: crossmem.Queue, role: str) -> bytes:
+    """Return the bytes of a queue's handle for a role."""
+    return queue.export(role=cast("QueueRole", role)).to_bytes()
+
+
+def open_(name: str, handle: Any, **options: Any) -> None:
+    """Open another process's queue."""
+    actions.objects[name] = crossmem.open_queue(handle, device=actions.device(), **options)
+
+
+# Items ------------------------------------------------------------------------------------
+
+
+def put(
+    name: str | crossmem.Queue,
+    numbers: Iterable[int],
+    *,
+    who: int = 0,
+    timeout: float | None = None,
+) -> None:
+    """Put items with these numbers."""
+    for number in numbers:
+        put_buffer(name, _find(name).allocate(timeout=timeout), number, who=who)
+
+
+def put_buffer(
+    name: str | crossmem.Queue, buffer: crossmem.SharedBuffer, number: int, *, who: int = 0
+) -> None:
+    """Fill a buffer as the item with that number, and put it."""
+    label = _LABEL.pack(who, number)
+    data = _data_of(label, number)
+    buffer.write(data)
+    buffer.data_length, buffer.user_data = len(data), label
+    _find(name).put(buffer)
+
+
+def read_item(buffer: crossmem.SharedBuffer) -> Item:
+    """Return what a buffer contains, after a check of its data."""
+    label = buffer.user_data
+    who, number = _LABEL.unpack(label)
+    data = buffer.read(buffer.data_length)
+
+    assert data == _data_of(label, number), f"item {number} of {who} has {data[:40]!r}"
+    return Item(who, number, buffer.delivery_count)
+
+
+def take(name: str | crossmem.Queue, keep: str, *, timeout: float | None = None) -> Item:
+    """Get an item and keep its buffer under a name."""
+    buffer = actions.objects[keep] = _find(name).get(timeout=timeout)
+    return read_item(buffer)
+
+
+def get(name: str | crossmem.Queue, *, timeout: float | None = None) -> Item:
+    """Get an item and release its buffer."""
+    with _find(name).get(timeout=timeout) as buffer:
+        return read_item(buffer)
+
+
+def get_each(name: str | crossmem.Queue, count: int, *, timeout: float | None = None) -> list[Item]:
+    """Get that many items and release each."""
+    return [get(name, timeout=timeout) for _ in range(count)]
+
+
+def get_rest(name: str | crossmem.Queue) -> list[Item]:
+    """Get and release all items until the queue ends."""
+    found = []
+    for buffer in _find(name):
+        with buffer:
+            found.append(read_item(buffer))
+    return found
+
+
+def allocate(name: str | crossmem.Queue, keep: str, *, timeout: float | None = 0) -> int:
+    """Allocate a buffer and keep it under a name; return its address."""
+    buffer = actions.objects[keep] = _find(name).allocate(timeout=timeout)
+    return buffer.ptr
+
+
+def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
+    """Return all buffers that are free now."""
+    found: list[crossmem.SharedBuffer] = []
+    while True:
+        try:
+            found.append(_find(name).allocate())
+        except crossmem.QueueFullError:
+            return found
+
+
+def count_free(name: str | crossmem.Queue) -> int:
+    """Return how many buffers are free now."""
+    found = allocate_all(name)
+    for one in found:
+        one.release()
+    return len(found)
+
+
+def stats(name: str | crossmem.Queue) -> crossmem.QueueStats:
+    """Return the state of a queue."""
+    return _find(name).stats()
+
+
+# Faults -----------------------------------------------------------------------------------
+
+
+def disable_polling() -> None:
+    """Let sleepers of this process look again only if somebody wakes them. Use a fresh peer."""
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("crossmem.sharing.queues") and hasattr(module, "LOOK_S"):
+            vars(module)["LOOK_S"] = 1e5
+
+
+def scribble(name: str, seed: int) -> None:
+    """Write rubbish into the words of which this process is the only writer."""
+    chosen = random.Random(seed)
+    record = actions.objects[name]._record
+    for place in filter(None, (record.producer, record.consumer)):
+        small = (0, 1, 2, 3, 8, 2**48 + 1, 2**64 - 1)
+        for index in range(len(place.words)):
+            rubbish = chosen.choice((*small, chosen.getrandbits(64)))
+            words.store(place.words, index, rubbish)

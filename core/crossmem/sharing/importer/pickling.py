@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How memory is pickled: by the bytes of a handle, which unpickling attaches.
+
+The modules of the classes cannot import the functions that attach, so they do not define this.
+"""
+
+import copyreg
+from typing import Any
+
+from crossmem.sharing.exporter.adoption import Adoption
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.attach import attach
+from crossmem.sharing.importer.block_mapping import BlockMapping
+from crossmem.sharing.importer.mapping import Mapping, Readonly, asked_readonly
+
+__all__ = ["attach_again"]
+
+
+def attach_again(blob: bytes, readonly: Readonly) -> Mapping:
+    """Attach a pickled mapping by the bytes of its handle."""
+    return attach(blob, readonly=readonly)
+
+
+def _reduce_mapping(mapping: Mapping) -> tuple[Any, ...]:
+    return attach_again, (mapping.handle.to_bytes(), asked_readonly(mapping))
+
+
+def _reduce_allocation(allocation: Allocation) -> tuple[Any, ...]:
+    return attach_again, (allocation.export().to_bytes(), False)
+
+
+copyreg.pickle(Mapping, _reduce_mapping)
+copyreg.pickle(BlockMapping, _reduce_mapping)
+copyreg.pickle(Allocation, _reduce_allocation)
+copyreg.pickle(Adoption, _reduce_allocation)
