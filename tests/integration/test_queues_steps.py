@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.integration import queue_actions
+    from tests.integration import hand_over_actions
     from tests.integration.conftest import StartPeer
 else:
-    import queue_actions
+    import hand_over_actions
 
 DEPTH = 64
 ROUNDS = 4
@@ -21,16 +21,16 @@ LOOK = ["poll", "poll.register", "poll.poll"]
 def test_an_item_makes_no_call(start_peer: "StartPeer", delivery: str) -> None:
     owner, producer, consumer = (start_peer(tracing=False) for _ in range(3))
     handles = owner.call(
-        queue_actions.make, "queue", DEPTH, 4096, delivery=delivery, prefetch=DEPTH, consumers=1
+        hand_over_actions.make, "queue", DEPTH, 4096, delivery=delivery, prefetch=DEPTH, consumers=1
     )
-    producer.call(queue_actions.open_, "p", handles["produce"])
-    consumer.call(queue_actions.open_, "c", handles["consume"])
+    producer.call(hand_over_actions.open_, "p", handles["produce"])
+    consumer.call(hand_over_actions.open_, "c", handles["consume"])
     # Nobody needs the owner.
     owner.stop()
     for _ in range(ROUNDS):
         for steps in (
-            producer.call(queue_actions.steps_of_puts, "p", DEPTH),
-            consumer.call(queue_actions.steps_of_gets, "c", DEPTH),
+            producer.call(hand_over_actions.steps_of_puts, "p", DEPTH),
+            consumer.call(hand_over_actions.steps_of_gets, "c", DEPTH),
         ):
             kernel, barriers, calls = steps
 
@@ -42,15 +42,15 @@ def test_an_item_makes_no_call(start_peer: "StartPeer", delivery: str) -> None:
 
 def test_only_a_sleeper_is_woken(start_peer: "StartPeer") -> None:
     owner, consumer = start_peer(tracing=False), start_peer(tracing=False)
-    handles = owner.call(queue_actions.make, "queue", DEPTH, 4096, prefetch=DEPTH)
-    consumer.call(queue_actions.open_, "c", handles["consume"])
-    owner.call(queue_actions.put, "queue", b"item")
-    consumer.call(queue_actions.get, "c")
-    waiting = consumer.start(queue_actions.get, "c")
-    while not owner.call(queue_actions.sleepers, "queue"):
+    handles = owner.call(hand_over_actions.make, "queue", DEPTH, 4096, prefetch=DEPTH)
+    consumer.call(hand_over_actions.open_, "c", handles["consume"])
+    owner.call(hand_over_actions.put, "queue", b"item")
+    consumer.call(hand_over_actions.get, "c")
+    waiting = consumer.start(hand_over_actions.get, "c")
+    while not owner.call(hand_over_actions.sleepers, "queue"):
         pass
 
-    kernel, _barriers, _calls = owner.call(queue_actions.steps_of_puts, "queue", 1)
+    kernel, _barriers, _calls = owner.call(hand_over_actions.steps_of_puts, "queue", 1)
 
     assert waiting.result() == b"item"
     assert kernel == ["eventfd_write"]
