@@ -6,8 +6,8 @@ process may use only one CPU, both share it. Each round visits every peer.
 
 In most rows, each round gives one number, and the reported number is the median of the rounds. The
 number of a round is the median of its repetitions, or their mean if many allocations are timed
-together. The rows named p99 are percentiles of the samples of all rounds together. The rows of the
-table ``Scale`` are measured in one round.
+together. The rows named p99 are percentiles of the samples of all rounds together. Some rows, such
+as those of the table ``Scale``, are measured in one round.
 
 Each operation is timed in the process that performs it. The message that hands the token over is
 the same for all peers. Only the round trips and the churn of allocations include it.

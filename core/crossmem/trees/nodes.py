@@ -46,7 +46,7 @@ _MAX_INTEGER_BITS: Final = 4096
 """The largest number of bits of an integer. The JSON parser takes long for larger integers."""
 
 _MAX_COLLISIONS: Final = 256
-"""The largest number of hash collisions in a dict. Their square limits the time to fill the dict."""
+"""The most hash collisions in one dict. The time to fill it grows with their number's square."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
 """Returns the number of an array, None for other values. The second argument returns its path."""
@@ -327,9 +327,7 @@ def _make_ordered(
 
 
 class _Form(NamedTuple):
-    """The form of the JSON of one kind of container, after the tag.
-
-    The JSON has the container's content. It may also have one additional part.
+    """The JSON of one kind of container, after the tag: the content and perhaps one other part.
 
     Parameters
     ----------
@@ -338,7 +336,7 @@ class _Form(NamedTuple):
     has_keys
         Whether the content consists of pairs of key and value; otherwise, of values.
     is_named, has_attributes
-        Whether the additional part is the class's name, before the content, or attributes, after it.
+        Whether the additional part is the class's name, before the content, or attributes, after.
     """
 
     make: Callable[[list[Any], Any], Any]

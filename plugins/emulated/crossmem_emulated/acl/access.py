@@ -120,9 +120,9 @@ def _reserve_mem_address_no_uc_memory(
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "only A3 has such addresses")
     process.check_opened("ACL-E1b", Code.RT_INVALID_HANDLE)
     if not size or flags not in {0, 1}:
-        raise Refused(Code.INVALID_PARAM, f"size {size}, flags {flags}")
+        raise Refused(Code.INVALID_PARAM, f"size {size} or flags {flags} are invalid")
     if alignment or size % GRANULARITY_1G_NBYTES or size > LARGEST_NBYTES:
-        raise Refused(Code.RT_PARAM_INVALID, f"size {size}, alignment {alignment}")
+        raise Refused(Code.RT_PARAM_INVALID, f"size {size} or alignment {alignment} is invalid")
     if expected and (expected not in _UNCACHED_ADDRESSES or expected % GRANULARITY_1G_NBYTES):
         raise Refused(Code.RT_PARAM_INVALID, f"addresses cannot be reserved at {expected:#x}")
     return reserve(process, size, expected)

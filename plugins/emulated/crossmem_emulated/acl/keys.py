@@ -63,7 +63,9 @@ def _ipc_mem_get_export_key(
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
     if not size or length < KEY_NBYTES or flags > _DISABLE_PID_VALIDATION:
-        raise Refused(Code.RT_PARAM_INVALID, f"size {size}, len {length}, flags {flags}")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"size {size}, length {length} or flags {flags} are invalid"
+        )
     piece = _exportable(process, pointer, size)
     with process.machine.transaction() as tables:
         number = tables.execute(

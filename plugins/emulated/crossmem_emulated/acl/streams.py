@@ -44,7 +44,9 @@ def _create_stream(process: AclProcess) -> int:
 def _create_stream_with_config(process: AclProcess, priority: int, flags: int) -> int:
     context = process.current()
     if priority > _LEAST_PRIORITY or flags & ~_ALL_FLAGS:
-        raise Refused(Code.RT_PARAM_INVALID, f"priority {priority}, flags {flags}", "ACL-X3")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"priority {priority} or flags {flags} are invalid", "ACL-X3"
+        )
     stream = Stream(next(process.handles), context.device, context.handle, priority, flags)
     process.streams[stream.handle] = stream
     return stream.handle

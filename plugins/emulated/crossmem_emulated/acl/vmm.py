@@ -226,7 +226,7 @@ def _reserve_mem_address(
     check_vmm(process)
     process.check_opened("ACL-E1b", Code.RT_INVALID_HANDLE)
     if not size or flags not in {0, 1}:
-        raise Refused(Code.INVALID_PARAM, f"size {size}, flags {flags}")
+        raise Refused(Code.INVALID_PARAM, f"size {size} or flags {flags} are invalid")
     if size > LARGEST_NBYTES:
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses for {size} bytes")
     if alignment:

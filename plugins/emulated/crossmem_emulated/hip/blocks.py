@@ -172,7 +172,9 @@ def _ext_malloc_with_flags(process: HipProcess, size: int, flags: int) -> int:
     is_signal = flags == _SIGNAL
     known = _DEVICE_FLAGS[process.profile.is_before_6]
     if flags not in known or (is_signal and size != _SIGNAL_NBYTES):
-        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}", "HIP-X10")
+        raise Refused(
+            Status.INVALID_VALUE, f"cannot allocate {size} bytes with flags {flags}", "HIP-X10"
+        )
     return _malloc(process, size)
 
 
@@ -285,7 +287,7 @@ def release_host(process: HipProcess, block: HostBlock) -> None:
 def _malloc_managed(process: HipProcess, size: int, flags: int) -> int:
     check_safe(process)
     if not size or flags not in {1, 2}:
-        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}")
+        raise Refused(Status.INVALID_VALUE, f"cannot allocate {size} bytes with flags {flags}")
     device = process.current().device
     pages = _allocate_pages(process, process.setup.visible[device], size)
     process.host_blocks[pages.address] = HostBlock(pages.address, size, device, pages=pages)

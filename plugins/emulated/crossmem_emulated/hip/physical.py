@@ -156,7 +156,7 @@ def _mem_create(  # noqa: PLR0917
     check_virtual(process)
     if not size or flags:
         raise Refused(
-            Status.INVALID_VALUE, f"the size is 0 ({size}), or flags are not ({flags})", "HIP-V1"
+            Status.INVALID_VALUE, f"cannot create {size} bytes with flags {flags}", "HIP-V1"
         )
     index = _check_properties(process, kind, handle_type, location_type, device)
     if size % granularity_of(process):
@@ -212,7 +212,9 @@ def _mem_export_to_shareable_handle(
     check_virtual(process)
     physical = find_physical(process, handle)
     if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
-        text = f"handle type {handle_type} (memory: {physical.handle_type}), flags {flags}"
+        text = (
+            f"handle type {handle_type} is not {physical.handle_type}, or flags {flags} are not 0"
+        )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:
         # Memory that was imported, mapped, released and retained again has no descriptor to export.

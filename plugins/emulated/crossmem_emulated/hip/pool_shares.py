@@ -51,7 +51,7 @@ def _mem_pool_export_to_shareable_handle(
     pool = find_pool(process, handle)
     _check_release(process)
     if flags or handle_type == NO_HANDLE or handle_type != pool.handle_type:
-        text = f"handle type {handle_type} (pool: {pool.handle_type}), flags {flags}"
+        text = f"handle type {handle_type} is not {pool.handle_type}, or flags {flags} are not 0"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     visible = process.setup.visible
     access = [(visible[device], flags) for device, flags in pool.access.items()]
