@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function that sets a process up to send arrays to other processes."""
+"""The function that lets a process send arrays as handles."""
 
 import warnings
 
@@ -30,7 +30,7 @@ def install() -> None:
 
     Notes
     -----
-    For Ray, pass the function also to the workers that send::
+    Ray's workers that send arrays need the call, too. Ray makes it in each worker if you write::
 
         ray.init(runtime_env={"worker_process_setup_hook": crossmem.install})
     """

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays, tensors and trees travel through ``multiprocessing`` as handles.
+"""Sends arrays, tensors and trees through ``multiprocessing`` as handles.
 
-:func:`crossmem.install` registers reducers with the pickler of ``multiprocessing`` and
-``concurrent.futures``. Arrays in memory of crossmem, and arrays received from another process, then
-travel without a copy. All other arrays are sent as before. Plain ``pickle`` does not change.
+:func:`crossmem.install` registers reducers with the pickler that ``multiprocessing`` and
+``concurrent.futures`` use. Arrays in memory of crossmem, and arrays received from another process,
+then travel without a copy. All other arrays are sent as before. Plain ``pickle`` does not change.
 
-Each message reserves its memory until a process receives or discards the message, or until the
-sender has exited. A worker may therefore drop an array as soon as ``put`` has returned. A received
-array stays as long as it is used. ``CROSSMEM_MAX_RESERVATIONS`` limits the number of reservations;
-at the limit a sender waits. :func:`crossmem.exports` shows the reservations.
+Each message reserves the memory of its arrays until a process receives or discards the message, or
+until the sender has exited. A worker may therefore drop an array as soon as ``put`` has returned.
+A received array stays as long as it is used. ``CROSSMEM_MAX_RESERVATIONS`` limits the number of
+reservations; at the limit, a sender waits. :func:`crossmem.exports` shows the reservations.
 """
 
 import io
@@ -54,13 +54,13 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     Parameters
     ----------
     pickled
-        The message as ``recv_bytes`` returns it. This function runs no code that the message names,
-        and ignores objects of other libraries in the message.
+        The message, as ``recv_bytes`` of a connection returns it. This function runs no code that
+        the message names, and ignores the message's objects of other libraries.
 
     Raises
     ------
     CrossmemError
-        An exporter cannot be reached. The other exporters were told.
+        An exporter cannot be reached. At the other exporters, the reservations have ended.
     pickle.UnpicklingError
         The bytes are not a message.
     """
@@ -134,7 +134,7 @@ _sending = _Sending()
 
 
 def _dump(pickler: ForkingPickler, obj: Any) -> None:
-    """Pickle a message. If that fails, its reservations end."""
+    """Pickle a message. If the pickling fails, the message's reservations end."""
     for library in _unregistered.copy():
         # The program may have imported an array library since the last message. Its classes are
         # registered now.
@@ -167,7 +167,7 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
-        # A tensor that was computed with gradients has a history. It goes to PyTorch's own reducer,
+        # A tensor that was computed with gradients has a history. PyTorch's own reducer gets it,
         # which refuses to send it.
         if learns and not array.is_leaf:
             return fallback(array)
@@ -186,10 +186,11 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a crossmem tensor that cannot travel as a handle; None for other arrays.
+    """Return a copy of a tensor in crossmem's memory that cannot travel as a handle.
 
-    Such a tensor has no elements, for example, or lies in memory that this process inherited
-    through fork. PyTorch would send the whole storage of the tensor, which is all of the memory.
+    For other arrays, return None. Such a tensor has no elements, for example, or lies in memory
+    that this process inherited through fork. PyTorch would send the tensor's whole storage, which
+    is the whole allocation.
     """
     try:
         found = describe(array)
@@ -223,7 +224,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 
 def _is_crossmems(pointer: int, nbytes: int) -> bool:
-    """Whether these addresses lie in memory of crossmem, here or inherited through fork."""
+    """Whether addresses lie in memory of crossmem, of this process or inherited through fork."""
     arrays = current().arrays
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
@@ -289,7 +290,7 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 
 @contextmanager
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
-    """End a message's reservations if its receipt fails, because no process unpickles it again."""
+    """If the block raises, end a message's reservations: no process unpickles the message again."""
     # This process may forward the arrays. It then sends handles, too, so its reducers are
     # registered.
     register()
@@ -306,7 +307,7 @@ def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None
 
 
 def register() -> None:
-    """Have the pickler of ``multiprocessing`` send handles; see :func:`crossmem.install`."""
+    """Make the pickler of ``multiprocessing`` send handles; see :func:`crossmem.install`."""
     ForkingPickler.dump = _dump  # type: ignore[method-assign, assignment]
     ForkingPickler.register(Shared, _reduce_shared)
     ForkingPickler.register(Allocation, _reduce_allocation)
@@ -317,7 +318,7 @@ def register() -> None:
 
 
 def _register(library: str) -> None:
-    """Register reducers for the classes of a library."""
+    """Register reducers for the array classes of a library."""
     module = require(library)
     for kind in ADAPTERS[library].classes(module):
         ForkingPickler.register(kind, _reducer(_registered.get(kind) or _default))

@@ -18,10 +18,11 @@ def classes(numpy: Any) -> tuple[type, ...]:
 
 
 def maker(view: memoryview) -> Callable[[Layout], Any]:
-    """Return a function that makes arrays in a buffer. Each array keeps the buffer."""
+    """Return a function that makes arrays in a buffer. Each array holds a reference to it."""
     numpy = require("numpy")
-    # NumPy could make an array over a read-only memoryview writable again, if the object below the
-    # view is writable. Over another read-only array, it cannot. So arrays are made over one.
+    # A read-only memoryview may lie over a writable object. A user could then switch an array that
+    # lies directly over the view back to writable. NumPy refuses this for an array over a read-only
+    # array, so a read-only array is put between the view and the arrays.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:
@@ -32,7 +33,10 @@ def maker(view: memoryview) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return an array without elements. It needs no memory."""
+    """Return a new array for a layout without elements, such as of shape ``(0, 3)``.
+
+    The caller checks that the layout has none, so the array needs no shared memory.
+    """
     return require("numpy").empty(layout.shape, to_numpy(layout.dtype))
 
 

@@ -77,7 +77,7 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return a tensor without elements. It needs no memory."""
+    """Return a new tensor for a layout without elements. It needs no shared memory."""
     # The device is named, because PyTorch's default device may be another one.
     return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype), device="cpu")
 

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark suite: crossmem beside its peers, in one run.
 
-Each peer has two processes: a producer and a consumer, each bound to its own CPU. Each round
-visits every peer. A reported number is the median over the rounds of the median inside each round.
+Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. If this
+process may use only one CPU, both share it. Each round visits every peer.
+
+In most rows, each round gives one number, and the reported number is the median of the rounds. The
+number of a round is the median of its repetitions, or their mean if many allocations are timed
+together. The rows named p99 are percentiles of the samples of all rounds together. Some rows, such
+as those of the table ``Scale``, are measured in one round.
+
 Each operation is timed in the process that performs it. The message that hands the token over is
-the same for all peers and is not included.
+the same for all peers. Only the round trips and the churn of allocations include it.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,10 +47,11 @@ __all__ = [
 ]
 
 Mode = Literal["smoke", "brief", "quick", "full"]
-"""How much to measure: whether the suite works, one table, everything once, or everything often."""
+"""How much to measure. ``smoke`` only shows that the suite works. ``brief`` measures one table,
+``quick`` measures everything in a few rounds, and ``full`` in many rounds."""
 
 _BRIEF_PEERS: Final = ("crossmem", "mp", "floor")
-"""The peers in the one table."""
+"""The peers in the table of a brief run."""
 
 
 def run(
@@ -59,12 +66,13 @@ def run(
     Parameters
     ----------
     mode
-        ``"brief"`` measures the one table, in less than half a minute. ``"quick"`` measures
-        everything once, in a few minutes, and ``"full"`` repeats it for longer. ``"smoke"`` takes
-        seconds, and its numbers have no meaning.
+        ``"brief"`` measures one table, in less than half a minute. ``"quick"`` measures everything
+        in a few rounds, which takes a few minutes. ``"full"`` measures everything in many rounds.
+        ``"smoke"`` takes seconds, and its numbers have no meaning.
     peers
-        The peers to measure, of :data:`PEERS`. By default all, and in a brief run crossmem,
-        ``"mp"`` and ``"floor"``. A missing peer is reported as not installed.
+        The names of the peers to measure, which are keys of :data:`PEERS`. By default, a brief run
+        measures ``"crossmem"``, ``"mp"`` and ``"floor"``, and any other run measures all peers. A
+        missing peer is reported as not installed.
     device
         The crossmem device. Its memory must be visible to the host.
     say
@@ -73,8 +81,8 @@ def run(
     Returns
     -------
     Report
-        All numbers, and the machine. Unless the run is brief, also the targets and their results. A
-        failure of a peer is reported in ``notes`` and does not end the run.
+        All numbers, and the description of the machine. Unless the run is brief, the report also
+        has the targets and their results. If a peer fails, ``notes`` says why, and the run goes on.
 
     Raises
     ------
@@ -87,7 +95,8 @@ def run(
 
     Notes
     -----
-    Every process that this starts has ended when it returns or raises; if necessary, it is killed.
+    When this function returns or raises, all processes that it started have ended. It kills those
+    that do not end by themselves.
     """
     if mode not in PLANS:
         msg = f"unknown mode {mode!r}; there are {', '.join(PLANS)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m crossmem.bench``: the suite without the command line's extra."""
+"""``python -m crossmem.bench``: runs the suite without the packages of the extra ``cli``."""
 
 import argparse
 import sys

@@ -13,8 +13,8 @@ __all__ = ["CallError", "time_calls"]
 
 _API: Final = "hip"
 _DEADLINE_S: Final = 120.0
-# The first call starts Python. Of the others, one reads the process's own state, one reads the host
-# too, and two change the host.
+# The first call starts Python. After it, hipGetLastError reads state of the process, hipGetDevice
+# also reads state of the emulated host, and hipMalloc and hipFree change the host's state.
 _PROGRAM: Final = """
 #include <dlfcn.h>
 #include <stddef.h>
@@ -63,11 +63,14 @@ _NAMES: Final = ("first call", "hipGetLastError", "hipGetDevice", "hipMalloc and
 
 
 class CallError(Exception):
-    """Calls could not be measured; the message says why."""
+    """The calls could not be measured; the message says why."""
 
 
 def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[str, float]:
-    """Return the seconds that one call from C takes. The key is the type of call.
+    """Return the seconds that one call from C takes.
+
+    The keys are ``"first call"``, ``"hipGetLastError"``, ``"hipGetDevice"`` and
+    ``"hipMalloc and hipFree"``. The last one is the time of both calls together.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function that runs a case of a program in this folder, in a fresh interpreter."""
+"""Runs one of the programs in this folder, in a fresh interpreter."""
 
 import json
 import subprocess
@@ -20,7 +20,21 @@ def run_case(
     name: str,
     **arguments: Any,
 ) -> dict[str, list[float]]:
-    """Measure one case and return its times. If it fails, note why and return no times."""
+    """Measure one case of a program, and return the measured times in seconds.
+
+    If the program fails, the suite's report notes why, and the result is empty.
+
+    Parameters
+    ----------
+    suite
+        The running suite.
+    program
+        The program: a module of this folder.
+    name
+        The case, one of the program's ``CASES``; ``"measure"`` for ``"round_trips"``.
+    arguments
+        Arguments of the case's function.
+    """
     path = str(Path(__file__).with_name(f"{program}.py"))
     try:
         done = subprocess.run(

@@ -26,8 +26,8 @@ class Channel:
     sock
         A connected ``SOCK_SEQPACKET`` socket, owned by the channel from here on.
     timeout_s
-        Longest wait of one send or receive in seconds. The kernel measures the time, so that
-        waiting costs no further system call.
+        Longest wait of one send or receive in seconds; None waits forever. The kernel measures the
+        time, so the wait costs no further system call.
     """
 
     def __init__(self, sock: socket.socket, *, timeout_s: float | None = None) -> None:
@@ -44,7 +44,7 @@ class Channel:
         return cls(ours, timeout_s=timeout_s), theirs
 
     def fileno(self) -> int:
-        """Return the descriptor, for polling."""
+        """Return the socket's descriptor, for polling."""
         return self._sock.fileno()
 
     def send(self, packet: bytes) -> None:
@@ -102,7 +102,7 @@ class Channel:
             yield packet
 
     def meet(self) -> None:
-        """Return when the other side has called this too."""
+        """Wait until the other process has called this method, too."""
         self.send(b"here")
         self.receive()
 

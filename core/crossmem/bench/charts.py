@@ -21,7 +21,8 @@ LOADS: Final = {
     "GIL held": "GIL held",
     "stopped": "SIGSTOP",
 }
-"""The titles of the exporter's loads. The key is the load's name in a report."""
+"""The titles in the chart of the loads that keep the exporter busy. The key is the load's name in a
+report."""
 
 # The colours of Okabe and Ito, which people with any colour vision can tell apart.
 _COLOURS: Final = ("#000000", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
@@ -35,7 +36,18 @@ _LEGEND_STEP: Final = 92
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """A group of dots for each peer: one dot for each series, None where nothing was measured."""
+    """The contents of a chart.
+
+    Parameters
+    ----------
+    title
+        The heading.
+    series
+        The titles of the series, such as the loads. Each series has its colour.
+    groups
+        For each peer, its title and its values in microseconds, one for each series. None: not
+        measured.
+    """
 
     title: str
     series: tuple[str, ...]
@@ -127,6 +139,6 @@ def _legend(series: Sequence[str]) -> list[str]:
 
 
 def _time(power: int) -> str:
-    """Return a power of ten in microseconds as text."""
+    """Return the text of a time. ``power`` is the exponent of 10, in microseconds."""
     unit, less = ("s", 6) if power >= 6 else ("ms", 3) if power >= 3 else ("µs", 0)
     return f"{10.0 ** (power - less):g} {unit}"

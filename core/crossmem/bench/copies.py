@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that times one way of copying a dict of arrays into shared memory.
 
-The suite runs this file by its path in a fresh interpreter. The program starts its own children by
-spawn and prints one line of JSON. Its cold cases time the first use of crossmem in a process, so it
-imports only those modules of crossmem that a user's program imports. Times are in seconds; the
-clock is the same in all processes.
+The suite runs this file by its path in a fresh interpreter. With Ray, Ray starts the
+children; otherwise, the program starts them by spawn. The program prints one line of JSON. Its cold
+times include the first use of crossmem in a process, so it imports only those modules of crossmem
+that a user's program imports. Times are in seconds. The clock is the same in all processes.
 """
 
 import json
@@ -27,7 +27,8 @@ _JOIN_S: Final = 30.0
 _PAGE_NBYTES: Final = 4096
 
 Reply = Callable[[], float]
-"""Waits for the reader, and returns the time at which it had read every page."""
+"""A function that waits for the reader, and returns the time at which the reader had read every
+page."""
 
 
 def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
@@ -50,7 +51,7 @@ def end_child(process: Any, connection: Connection) -> None:
 
 
 def start_ray(nbytes: int) -> Any:
-    """Start Ray on this machine only, with room for objects of a size; return its module."""
+    """Start Ray on this machine only, with room for four objects of ``nbytes``. Return Ray."""
     ray: Any = import_module("ray")
     ray.init(
         address="local",
@@ -78,15 +79,15 @@ def _read_pages(weights: Mapping[str, Any]) -> None:
 
 
 def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[float]]:
-    """Copy a dict of arrays into shared memory and read every page of it in another process.
+    """Copy a dict of arrays into shared memory, and let another process read every page.
 
     Parameters
     ----------
     kind
         ``"crossmem"``: ``share(copy=True)`` and ``receive``. ``"mp"``: one segment of
-        ``multiprocessing.shared_memory``, created, filled and attached. ``"ray"``: ``put`` and
-        ``get`` of two actors. ``"torch"``: tensors that lie in shared memory already, sent without
-        a copy by ``torch.multiprocessing``.
+        ``multiprocessing.shared_memory``, created, filled and attached. ``"ray"``: one actor calls
+        ``put``, and another ``get``. ``"torch"``: ``torch.multiprocessing`` sends tensors that
+        already lie in shared memory, without a copy.
     nbytes, arrays
         Size of the dict in bytes, and its number of arrays.
     rounds
@@ -95,7 +96,7 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
     Returns
     -------
     dict
-        ``"cold"``: the first time in both processes. ``"warm"``: the later times.
+        ``"cold"``: the time of the first copy in both processes. ``"warm"``: the later times.
     """
     if kind == "ray":
         times = _through_ray(nbytes, arrays, rounds + 1)
@@ -156,7 +157,7 @@ def _read_dicts(connection: Connection, kind: str) -> None:
         except EOFError:
             return
         end = load(blob)
-        # The reader's function has released the memory.
+        # load() has returned, so its arrays are gone and the memory is released.
         connection.send(end)
 
 
@@ -242,9 +243,10 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
     Returns
     -------
     dict
-        ``"first share"``: the first ``share(copy=True)`` of the process. ``"faulting copy"``:
-        NumPy's copy into fresh shared memory, where every page faults. ``"update"``: the updates.
-        ``"touched copy"``: NumPy's copies into private memory that was written before.
+        Lists of times. ``"first share"``: the first ``share(copy=True)`` of the process.
+        ``"faulting copy"``: NumPy's copy into fresh shared memory, where every page faults.
+        ``"update"``: the calls of ``update``. ``"touched copy"``: NumPy's copies into private
+        memory that was written before.
     """
     crossmem: Any = import_module("crossmem")
     numpy: Any = import_module("numpy")
@@ -294,7 +296,7 @@ CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxy
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case: its name, then its arguments as JSON."""
+    """Measure one case. ``arguments`` has its name, and then its own arguments as JSON."""
     name, given = arguments
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that measures what it costs to send trees and arrays to other processes.
 
-One run of the program measures one case, in a fresh interpreter with its own child processes. The
-program starts them by spawn, and prints one line of JSON. Times are in seconds, on a clock that all
-processes share.
+One run of the program measures one case, in a fresh interpreter with its own child processes. With
+Ray, Ray starts the children; otherwise, the program starts them by spawn. The program prints one
+line of JSON. Times are in seconds. The clock is the same in all processes.
 """
 
 import json
@@ -49,9 +49,9 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     tensors
         Number of tensors.
     nbytes
-        Size of each in bytes.
+        Size of each tensor in bytes.
     rounds
-        Number of rounds. PyTorch gets new tensors in each, because it moves a tensor only once.
+        Number of rounds. Each round makes new tensors, because PyTorch moves a tensor only once.
     """
     torch: Any = import_module("torch")
     process, connection = start_child(_read_trees, kind)
@@ -107,14 +107,15 @@ def _read_trees(connection: Connection, kind: str) -> None:
 
 
 def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """Measure the time from sending an array to its arrival, by multiprocessing's queue or by Ray.
+    """Measure the time from sending an array until it arrives in the other process.
 
     Parameters
     ----------
     kind
-        ``"crossmem"``, ``"numpy"`` (pickled) or ``"ray"`` (``put`` and ``get`` of two actors).
+        ``"crossmem"``: through a queue of multiprocessing, as a handle. ``"numpy"``: through the
+        same kind of queue, pickled. ``"ray"``: one actor calls ``put``, and another ``get``.
     nbytes
-        Size of the array.
+        Size of the array in bytes.
     rounds
         Number of rounds.
     """
@@ -174,7 +175,7 @@ def _through_ray(nbytes: int, rounds: int) -> list[float]:
         ]
     finally:
         ray.shutdown()
-    # Ray's store allocates its pages with the first objects and reuses them later.
+    # The first rounds are not counted: Ray's store allocates its pages in them, and reuses them.
     return times[_RAY_WARMUP_ROUNDS:]
 
 
@@ -189,13 +190,14 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
     count
         Number of readers.
     nbytes
-        Size of the array.
+        Size of the array in bytes.
 
     Returns
     -------
     dict
-        ``"attach"``: seconds that each reader needs to receive. ``"counted"``: the sum over all
-        processes of the array's proportional size (Pss), divided by the array's size.
+        ``"attach"``: the seconds that each reader needs to receive the array. ``"counted"``: one
+        number. The kernel gives each process its proportional size (Pss) of the array. The number
+        is the sum of these sizes, divided by the array's size.
     """
     array = crossmem.empty(nbytes, "uint8")
     array[:] = 1
@@ -217,7 +219,7 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
 
 
 def _read_array(connection: Connection) -> None:
-    # A first import pays the reader's one-time costs, which are not costs of the array.
+    # The reader's first import has costs that occur once in a process, so it is not timed.
     with crossmem.device(_DEVICE).allocate(1) as warm:
         crossmem.receive(crossmem.share(warm.as_array()))
     connection.send("ready")
@@ -241,7 +243,7 @@ def _read_array(connection: Connection) -> None:
 
 
 def _counted(pointer: int) -> int:
-    """Return this process's proportional share of the mapping at an address, in bytes."""
+    """Return the proportional size (Pss) in this process of the mapping at an address, in bytes."""
     inside = False
     for line in (
         Path(f"/proc/{os.getpid()}/smaps").read_text("ascii", errors="replace").splitlines()
@@ -262,7 +264,7 @@ CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxy
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case: its name, then its arguments as JSON."""
+    """Measure one case. ``arguments`` has its name, and then its own arguments as JSON."""
     name, given = arguments
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
 

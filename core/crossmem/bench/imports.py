@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of imports, in fresh interpreters."""
+"""Measures how long import statements take in fresh interpreters."""
 
 import subprocess
 import sys
@@ -14,7 +14,8 @@ _DEADLINE_S: Final = 60.0
 IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "import crossmem": "import crossmem",
-        # crossmem imports a module at the first use of its names; these need nearly all modules.
+        # crossmem imports a module at the first use of one of its names. attach and device need
+        # nearly all modules.
         "import crossmem, device and attach": "from crossmem import attach, device",
         # pydantic loads its parts at their first use, and every program with pydantic has a model.
         "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",
@@ -38,8 +39,8 @@ print(perf_counter() - start)
 def bytecode_cached_in(folder: str, environment: dict[str, str]) -> dict[str, str]:
     """Return an environment in which every module's bytecode is cached, as after an install.
 
-    A source tree may have no bytecode. If an environment forbids writing it, the compilation would
-    be timed for some modules and not for others.
+    A source tree may have no bytecode, and the environment may forbid to write it. Without this
+    function, the compilation would be timed for some modules and not for others.
     """
     changed = {**environment, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
     changed.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The jobs of producer and consumer for the rows that every peer has.
 
-A job is a pair of functions, one for each process, that run at the same time and communicate over
-the channel between them. Times are of the operation alone, in seconds, taken in the process that
-performs it. The transfer of the token is the same for all peers, and only totals include it.
+A job is a pair of functions: one runs in the producer, and one at the same time in the consumer.
+The two communicate over a channel. Each operation is timed alone, in seconds, by the process that
+performs it. The transfer of the token is the same for all peers. Only ``"total"`` and the job
+``"churn"`` include it.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,11 +26,11 @@ class Context:
     Parameters
     ----------
     peer
-        This process's peer object.
+        The object of this process that shares memory.
     channel
         The channel to the other process.
     kept
-        Objects that one job keeps for a later one.
+        Objects that one job stores for a later job, by a name.
     """
 
     peer: Peer
@@ -38,8 +39,8 @@ class Context:
 
 
 Half = Callable[..., dict[str, Any]]
-"""One process's part of a job: it takes a :class:`Context` and keywords, and returns JSON
-values."""
+"""One process's function of a job. It takes a :class:`Context` and keywords, and returns a dict of
+JSON values."""
 
 Halves = Mapping[str, tuple[Half, Half]]
 """The producer's and the consumer's half of each job. The key is the job's name."""
@@ -143,9 +144,9 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 
 
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
-    """Do each step for all blocks before the next step, and return the means of the steps.
+    """Do each step for all blocks before the next step. Return the mean time of each step.
 
-    A peer may defer the work for many blocks to one of them, so a median would miss that work.
+    A peer may do the work for many blocks in the call for one of them. A median would miss that.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

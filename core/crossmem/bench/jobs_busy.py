@@ -36,12 +36,12 @@ _STOP_POLL_S: Final = 0.0005
 _locked = ctypes.PyDLL(None, use_errno=True)
 
 Load = Callable[[Channel, list[bool]], None]
-"""A function that keeps the producer busy until the list is empty. A message from the consumer
-empties the list."""
+"""A function that keeps the producer busy until the list ``busy`` is empty. A message from the
+consumer on the channel empties the list."""
 
 
 def _wait(_channel: Channel, _busy: list[bool]) -> None:
-    """Leave the main thread asleep, so the exporter's other threads can take the GIL."""
+    """Return, so that the main thread sleeps and the producer's other threads can take the GIL."""
 
 
 def _spin(_channel: Channel, busy: list[bool]) -> None:
@@ -81,7 +81,7 @@ LOADS: Final[Mapping[str, Load]] = MappingProxyType(
         STOPPED: _wait,
     }
 )
-"""The loads. The key is the name of the load's column."""
+"""The functions that keep the producer busy. The key is the name of the load in a report."""
 
 
 def _produce_beside(
@@ -101,7 +101,7 @@ def _produce_beside(
             busy.clear()
 
     if load == HELD:
-        # Both calls keep the GIL, so the consumer's attaches begin while it is held.
+        # Both calls hold the GIL. The first one lets the consumer begin its attaches.
         _locked.write(channel.fileno(), b"busy", 4)
         _locked.poll(None, 0, round(hold_s * 1e3))
         wait()
@@ -117,7 +117,7 @@ def _produce_beside(
 
 
 def _stop(pid: int) -> None:
-    """Stop a process, and return when all its threads have stopped."""
+    """Stop a process with SIGSTOP, and return when all its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     for thread in Path(f"/proc/{pid}/task").iterdir():
         while (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T":

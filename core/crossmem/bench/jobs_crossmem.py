@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs of producer and consumer for the rows that only crossmem has."""
+"""The jobs for the rows that only crossmem has. Each job runs in the producer and the consumer."""
 
 import os
 from time import perf_counter
@@ -12,15 +12,16 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# A harmless system call without other uses, which marks a section of a trace.
+# This system call is harmless and has no other use here. It marks the begin and end of the counted
+# part in a trace.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20
-"""The least number of bytes that one timed section copies."""
+"""One timing copies at least this many bytes. Smaller arrays are copied several times."""
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return an equal object without a cached hash, as a receive would."""
+    """Return equal bytes in a new object, which has no cached hash, as bytes from a channel."""
     return bytes(bytearray(blob))
 
 
@@ -71,7 +72,10 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 
 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
-    """Time imports of kept allocations: whole and part, from handle objects and from bytes."""
+    """Time imports and attaches of allocations that this process imports for the whole job.
+
+    The repeated ones name a whole allocation or a part, as a handle object or as bytes.
+    """
     channel = context.channel
     blobs = channel.receive_all()
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in blobs]
@@ -126,7 +130,7 @@ def _produce_kept(context: Context, *, nbytes: int) -> dict[str, Any]:
 
 
 def _consume_kept(context: Context, **_: Any) -> dict[str, Any]:
-    """Hold one import, for :func:`_consume_marked` to repeat under a tracer."""
+    """Hold one import. The job ``"marked"`` imports the same memory again, under a tracer."""
     handle = crossmem.ShareableHandle.from_bytes(context.channel.receive())
     context.kept["kept"] = handle, crossmem.attach(handle)
     return {"pid": os.getpid()}
@@ -177,7 +181,10 @@ def _produce_bandwidth(
 def _consume_bandwidth(
     context: Context, *, nbytes: int, plain_first: bool, repeats: int
 ) -> dict[str, Any]:
-    """Copy between each mapping and a private array, by turns, and return seconds per copy."""
+    """Copy between a mapping and a private array, in both directions. Return the seconds per copy.
+
+    The mapping of crossmem and the plain mapping take turns.
+    """
     import numpy as np
 
     channel = context.channel

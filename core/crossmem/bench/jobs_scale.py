@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs of producer and consumer for thousands of concurrent imports and allocations."""
+"""The jobs for thousands of concurrent imports and allocations."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ __all__ = ["SCALE_JOBS"]
 
 
 def _descriptors() -> dict[str, int]:
-    """Count this process's descriptors and, among them, its sockets."""
+    """Count this process's open descriptors (``"all"``), and the sockets among them."""
     kinds = {"all": 0, "sockets": 0}
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -45,7 +45,7 @@ def _produce_parts(context: Context, *, allocations: int, parts: int) -> dict[st
 
 
 def _consume_parts(context: Context, *, allocations: int, parts: int) -> dict[str, Any]:
-    """Hold many imports of few allocations; measure their time and their resources."""
+    """Hold many imports of few allocations. Measure the time and the resources of the imports."""
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in context.channel.receive_all()]
     wholes = crossmem.attach_many(handles)
     before = _descriptors()
@@ -112,7 +112,7 @@ def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, An
 
 
 def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
-    """Allocate under a low descriptor limit until an error, and return the error's properties."""
+    """Allocate under a low descriptor limit until a call fails. Return facts about its error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memories: list[Any] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors()["all"] + room, hard))
@@ -136,7 +136,7 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
 
 
 def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str, Any]:
-    """Read the rows of many importers for one export that none of them holds."""
+    """Time how the exporter reads the rows of many importers for one export that no row holds."""
     memory = context.peer.create(4096)
     handle = crossmem.ShareableHandle.from_bytes(context.peer.export(memory))
     table, unit = SlotTable(), Unit(handle.allocation, None, lambda: None)
@@ -154,7 +154,10 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
 
 
 def _produce_block_rows(context: Context, *, importers: int, batches: int) -> dict[str, Any]:
-    """Free blocks of a pool that many importers have open without holding a block."""
+    """Time how the owner frees blocks of a pool that many importers have open.
+
+    No importer holds a block.
+    """
     pool = crossmem.device(context.peer.device).pool(4096, 2 * BATCH)
     first = pool.allocate()
     first.export()
@@ -183,7 +186,7 @@ def _produce_block_rows(context: Context, *, importers: int, batches: int) -> di
 
 
 def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
-    """Create, export and free in a loop of one process, without importers."""
+    """Time a loop that creates, exports and frees memory, in one process without importers."""
     peer = context.peer
 
     def live() -> None:

@@ -15,7 +15,7 @@ __all__ = ["Cpus", "available_nbytes", "choose_cpus", "describe_machine", "versi
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """The CPUs of the two processes; twice the same if there is only one."""
+    """The CPUs of a producer and a consumer; both are the same if only one is allowed."""
 
     producer: int
     consumer: int
@@ -29,7 +29,7 @@ class Cpus:
 
 
 def _siblings(cpu: int) -> set[int]:
-    """Return the hardware threads of a CPU's core."""
+    """Return the CPUs that share a core with a CPU, and the CPU itself."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     found = {cpu}
     with suppress(OSError, ValueError):
@@ -40,7 +40,7 @@ def _siblings(cpu: int) -> set[int]:
 
 
 def choose_cpus() -> Cpus:
-    """Choose two CPUs that this process may use, of different cores where possible."""
+    """Choose two CPUs that this process may use, on different cores if possible."""
     allowed = sorted(os.sched_getaffinity(0))
     first = allowed[0]
     others = [cpu for cpu in allowed if cpu not in _siblings(first)] or allowed[1:]
@@ -56,7 +56,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def _field(path: str, name: str) -> str:
-    """Return the first value of a name in a file of ``name: value`` lines, else ``""``."""
+    """Return the value in the first line ``name: value`` of a file, ``""`` if it has none."""
     with suppress(OSError), Path(path).open() as file:
         for line in file:
             key, _, value = line.partition(":")
@@ -76,7 +76,7 @@ def available_nbytes() -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the facts that a reader needs to judge the numbers of a run."""
+    """Return facts about this machine, by which a reader judges the numbers of a run."""
     huge_pages = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     shmem = ""
     with suppress(OSError):

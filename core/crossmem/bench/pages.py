@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a report for a page of documentation: the tables in Markdown, and the charts."""
+"""A report's files for a page of the documentation: the tables in Markdown, and the charts."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ __all__ = ["write_page"]
 
 
 def write_page(report: Report, folder: Path) -> list[Path]:
-    """Write ``tables.md`` and the charts into a folder, which is made if necessary.
+    """Write ``tables.md`` and the charts into a folder. Make the folder if it does not exist.
 
     Returns
     -------
     list
-        The files.
+        The paths of the files.
 
     Raises
     ------

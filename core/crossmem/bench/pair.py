@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes that share memory with each other, and their control by the parent."""
+"""The two processes of a peer, and the parent's control over them."""
 
 import os
 import selectors
@@ -25,28 +25,28 @@ class BenchError(Exception):
 
 
 def child_environment() -> dict[str, str]:
-    """Return an environment in which a child finds the same modules as this process."""
+    """Return environment variables with which a child finds the same modules as this process."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class Pair:
-    """A producer and a consumer of one peer, each on its CPU, started by exec.
+    """A producer and a consumer of one peer: two fresh interpreters, each bound to a CPU.
 
     Parameters
     ----------
     peer
-        Name of the peer.
+        Name of the peer, a key of :data:`crossmem.bench.peer.PEERS`.
     device
         The crossmem device of the run.
     cpus
         The CPUs of the two processes.
     environment
-        The ``os.environ`` of both processes.
+        The environment variables of both processes.
 
     Raises
     ------
     BenchError
-        The processes cannot be started. Both have ended then.
+        A process cannot be started. Neither runs then.
     """
 
     def __init__(self, peer: str, *, device: str, cpus: Cpus, environment: dict[str, str]) -> None:
@@ -77,12 +77,12 @@ class Pair:
             self._resources = stack.pop_all()
 
     def run(self, job: str, *, deadline_s: float, **arguments: Any) -> dict[str, Any]:
-        """Run both halves of a job and return their results in one dictionary.
+        """Run a job in both processes. Return the results of both in one dictionary.
 
         Raises
         ------
         BenchError
-            A half failed or the deadline passed. The pair cannot be used after that.
+            A process failed or the deadline passed. The pair cannot be used after that.
         """
         request = {"job": job, "arguments": arguments, "deadline_s": deadline_s}
         for control in self._controls.values():
@@ -91,7 +91,7 @@ class Pair:
         return {**results["producer"], **results["consumer"]}
 
     def _collect(self, deadline_s: float) -> dict[str, Any]:
-        """Read one reply of each process."""
+        """Read one reply from each process."""
         end = monotonic() + deadline_s
         results: dict[str, Any] = {}
         failures: list[str] = []

@@ -35,7 +35,7 @@ class Peer(ABC):
     """The Python distribution whose version the report shows."""
 
     touches_memory: ClassVar[bool] = False
-    """Whether creation fills every page, so that big sizes take long and need free memory."""
+    """Whether :meth:`create` writes to every page, so that big sizes take long and need RAM."""
 
     is_read_only: ClassVar[bool] = False
     """Whether the consumer must not write into the attached memory."""
@@ -54,11 +54,11 @@ class Peer(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return why this peer cannot run here, None if it can. Imports nothing heavy."""
+        """Return why this peer cannot run here, None if it can. Import no large module."""
         return None
 
     def serve(self) -> bytes:
-        """Prepare the producer and return the consumer's argument for connecting."""
+        """Prepare the producer. Return the argument of :meth:`connect` in the consumer."""
         return b"-"
 
     def connect(self, hello: bytes) -> None:  # noqa: B027 - most peers need no connection
@@ -66,7 +66,7 @@ class Peer(ABC):
 
     @abstractmethod
     def create(self, nbytes: int) -> Any:
-        """Allocate and map shareable memory, without touching it."""
+        """Allocate and map shareable memory. Do not access its pages."""
 
     @abstractmethod
     def export(self, memory: Any) -> bytes:
@@ -74,7 +74,7 @@ class Peer(ABC):
 
     @abstractmethod
     def attach(self, token: bytes) -> Any:
-        """Map the memory in the consumer, without touching it."""
+        """Map the memory in the consumer. Do not access its pages."""
 
     @abstractmethod
     def detach(self, mapping: Any) -> None:
@@ -86,7 +86,7 @@ class Peer(ABC):
 
     @abstractmethod
     def view(self, memory: Any) -> memoryview:
-        """Return the bytes of a result of :meth:`create` or :meth:`attach`."""
+        """Return a view of the memory. ``memory`` comes from :meth:`create` or :meth:`attach`."""
 
 
 _HERE: Final = "crossmem.bench."
@@ -103,7 +103,7 @@ PEERS: Final = MappingProxyType(
         "torch": (_HERE + "peer_torch", "TorchPeer"),
     }
 )
-"""Module and class of each peer, by name."""
+"""The module and the class of each peer. The key is the peer's name."""
 
 
 def peer_class(name: str) -> type[Peer]:

@@ -12,7 +12,7 @@ __all__ = ["CrossmemPeer"]
 
 
 class CrossmemPeer(Peer):
-    """A leased export, attached from bytes."""
+    """An allocation of its own for each memory, attached from the bytes of its handle."""
 
     title: ClassVar[str] = "crossmem"
     distribution: ClassVar[str | None] = "crossmem"

@@ -22,7 +22,7 @@ _KEY: Final = struct.Struct("=QQ")
 _FD: Final = struct.Struct("@i")
 _ANCILLARY_NBYTES: Final = socket.CMSG_SPACE(_FD.size)
 
-# Python's own mmap object would duplicate the descriptor, which is one system call more.
+# Python's own mmap object duplicates the descriptor, which would add a system call.
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p

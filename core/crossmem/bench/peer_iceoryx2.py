@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publish and subscribe of iceoryx2: the publisher writes samples in its own segment."""
+"""iceoryx2: the publisher writes samples into its own segment, and a subscriber receives them."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ _SMALL_NBYTES: Final = 64 << 10
 # iceoryx2 reserves a segment for as many samples as the queues of its service may contain. One
 # service for all sizes would therefore reserve room for thousands of the largest samples.
 _DEPTHS: Final = {True: 2000, False: 4}
-"""The number of samples of the service for small samples (True), and of the one for large ones."""
+"""How many samples a service may contain. The key says whether it is the service for small ones."""
 
 
 class Iceoryx2Peer(Peer):

@@ -16,8 +16,8 @@ __all__ = ["SharedMemoryPeer"]
 class SharedMemoryPeer(Peer):
     """``multiprocessing.shared_memory``, unregistered from the consumer's resource tracker.
 
-    Otherwise the consumer's tracker would delete the producer's memory, so every careful user of
-    the module has this cost.
+    Otherwise, the consumer's tracker would delete the producer's memory. Every program that shares
+    memory in this way safely has this cost.
     """
 
     title: ClassVar[str] = "mp.shared_memory"

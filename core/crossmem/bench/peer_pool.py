@@ -15,7 +15,10 @@ _MOST_NBYTES: Final = 1 << 30
 
 
 class PoolPeer(Peer):
-    """A block, attached from bytes. The first block of a size makes a pool."""
+    """A block of a pool, attached from the bytes of its handle.
+
+    The first block of each size makes the pool of that size.
+    """
 
     title: ClassVar[str] = "crossmem pool"
     distribution: ClassVar[str | None] = "crossmem"

@@ -23,8 +23,8 @@ _POINTER = ctypes.c_void_p
 _OUT = ctypes.POINTER(ctypes.c_void_p)
 _SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
 
-# The name, the type of the result and the types of the arguments of each function, as umf 1.2.0
-# declares them. A result of c_int is a umf_result_t.
+# For each function of umf 1.2.0: its name, the type of its result, and the types of its arguments.
+# If the result is a c_int, it is a umf_result_t.
 _FUNCTIONS: Final[tuple[tuple[str, Any, tuple[Any, ...]], ...]] = (
     ("umfOsMemoryProviderParamsCreate", ctypes.c_int, (_OUT,)),
     ("umfOsMemoryProviderParamsSetVisibility", ctypes.c_int, (_POINTER, ctypes.c_int)),
@@ -61,7 +61,7 @@ def _check(result: int, call: str) -> None:
 
 
 class UmfProxyPeer(Peer):
-    """Anonymous memory of the OS provider, behind a pool that forwards every request."""
+    """UMF's provider of anonymous memory, under a pool that forwards every request to it."""
 
     title: ClassVar[str] = "UMF proxy"
     distribution: ClassVar[str | None] = "umf"
@@ -111,8 +111,8 @@ class UmfProxyPeer(Peer):
 
     @override
     def serve(self) -> bytes:
-        # The consumer takes the descriptor out of this process. Yama forbids that between siblings
-        # unless this process allows it.
+        # The consumer takes the descriptor out of this process. The security module Yama forbids
+        # that between siblings, unless this process allows it.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         return str(os.getpid()).encode()
 
@@ -157,7 +157,7 @@ class UmfProxyPeer(Peer):
 
 
 class UmfDisjointPeer(UmfProxyPeer):
-    """The same provider, behind a pool that divides shared slabs for small requests.
+    """The same provider, under a pool that cuts small allocations out of larger slabs.
 
     Allocations of one slab share a descriptor: a process that opens one can access them all.
     """

@@ -20,42 +20,46 @@ class Plan:
     sizes
         Sizes of the rows with whole lifetimes, in bytes.
     rounds, count
-        Rounds of the rows with whole lifetimes, and lifetimes in each.
+        Rounds of the rows with whole lifetimes, and lifetimes of each peer in a round.
     budget_s
-        Seconds after which a peer's round ends early. The limit stops peers that fill their memory.
+        Seconds after which a peer's round ends early. Peers that write to every page reach it.
     batch, batch_rounds
-        Number of allocations in the churned, held and batched rows, and rounds of those rows.
+        Number of allocations in the sections ``loop``, ``churn``, ``held`` and ``batch`` of the
+        report, and the rounds of these sections.
     busy
-        Attaches beside each kind of busy exporter, in each round.
+        Number of attaches from a busy exporter in each round, for each kind of load.
     holds, hold_s
-        How often an exporter keeps the interpreter locked, and for how many seconds.
+        How often an exporter holds the GIL without a break, and for how many seconds.
     repeats, repeat_rounds
-        Allocations with repeated imports and exports, and rounds of those rows; also calls of each
-        function from C.
+        Number of allocations that are imported and exported repeatedly, and the rounds of these
+        rows. ``repeats`` is also how often the rows of leases are read, how many round trips a
+        round has, and how often a C program calls each function.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
-        Sizes in bytes, fresh allocations of each, and copies of each allocation.
+        Sizes in bytes, number of fresh allocations for each size, and how often each allocation is
+        copied.
     parts_of, parts
-        Allocations, and parts of each, that are imported at once.
+        Number of allocations, and of the parts of each, that are imported at the same time.
     separate
-        Allocations that live at once.
+        Number of allocations that live at the same time.
     imports
-        Number of fresh interpreters for each import statement, and of C programs that start an
-        interpreter.
+        Number of fresh interpreters for each import statement, and of runs of a C program that
+        calls an emulated library.
     traced
-        Repeated imports under the system call tracer.
+        Number of repeated imports under the system call tracer, of a whole allocation and as many
+        of a part.
     tensors, tree_nbytes, tree_rounds
-        Tensors of the shared trees, their total bytes, and the rounds of sharing; also the rounds
-        of sending an array.
+        Number of tensors in a shared tree, their total size in bytes, and how often a tree is
+        shared, and an array sent.
     array_nbytes
         Size of the array that is sent through queues and that readers attach, in bytes.
     readers
-        Processes that read one array.
+        Number of processes that read one array.
     copied_sizes, copied_pairs, copied_rounds
-        Sizes in bytes of the dicts that are shared with a copy, fresh pairs of processes for each
-        size, and repetitions by each pair.
+        Sizes in bytes of the dicts that are shared with a copy, number of fresh pairs of processes
+        for each size, and how often each pair repeats the copy.
     updated_nbytes, updated_rounds
         Size in bytes of the dict that is copied once and then updated, and the number of updates in
-        each fresh process.
+        each fresh process. There are ``copied_pairs`` such processes.
     is_brief
         Whether only the rows of the summary are measured, without targets.
     """
@@ -157,4 +161,4 @@ PLANS: Final = MappingProxyType(
         ),
     }
 )
-"""The plan of each mode: ``smoke`` only shows that the suite works."""
+"""The plan of each mode. ``smoke`` only shows that the suite works."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of a report as tables: with rich if it is installed, else in plain text."""
+"""The tables of a report, and their output: with rich if it is installed, else as plain text."""
 
 import sys
 from collections.abc import Sequence

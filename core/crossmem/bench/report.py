@@ -14,13 +14,13 @@ SCHEMA: Final = 1
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest value that ``percent`` percent of the values do not exceed."""
+    """Return the smallest of the values that at least ``percent`` % of them do not exceed."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number: the median of the rounds. A round with repetitions is itself a median.
+    """One number: the median of the values in ``rounds``.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Row:
     nbytes
         Size of the memory in bytes, None if the number does not depend on it.
     rounds
-        The value that each round measured.
+        The value of each round, in ``unit``. A round with repetitions gives their median or mean.
     """
 
     section: str
@@ -62,7 +62,7 @@ class Target:
     limit
         The largest allowed value or, if ``at_least``, the smallest.
     at_least
-        Direction of the limit.
+        Whether ``measured`` must be at least ``limit``; otherwise, at most.
     note
         A note for the reader, such as the reason for a missing measurement.
     """
@@ -132,7 +132,7 @@ class Report:
         *,
         nbytes: int | None = None,
     ) -> None:
-        """Add the median of some rounds as a row; no rounds make no row."""
+        """Add a row whose number is the median of ``rounds``. If ``rounds`` is empty, add none."""
         if rounds:
             shown = tuple(round(value, 4) for value in rounds)
             value = round(median(rounds), 4)
@@ -141,7 +141,7 @@ class Report:
     def value(
         self, section: str, subject: str, metric: str, *, nbytes: int | None = None
     ) -> float | None:
-        """Return the number of a row, None if there is no such row."""
+        """Return the number of the row with these four fields, None if there is no such row."""
         for row in self.rows:
             if (row.section, row.subject, row.metric, row.nbytes) == (
                 section,
@@ -164,7 +164,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """Return the report of a JSON text.
+        """Return the report that :meth:`to_json` wrote as ``text``.
 
         Raises
         ------
@@ -173,7 +173,7 @@ class Report:
         """
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            msg = f"the document is no report of version {SCHEMA}"
+            msg = f"the document is not a report of version {SCHEMA}"
             raise ValueError(msg)
         try:
             rows = [Row(**{**row, "rounds": tuple(row["rounds"])}) for row in data.pop("rows")]
@@ -183,5 +183,5 @@ class Report:
             ]
             return cls(**data, rows=rows, targets=targets)
         except (KeyError, TypeError) as error:
-            msg = f"the document is no report: {error}"
+            msg = f"the document is not a report: {error}"
             raise ValueError(msg) from error

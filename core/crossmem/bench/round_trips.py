@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Round trips between two processes that wait for each other: a program that prints one JSON line.
 
-Each process is bound to its CPU. The first one signals and waits for the answer, and the second one
-answers. All ways of waiting take turns in one pair of processes. Times are in seconds.
+Each process is bound to a CPU of its own. The first one signals and waits for the answer, and the
+second one answers. One pair of processes measures all ways to signal and wait, in turn. Times are
+in seconds.
 """
 
 import gc
@@ -29,7 +30,7 @@ __all__ = ["PAUSE_S", "Way", "ask", "main", "reply", "settle"]
 
 _DEADLINE_S: Final = 120
 _LINE_WORDS: Final = 8
-"""The number of words in a cache line. Each direction has a cache line of its own."""
+"""The number of words in a cache line. The words of the two processes lie in different lines."""
 PAUSE_S: Final = 0.002
 """The seconds for which the first process does nothing, so that the second one falls asleep."""
 
@@ -46,9 +47,9 @@ class _Ends:
     channel
         The channel to the other process.
     words
-        A page that both have mapped.
+        A page that both processes have mapped.
     events
-        An eventfd for each direction.
+        Two eventfds. The first process writes to the first one, the second process to the other.
     is_first
         Whether this is the first process.
     """
@@ -62,13 +63,14 @@ class _Ends:
         self.out, self.back = events if is_first else (events[1], events[0])
 
     def exchange(self, blob: bytes) -> bytes:
-        """Send bytes to the other process, and return what it sends."""
+        """Send bytes to the other process, and return the bytes that it sends."""
         self.channel.send(blob)
         return self.channel.receive()
 
 
 Way = tuple[Callable[[int], object], Callable[[int], object]]
-"""Two functions: one signals a value to the other process, one waits for its signal of a value."""
+"""Two functions of this process. The first signals a value to the other process, and the second
+waits until the other process has signalled a value."""
 
 
 def _plain_word(ends: _Ends) -> Way:
@@ -107,7 +109,7 @@ def _shared_tree(ends: _Ends) -> Way:
 
 
 def _polling(ends: _Ends) -> Way:
-    """Publish a version as a word in shared memory, which its reader polls between sleeps."""
+    """Write a version into a word in shared memory. The reader polls the word between sleeps."""
     words, lock = ends.words, threading.Lock()
     out, back = (2, 3) if ends.is_first else (3, 2)
     out, back = out * _LINE_WORDS, back * _LINE_WORDS
@@ -149,14 +151,14 @@ _WAYS: Final[Mapping[str, Callable[[_Ends], Way]]] = MappingProxyType(
     }
 )
 _NEEDS: Final = MappingProxyType({"shared tree": "numpy"})
-"""The modules without which a way is not measured."""
+"""The module that a way needs. Without the module, the way is not measured."""
 
 _AWAKE: Final = ("timeline", "plain word", "shared tree", "polling")
 _ASLEEP: Final = ("timeline", "eventfd")
 
 
 def _turns(rounds: int) -> list[tuple[str, str]]:
-    """Return the measurements in their order: the name of a way, and the state of the processes."""
+    """Return the measurements in their order: the name of a way, and ``awake`` or ``asleep``."""
     each = [(name, "awake") for name in _AWAKE] + [(name, "asleep") for name in _ASLEEP]
     # The first round is not counted, because a way may start threads at its first use.
     return [one for number in range(rounds + 1) for one in each[:: 1 if number % 2 else -1]]
@@ -219,18 +221,20 @@ def reply(way: Way, numbers: range) -> None:
 def settle(cpu: int) -> None:
     """Bind this process to its CPU, and limit its life."""
     os.sched_setaffinity(0, {cpu})
-    # The last resort if the other process dies: some ways of waiting have no end.
+    # Some ways wait forever if the other process has died. The alarm ends this process then.
     signal.alarm(_DEADLINE_S)
     gc.disable()
 
 
 def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the time of a round trip in each round. The key has the way and the state.
+    """Return the median time of a round trip in each round.
+
+    A key is the name of a way and ``awake`` or ``asleep``, such as ``"timeline, asleep"``.
 
     Parameters
     ----------
     count
-        Round trips of each way in a round.
+        Number of round trips of each way in a round.
     rounds
         Number of rounds.
     cpus
@@ -275,7 +279,10 @@ def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[st
 
 
 def main(arguments: list[str]) -> None:
-    """Run one process. The arguments are the function's name, and its keywords as JSON."""
+    """Run one of the two processes.
+
+    ``arguments`` has ``"measure"`` or ``"answer"``, and then this function's keywords as JSON.
+    """
     part, given = arguments
     run = measure if part == "measure" else answer
     found = run(**json.loads(given))

@@ -26,7 +26,7 @@ _BUSY_LOAD = 0.5
 
 
 class Suite:
-    """One run; a context manager that leaves no process behind.
+    """One run of the benchmark: a context manager whose processes end with the block.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Suite:
                 self._peers.append(name)
 
     def __enter__(self) -> Self:
-        # A separate folder: the run must not meet the exports of this user's other programs.
+        # The run has its own run directory, so that this user's other programs do not disturb it.
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cmb"))
         os.chmod(folder, 0o700)  # noqa: PTH101
         self.folder = folder
@@ -106,7 +106,7 @@ class Suite:
             pair.close()
 
     def pair(self, peer: str) -> Pair:
-        """Return the running pair of a peer, which is started if necessary."""
+        """Return the pair of processes of a peer. If it does not run, start it."""
         if peer not in self._pairs:
             self._pairs[peer] = Pair(
                 peer, device=self._device, cpus=self.cpus, environment=self.environment
@@ -140,7 +140,7 @@ class Suite:
         peer, job
             The peer and the job.
         deadline_s
-            Longest duration in seconds. After that both processes are killed.
+            Longest duration of the job in seconds. After that, both processes are killed.
         row
             A label for some calls of one job, such as a size. After a failure, later calls with the
             same peer, job and label return None. Calls with another label still run.
@@ -162,7 +162,9 @@ class Suite:
         Parameters
         ----------
         parts
-            The parts for crossmem alone. They run if crossmem is one of the peers.
+            Functions that measure crossmem, alone or beside other ways, outside the pairs of the
+            peers. Each adds rows to this suite's report. They run only if crossmem is one of the
+            peers.
         """
         start = monotonic()
         load = self.report.machine["load"]
@@ -182,7 +184,7 @@ class Suite:
         return self.report
 
     def _turns(self, rounds: int) -> list[list[str]]:
-        """Return the rotating order of the peers in each round, so that none is always first."""
+        """Return the order of the peers for each round. Another peer is first in each round."""
         peers = self._peers
         return [peers[i % len(peers) :] + peers[: i % len(peers)] for i in range(rounds)]
 
@@ -206,7 +208,7 @@ class Suite:
         return False
 
     def _life(self, nbytes: int) -> None:
-        """Measure whole lifetimes of allocations, one after another."""
+        """Measure lifetimes of allocations, from create to free, one after another."""
         plan, size = self.plan, size_name(nbytes)
         self.say(f"whole lives at {size}")
         peers = [peer for peer in self._peers if self._room(peer, nbytes)]
@@ -231,7 +233,7 @@ class Suite:
                 self.report.add("life", peer, metric, values, "us", nbytes=nbytes)
 
     def _churn_and_held(self) -> None:
-        """Measure many allocations, one after another and all at once."""
+        """Measure many allocations: one after another (churn), then all at once (held)."""
         plan = self.plan
         self.say(f"{plan.batch} allocations, churned and held")
         rounds: dict[tuple[str, str, str], list[float]] = {}
@@ -258,7 +260,7 @@ class Suite:
             self.report.add(section, peer, metric, values, "us")
 
     def _busy(self) -> None:
-        """Measure imports from an exporter that does something else."""
+        """Measure the time of an attach while the exporter is busy or stopped."""
         plan = self.plan
         self.say("attaching beside a busy exporter")
         samples: dict[tuple[str, str], list[list[float]]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures dicts of arrays that are copied into shared memory."""
+"""The part of a run that measures how dicts of arrays are copied into shared memory."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ _NEEDS: Final = {"crossmem": "numpy", "mp": "numpy", "ray": "ray", "torch": "tor
 
 
 def run(suite: Suite) -> None:
-    """Measure, and add the rows to the suite's report. A brief run skips this part."""
+    """Measure, and add the rows to the suite's report. In a brief run, do nothing."""
     if suite.plan.is_brief:
         return
     if not find_spec("numpy"):

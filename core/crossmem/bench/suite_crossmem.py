@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures crossmem alone, or beside a plain mmap."""
+"""The part of a run that measures crossmem outside the comparison of peers.
+
+A few of its rows are for comparison: the bandwidth of a plain mmap, and the times for importing
+pydantic and pluggy.
+"""
 
 import subprocess
 from importlib.util import find_spec
@@ -21,7 +25,10 @@ _US = 1e6
 
 
 def run(suite: Suite) -> None:
-    """Measure all rows that only crossmem has, and add them to the suite's report."""
+    """Measure the rows of this part, and add them to the suite's report.
+
+    A brief run measures only batches, repeats and the bandwidth.
+    """
     _batch(suite)
     _repeats(suite)
     _bandwidth(suite)
@@ -35,7 +42,10 @@ def run(suite: Suite) -> None:
 
 
 def _collect(rounds: dict[str, list[float]], times: dict[str, Any] | None) -> None:
-    """Add each time to its rounds, in microseconds. A list of times counts as its median."""
+    """Append each measured time, in microseconds, to the list of its name in ``rounds``.
+
+    If a job measured a list of times under one name, the median of the list is appended.
+    """
     for name, value in (times or {}).items():
         each = median(value) if isinstance(value, list) else value
         rounds.setdefault(name, []).append(each * _US)
@@ -74,7 +84,7 @@ def _system_calls(suite: Suite) -> None:
     except TraceError as error:
         suite.note(f"system calls of repeated imports were not counted: {error}")
         if not made:
-            repeat()  # the second job releases the memory of the first
+            repeat()  # the job "marked" frees the memory of the job "kept"
         return
     suite.report.add("repeats", _PEER, "system calls", [len(calls)], "count")
     if calls:
@@ -118,7 +128,7 @@ def _bandwidth(suite: Suite) -> None:
 def _scale(suite: Suite) -> None:
     plan, add = suite.plan, suite.report.add
     suite.say(f"{plan.parts_of * plan.parts} live imports, {plan.separate} separate allocations")
-    suite.restart(_PEER)  # the counts below must not include older memory
+    suite.restart(_PEER)  # the counts below must not include memory of earlier jobs
     found = suite.job(_PEER, "parts", allocations=plan.parts_of, parts=plan.parts)
     if found is not None:
         before, after = found["before"], found["after"]
@@ -140,7 +150,9 @@ def _scale(suite: Suite) -> None:
         for name in ("create", "attach", "unmap", "free"):
             add("scale", _PEER, f"separate {name}", [found[name] * _US], "us")
         add("scale", _PEER, "separate descriptors added", [found["descriptors"]], "count")
-    suite.restart(_PEER)  # memory that is not freed yet would give descriptors back during the job
+    # Memory of the last job may still wait to be freed. If it were freed during the next job,
+    # descriptors would come back and spoil the count.
+    suite.restart(_PEER)
     found = suite.job(_PEER, "exhaust", nbytes=4 * KIB, room=64)
     if found is not None:
         right = found["typed"] and found["names_limit"]
@@ -169,7 +181,7 @@ def _imports(suite: Suite) -> None:
     suite.say("importing in fresh interpreters")
     rounds: dict[str, list[float]] = {}
     environment = bytecode_cached_in(suite.folder, suite.environment)
-    for i in range(-1, suite.plan.imports):  # the first round fills the page cache
+    for i in range(-1, suite.plan.imports):  # round -1 fills the page cache and is not counted
         for name, statement in IMPORTS.items():
             try:
                 seconds = time_import(statement, cpu=suite.cpus.producer, environment=environment)

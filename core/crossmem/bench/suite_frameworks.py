@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures trees and arrays, beside the frameworks' own ways."""
+"""The part of a run that measures how trees and arrays are sent, by crossmem and by frameworks."""
 
 from importlib.util import find_spec
 from statistics import median
@@ -18,7 +18,7 @@ _SMALL_NBYTES: Final = 4096
 
 
 def run(suite: Suite) -> None:
-    """Measure, and add the rows to the suite's report; a brief run has none of them."""
+    """Measure, and add the rows to the suite's report. In a brief run, do nothing."""
     if suite.plan.is_brief:
         return
     _trees(suite)
@@ -31,7 +31,7 @@ def _trees(suite: Suite) -> None:
     if not find_spec("torch"):
         suite.note("trees of tensors were not measured: torch is not installed")
         return
-    # A tensor at an unaligned address is a slow case, and no allocator makes one.
+    # An unaligned tensor is slower, and allocators make only aligned ones.
     each = plan.tree_nbytes // plan.tensors // _ALIGNMENT_NBYTES * _ALIGNMENT_NBYTES
     for kind, nbytes in (("crossmem", each), ("crossmem", _SMALL_NBYTES), ("torch", each)):
         size = plan.tensors * nbytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures how fast a process sees another one's signal."""
+"""The part of a run that measures how fast one process sees the signal of another process."""
 
 from crossmem.bench.cases import run_case
 from crossmem.bench.suite import Suite
@@ -8,12 +8,12 @@ __all__ = ["run"]
 
 
 def run(suite: Suite) -> None:
-    """Measure, and add the rows to the suite's report; a brief run has none of them."""
+    """Measure, and add the rows to the suite's report. In a brief run, do nothing."""
     plan, cpus = suite.plan, suite.cpus
     if plan.is_brief:
         return
     if cpus.producer == cpus.consumer:
-        suite.note("round trips were not measured: two processes that spin need a CPU each")
+        suite.note("round trips were not measured: each of the two processes needs its own CPU")
         return
     suite.say("round trips of signals and waits")
     found = run_case(

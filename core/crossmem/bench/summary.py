@@ -16,7 +16,10 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: memfd, socket and
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A row of the table: its title, and the section, metric and size of its rows in a report."""
+    """A line of the table: its title, and the section, metric and size of its numbers' rows.
+
+    The report has one such row for each peer.
+    """
 
     title: str
     section: str

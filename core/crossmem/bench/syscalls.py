@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A count of the system calls of a process's main thread between two marks."""
+"""Counts the system calls that another process's main thread makes between two marks."""
 
 import re
 import shutil
@@ -19,20 +19,20 @@ _END_DEADLINE_S: Final = 10.0
 
 
 class TraceError(Exception):
-    """The calls could not be counted here."""
+    """The system calls could not be counted; the message says why."""
 
 
 def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
-    """Run an action under strace, and return the names of the calls between two marks.
+    """Run an action, and return the names of the system calls that a process meanwhile made.
 
-    A mark is a call of ``getpgid``.
+    strace traces the process. Only calls between two marks count; a mark is a call of ``getpgid``.
 
     Parameters
     ----------
     pid
         The process whose main thread is traced.
     action
-        Makes that process perform the counted work. That process sets the marks.
+        A function that makes the process do the counted work. The process also sets the marks.
 
     Raises
     ------

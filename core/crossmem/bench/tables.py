@@ -8,7 +8,7 @@ __all__ = ["Table", "markdown", "number"]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A heading, column heads and rows of text; the first column is the widest.
+    """A table of text: its heading, the heads of its columns, and its rows.
 
     Raises
     ------

@@ -20,7 +20,7 @@ from crossmem.bench.peer import peer_class
 __all__ = ["PARTNER_TIMEOUT_S", "main"]
 
 PARTNER_TIMEOUT_S: Final = 45.0
-"""Longest wait of producer or consumer for each other, in seconds."""
+"""The longest time for which the producer and the consumer wait for each other, in seconds."""
 
 
 def main(arguments: list[str]) -> None:
@@ -29,13 +29,14 @@ def main(arguments: list[str]) -> None:
     Parameters
     ----------
     arguments
-        Role, name of the peer, crossmem device, CPU of the process, and the descriptors of the
-        control channel and of the channel to the other process.
+        Six texts: the role (``producer`` or ``consumer``), the name of the peer, the crossmem
+        device, the CPU for this process, the descriptor of the control channel, and the descriptor
+        of the channel to the other process.
     """
     jobs = {**JOBS, **BUSY_JOBS, **CROSSMEM_JOBS, **SCALE_JOBS}
     role, name, device, cpu, control_fd, partner_fd = arguments
     os.sched_setaffinity(0, {int(cpu)})
-    # A thousand held allocations need a descriptor each. The usual soft limit is 1024.
+    # Each of a thousand held allocations needs a descriptor. The usual soft limit is 1024.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     control = Channel(socket.socket(fileno=int(control_fd)))
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> None:
                 request = control.receive_json()
             except ChannelError:
                 return
-            # The last resort against a process that cannot be stopped normally any more.
+            # The alarm ends this process if its job hangs, even if the parent is gone.
             signal.alarm(int(request["deadline_s"]) + 5)
             half = jobs[request["job"]][0 if role == "producer" else 1]
             gc.collect()

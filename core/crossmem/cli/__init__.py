@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``crossmem`` command. The library never imports this package.
 
-Only :mod:`crossmem.cli.app`, :mod:`crossmem.cli.render` and :mod:`crossmem.cli.views` use typer
-and rich; they come with the extra ``cli``.
+The modules :mod:`~crossmem.cli.app`, :mod:`~crossmem.cli.benchmark` and
+:mod:`~crossmem.cli.commands` import typer, and :mod:`~crossmem.cli.render` imports rich. Both come
+with the extra ``cli``. The modules that run in child processes import neither.
 """
 
 import sys

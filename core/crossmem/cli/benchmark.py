@@ -28,7 +28,8 @@ BENCH_EXAMPLES: Final = (
 def bench(
     *,
     full: Annotated[
-        bool, typer.Option("--full", help="Measure everything, many times, and print every table.")
+        bool,
+        typer.Option("--full", help="Measure everything in many rounds, and print every table."),
     ] = False,
     check: Annotated[
         bool,
@@ -42,7 +43,7 @@ def bench(
         typer.Option(
             "--smoke",
             hidden=True,
-            help="Run everything once in some seconds, as a trial; the numbers mean nothing.",
+            help="Run everything for some seconds, as a trial; the numbers mean nothing.",
         ),
     ] = False,
     peer: Annotated[

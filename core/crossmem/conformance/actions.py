@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of peers: functions that run in a peer's process, on named objects.
+"""The actions of peers: functions that a test lets a peer call.
 
-Arguments and results can be pickled. Objects stay in the peer, under the names that the tests give
-them. The test's own process can call these functions too.
+Arguments and results can be pickled. Objects such as allocations stay in the peer, under the names
+that the test gives them. The test's own process can call these functions, too.
 """
 
 import ctypes
@@ -81,7 +81,7 @@ def begin(
     tracing: bool,  # noqa: FBT001
     on_blocks: bool = False,  # noqa: FBT001, FBT002
 ) -> None:
-    """Set the device of a peer, the tracing of its drivers, and its use of blocks."""
+    """Set the device of a peer, whether its drivers are traced, and whether it uses blocks."""
     global _spec, _runtime, _mechanism
     _spec, _runtime, _mechanism = spec, runtime, mechanism
     if tracing:
@@ -156,7 +156,7 @@ def _pages() -> list[crossmem.ShareableHandle]:
 
 
 def collect() -> int:
-    """Do all deferred work, by :func:`crossmem.collect`."""
+    """Call :func:`crossmem.collect`, which does all deferred work."""
     return crossmem.collect()
 
 
@@ -164,7 +164,7 @@ def collect() -> int:
 
 
 def _placed(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options. A device replaces a device's name under the key "device"."""
+    """Return the options of an import. The name under the key "device" becomes a device."""
     if _runtime is not None:
         # A handle does not name a runtime: an import uses the runtime that this process already
         # uses. So the device is opened first, in the runtime under test.
@@ -270,7 +270,7 @@ def poke(address: int, value: int) -> None:
     ctypes.memset(address, value, 1)
 
 
-# Anything ---------------------------------------------------------------------------------
+# Any object -------------------------------------------------------------------------------
 
 
 def attribute(name: str, attribute_name: str) -> Any:
@@ -360,7 +360,7 @@ def violations() -> list[str]:
 
 
 def vendor_violations() -> list[str] | None:
-    """Return a strict emulation's record of violations in all processes; None without one."""
+    """Return all processes' violations, None if the driver runs on no strict emulation."""
     witness = witness_of(tracer().inner)
     return None if witness is None else witness.violations()
 

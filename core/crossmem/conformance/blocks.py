@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kit on blocks: with ``--crossmem-blocks``, tests get blocks of pools as allocations.
+"""Lets the tests of allocations test blocks of pools, with ``--crossmem-blocks``.
 
-:meth:`crossmem.Device.allocate` then takes a block of a pool, in the test's process and in all of
+:meth:`crossmem.Device.allocate` then returns a block of a pool, in the test's process and in all of
 its peers. So each test of an allocation tests a block.
 """
 
@@ -24,14 +24,14 @@ from crossmem.sharing.pools.block_record import BlockRecord
 __all__ = ["BlockTracer", "allocate", "are_used", "close_idle", "close_pools", "exports", "use"]
 
 _BLOCKS: Final = 8
-"""Number of blocks of a pool."""
+"""The number of blocks in a pool."""
 _SMALLEST_NBYTES: Final = 4096
 _LARGE_NBYTES: Final = 2**20
-"""Largest block of a pool with several blocks. A larger block has its own pool."""
+"""The largest size of a block in a pool with several blocks. A larger block has its own pool."""
 
 _exports: Final = crossmem.exports
 _allocate: Any = None
-"""The original method that allocates, once :func:`use` has replaced it; else None."""
+"""The original ``Device.allocate`` after :func:`use` has replaced it; None before."""
 
 
 class _Pools(Part):
@@ -47,7 +47,7 @@ class _Pools(Part):
 
 
 def use() -> None:
-    """Make :meth:`crossmem.Device.allocate` return blocks here and in forked children."""
+    """Make :meth:`crossmem.Device.allocate` return blocks, here and in later forked children."""
     global _allocate  # noqa: PLW0603 - a process has one kit
     if _allocate is None:
         _allocate = crossmem.Device.allocate
@@ -67,10 +67,10 @@ def allocate(
     allow: crossmem.Allow | None = None,
     access: Access = "rw",
 ) -> crossmem.Allocation:
-    """Return a block, typed as an allocation, of a pool with this ``allow`` and ``access``.
+    """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
-    Without ``--crossmem-blocks``, return an allocation. An allocation has no ``allow``, because
-    each of its exports has one.
+    Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``: each
+    export of an allocation has its own.
     """
     if _allocate is None:
         return device.allocate(nbytes)
@@ -123,9 +123,8 @@ def _arenas() -> list[Arena]:
 class BlockTracer(TracingDriver):
     """A tracing driver for the kit on blocks.
 
-    It counts a block as an allocation, and a held block as an import.
-
-    Only :class:`crossmem.driver.TracingDriver` counts the arenas themselves.
+    :meth:`live` counts a block as an allocation, and a held block as an import. It does not count
+    the arenas.
     """
 
     @property

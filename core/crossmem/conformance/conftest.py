@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test if the device or blocks of pools lack the tested ability."""
+    """Skip a test if the device lacks the tested ability, or, on blocks, if blocks lack it."""
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
             pytest.skip(f"not of blocks: {marker.args[0]}")
@@ -96,7 +96,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the law to the report, and fail a skip of a required test."""
+    """Add the test's law to pytest's report. If a required test was skipped, let it fail."""
     report = yield
     law = _law_of(item)
     if law is None:
@@ -117,7 +117,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the report; with pytest-xdist, :mod:`crossmem_pytest` has loaded it already."""
+    """Load the plugin of the kit's report. With pytest-xdist, it is loaded already."""
     if not config.pluginmanager.has_plugin(reporting.__name__):
         config.pluginmanager.register(reporting, reporting.__name__)
 
@@ -276,7 +276,8 @@ def named(guarded: None) -> Iterator[None]:
 def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
     """Return ``make_stream()``; the streams are destroyed after the test.
 
-    Name this fixture after ``make_timeline`` and memory: a stream is destroyed before what it uses.
+    A test names this fixture after ``make_timeline`` and the fixtures of memory. Then a stream is
+    destroyed before the timelines and memory that it uses.
     """
     if not has_streams():
         pytest.skip("the driver gives no work to streams (its group StreamWork)")
@@ -295,7 +296,8 @@ def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
 def stranger(guarded: None) -> Iterator[MakeStranger]:
     """Return a function that allocates outside of crossmem, for tests to adopt.
 
-    Name this fixture before peers: their imports must be closed before the memory is freed.
+    A test names this fixture before the fixtures of peers. Then the peers' imports are closed
+    before the memory is freed.
     """
     made: list[Stranger] = []
 
@@ -311,7 +313,7 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 
 @pytest.fixture
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
-    """Return the imports from peers and the ranges of a test; all are released after the test."""
+    """Return an object that makes imports from peers, and ranges. They end after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
         # Peers are set up first, so they are checked last: as long as a test's imports are open, an
         # exporter's memory would count as a leak.

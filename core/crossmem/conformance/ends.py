@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that end the objects of tests, and their order."""
+"""The methods that end the objects of tests, and the order in which the objects end."""
 
 import crossmem
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked children of peers: some sleep until they are killed, others call a function and end."""
+"""Functions that fork a peer. A child sleeps until it is killed, or calls a function and ends."""
 
 import ctypes
 import os

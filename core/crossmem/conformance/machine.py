@@ -31,12 +31,12 @@ _places = st.sampled_from(PLACES)
 
 
 class SharingMachine(RuleBasedStateMachine):
-    """Rules for three processes. A subclass names the processes.
+    """Rules for three processes. A subclass sets the attributes.
 
     Attributes
     ----------
     start
-        Starts a peer.
+        A function that starts a peer.
     peers
         The other two processes, kept between runs. A killed peer is replaced.
     """
@@ -72,7 +72,7 @@ class SharingMachine(RuleBasedStateMachine):
         return f"{kind}{next(self.names)}"
 
     def give_pools_back(self, place: int) -> None:
-        """Release at once the imported pools of which a process holds no block."""
+        """Let a process release the imported pools in which it holds no block."""
         if blocks.are_used():
             self.at(place, blocks.close_idle)
 

@@ -9,7 +9,7 @@ from crossmem.conformance import actions, blocks
 __all__ = ["Account", "Block", "Entry", "Handle", "Held", "Model", "account"]
 
 Account = tuple[dict[str, int], list[str], list[tuple[bool, list[int]]]]
-"""The driver's open objects, its breaches of rules, and the holders of each allocation."""
+"""The objects that the driver has open, its forbidden calls, and the holders of each allocation."""
 
 
 def account() -> Account:
@@ -156,7 +156,10 @@ class Model:
         return [one for one in self.blocks if not (one.is_freed or one.is_orphaned)]
 
     def memories(self) -> list[tuple[str, int, Block, slice, bool]]:
-        """Return all readable memory: name, process, block, range, and whether it is read-only."""
+        """Return all readable memory.
+
+        An item is a name, a process, a block, a range, and whether the memory is read-only.
+        """
         mapped = [
             (one.name, one.place, one.handle.block, one.handle.span, one.readonly)
             for one in self.mappings

@@ -10,13 +10,13 @@ from crossmem.models.block_handle import BLOCK_START
 __all__ = ["checksum_of", "pattern", "reforged"]
 
 _HEADER: Final = struct.Struct("<4sHHII")
-"""Magic, version, flags, total length, checksum: the start of a handle's wire form."""
+"""The start of a handle's wire form: magic, version, flags, total length and checksum."""
 
 _BLOCK: Final = 1 << 2
-"""The flag of a block's handle."""
+"""The flag that marks the handle of a block."""
 
 _PART: Final = struct.Struct("<QQ")
-"""Offset and length, which follow the header."""
+"""The offset and length of the part, which follow the header."""
 
 
 def pattern(nbytes: int, seed: int) -> bytes:

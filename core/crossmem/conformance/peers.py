@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other processes that execute a test's requests, under deadlines.
 
-A :class:`Peer` behaves like a new interpreter. It is one, or it is forked from an interpreter that
-has imported crossmem and not used it. It calls module-level functions, mostly those of
+A :class:`Peer` is a new interpreter, or it is forked from an interpreter that has imported crossmem
+and not used it; both behave equally. A peer calls module-level functions, mostly those of
 :mod:`crossmem.conformance.actions`, one after the other in its main thread, and sends back their
 results or exceptions. Every wait has a deadline, and remaining processes of a peer are killed.
 """
@@ -107,7 +107,7 @@ class Peer:
     device, runtime, mechanism
         The device that :func:`crossmem.conformance.actions.device` returns in the peer.
     environment
-        Changes to this process's variables for the peer; None removes a variable.
+        The peer gets this process's environment variables with these changes; None removes one.
     tracing
         Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
     fresh

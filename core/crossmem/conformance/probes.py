@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of a peer's driver, by which a test observes core's calls or makes them fail.
 
-They replace methods of the peer's tracing driver for the life of that peer, so use fresh peers.
+The functions replace methods of the peer's tracing driver as long as the peer lives. So a test uses
+them in fresh peers.
 """
 
 from collections.abc import Callable

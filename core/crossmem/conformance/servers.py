@@ -29,7 +29,7 @@ def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -
 
 
 def preload(*modules: str) -> None:
-    """Let the fork servers import modules, which saves their children the time.
+    """Let the fork servers import modules, so that their children need not import them.
 
     The import of a module must have no side effect. Peers with ``fresh=True`` import nothing in
     advance.

@@ -93,7 +93,7 @@ class Stranger:
             self._driver.free(self._block)
 
     def adopt(self, nbytes: int | None = None, *, at: int = 0, **options: Any) -> crossmem.Adoption:
-        """Adopt all of it, or a part."""
+        """Adopt the whole memory, or a part of it."""
         size = self.nbytes if nbytes is None else nbytes
         return self._device.adopt(self.ptr + at, size, **{"owner": self, **options})
 

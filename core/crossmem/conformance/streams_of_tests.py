@@ -48,7 +48,7 @@ _WORK_S: Final = 0.03
 _MOST_COPIES: Final = 500
 
 _copies: list[int] = []
-"""The number of copies that take that long, once it was measured."""
+"""The number of copies that take ``_WORK_S``; measured at the first use."""
 
 
 class StreamOfTest:
@@ -151,7 +151,7 @@ def wait(
 
 
 def wait_for_the_dead(name: str, value: int, stream: str) -> bool:
-    """Let a stream wait for a dead process; return whether the call was refused instead."""
+    """Let a stream wait for a signal of a dead process. Return whether the call was refused."""
     try:
         actions.objects[name].wait(value, stream=actions.objects[stream])
     except crossmem.OwnerGoneError:
@@ -170,7 +170,7 @@ def await_void_or_reached(name: str, value: int) -> None:
 
 
 def data_of(nbytes: int = NBYTES) -> bytes:
-    """Return what :func:`issue_work` writes."""
+    """Return the data that :func:`issue_work` writes."""
     return _CHUNK * (nbytes // len(_CHUNK))
 
 

@@ -47,7 +47,7 @@ def leases(blob: bytes) -> int:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "the vendor opens a whole pool, so no open belongs to one block"
+    "the vendor opens a pool as a whole, so vendor calls cannot be counted for one block"
 )
 @pytest.mark.crossmem_core
 def test_c07_the_exact_calls_of_a_whole_life(
@@ -83,7 +83,7 @@ def test_c07_the_exact_calls_of_a_whole_life(
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "the vendor opens a whole pool, so no open belongs to one block"
+    "the vendor opens a pool as a whole, so vendor calls cannot be counted for one block"
 )
 @pytest.mark.crossmem_core
 def test_c07_many_imports_make_one_vendor_open(allocate: Allocate, peer: Peer) -> None:
@@ -211,7 +211,7 @@ def test_c07_unmapped_and_mapped_again(allocate: Allocate, peer: Peer) -> None:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "the vendor opens a whole pool, so no open belongs to one block"
+    "the vendor opens a pool as a whole, so vendor calls cannot be counted for one block"
 )
 def test_c07_imported_again_after_everything_was_closed(allocate: Allocate, peer: Peer) -> None:
     blob = allocate(NBYTES, b"again").export().to_bytes()

@@ -36,7 +36,7 @@ def thread_count() -> int:
 
 
 def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]:
-    """Return a complaint about the object if it is not closed, else nothing."""
+    """Return a text about the object if it is not closed, else nothing."""
     return [] if one.closed else [repr(one)]
 
 

@@ -172,7 +172,7 @@ def test_c16_a_failed_call_of_the_importer_leaves_nothing(
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "the vendor opens a whole pool, so no open belongs to one block"
+    "the vendor opens a pool as a whole, so vendor calls cannot be counted for one block"
 )
 @pytest.mark.parametrize("method", ["import_", "map"])
 def test_c16_a_failure_in_a_batch_leaves_nothing(
@@ -201,7 +201,7 @@ def held_but(count: int) -> list[str]:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "the vendor opens a whole pool, so no open belongs to one block"
+    "the vendor opens a pool as a whole, so vendor calls cannot be counted for one block"
 )
 def test_c16_a_batch_makes_one_open_for_each_allocation(allocate: Allocate, peer: Peer) -> None:
     assert crossmem.attach_many([]) == []

@@ -28,7 +28,7 @@ _THREADS = 16
 
 @pytest.fixture(autouse=True)
 def switching() -> Iterator[None]:
-    """Switch threads at nearly every bytecode, to provoke races."""
+    """Let the interpreter switch threads as often as it can, to provoke races."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -64,13 +64,16 @@ def _racing(function: Callable[..., Any], *args: Any, count: int = 6) -> None:
 
 
 def _made(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
-    """Return how often each driver call that acquires or releases was made since ``before``."""
+    """Return the number of driver calls since ``before``, by name.
+
+    Only calls that acquire or release a resource are counted.
+    """
     names = ("import_", "close", "map", "unmap", "allocate", "export", "free")
     return {name: tracer.calls[name] - before.get(name, 0) for name in names}
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "the vendor opens a whole pool, so no open belongs to one block"
+    "the vendor opens a pool as a whole, so vendor calls cannot be counted for one block"
 )
 @pytest.mark.crossmem_core
 def test_c19_concurrent_imports_of_one_handle_make_one_vendor_open(
@@ -97,7 +100,7 @@ def test_c19_concurrent_imports_of_one_handle_make_one_vendor_open(
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "the vendor opens a whole pool, so no open belongs to one block"
+    "the vendor opens a pool as a whole, so vendor calls cannot be counted for one block"
 )
 def test_c19_concurrent_attaches_make_one_vendor_open(peer: Peer, tracer: TracingDriver) -> None:
     blob = peer.call(actions.offer, "memory", _NBYTES, b"data")

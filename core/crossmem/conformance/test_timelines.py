@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws L1 and L2: what has happened when a value is reached, and how streams are ordered."""
+"""Laws L1 and L2: work is complete when its value is reached, and streams keep the order."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ def test_l01_a_reader_sees_what_was_written_before_a_signal(
 
 
 def _read_after_each(timeline: str, memory: str, count: int) -> list[str]:
-    """Wait for each value; return where the memory or the value were behind it."""
+    """Wait for each value. Return the values after whose wait memory or timeline were older."""
     wrong = []
     for value in range(1, count + 1):
         reached = actions.objects[timeline].wait(value)
@@ -139,7 +139,7 @@ def test_l01_streams_that_signal_in_turn_keep_the_order(
 
 
 def _sample(timeline: str, last: int) -> list[int]:
-    """Read the value until it is the last one; return all that was read."""
+    """Read the timeline's value until it is ``last``. Return all values that were read."""
     found: list[int] = []
     while not found or found[-1] < last:
         found.append(actions.objects[timeline].value)
@@ -221,7 +221,7 @@ def test_l01_a_value_that_was_issued_is_not_issued_again(
 
 
 def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossmem.Timeline:
-    """Let a peer have the timeline, memory for work, a copy of that, and a stream."""
+    """Let a peer have the timeline, the memory of some work, memory for a copy, and a stream."""
     actions.objects["stream"] = stream
     peer.call(streams.open_, "timeline", timeline.export().to_bytes())
     peer.call(actions.attach, "work", streams.make_work("work"))

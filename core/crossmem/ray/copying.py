@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of trees from another node. Their bytes travel through Ray's object store.
+"""Copies trees from another node. The bytes travel through Ray's object store.
 
 A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces. The
-receiver stores them in memory of crossmem. Overlapping arrays still overlap, and this node forwards
-the arrays as handles.
+receiver stores the pieces in memory of crossmem. Overlapping arrays still overlap. Processes of the
+receiver's node forward the arrays as handles.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ __all__ = ["copy_from", "read_out"]
 
 _PIECE_NBYTES: Final = 16 * 2**20
 _PIECES: Final = 4
-"""The most pieces in transit, so that a tree of any size needs little room in the object store."""
+"""The largest number of pieces in transit. So any tree needs little room in the object store."""
 
 
 def copy_from(origin: str, blob: bytes) -> Any:
@@ -38,7 +38,7 @@ def copy_from(origin: str, blob: bytes) -> Any:
     Parameters
     ----------
     origin
-        Ray's id of that node.
+        Ray's id of the other node.
     blob
         The tree's message.
 
@@ -47,7 +47,7 @@ def copy_from(origin: str, blob: bytes) -> Any:
     UnsupportedError
         This thread must not wait for Ray.
     CrossmemError
-        As for an import on that node. Also raised if this node has no memory for the copy.
+        As for an import on the other node. Also raised if this node has no memory for the copy.
     """
     if is_answering_thread():
         msg = "await and ObjectRef.future run on the thread of Ray, which cannot wait for a copy"
@@ -80,7 +80,7 @@ def copy_from(origin: str, blob: bytes) -> Any:
 
 
 def _allocate(handle: ShareableHandle, ranges: list[CopyRange]) -> Allocation:
-    """Return memory for the arrays' bytes, on the first device of the handle's backend."""
+    """Allocate memory for the bytes of arrays, on the first device of the handle's backend."""
     home = device(f"{handle.backend}:0", runtime=runtime_in_use(drain(), handle.backend))
     memory = home.allocate(ranges[-1].end)
     leave_to_views(memory)
@@ -88,7 +88,7 @@ def _allocate(handle: ShareableHandle, ranges: list[CopyRange]) -> Allocation:
 
 
 def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[PickleBuffer]]:
-    """Yield parts of the memory of each handle, in pieces; runs as a Ray task.
+    """Yield parts of the memory of each handle, in pieces. This function runs as a Ray task.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _task() -> Any:
 
 
 def _moved(row: Row, ranges: list[list[CopyRange]]) -> Row:
-    """Return the description of an array, changed for its place in the copy."""
+    """Return the description of an array with the array's place in the copy."""
     layout = row.layout
     if row.handle is None or layout.extent is None:
         return row

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of Ray messages, kept for as long as Ray keeps the messages.
+"""Keeps the memory of a Ray message as long as Ray keeps the message.
 
 Each message carries a token, a Ray object that the sender owns. Ray keeps the token as long as the
-message: in an object store, in a waiting or running call, or in a result. Ray also counts its
-receivers. A receiver keeps the token as long as it keeps the memory, and forwards both together.
-When no process has the token any more, including killed processes, the sender releases the memory.
+message: in an object store, in a waiting or running call, or in a result. Ray also counts the
+receivers of the token. A receiver keeps the token as long as it keeps the memory, and forwards both
+together. When no living process has the token any more, the sender releases the memory.
 
-Ray counts a token only after the message is complete, and does not tell the serialiser when. The
-sender must keep the token until then. Therefore the token lives as long as the ``tie``, an object
-that the sender holds during the send. All messages with the same tie share one token.
+Ray begins to count a token when the message is complete, and does not tell the serialiser when that
+is. The sender must keep the token until then. Therefore, the token lives as long as the ``tie``, an
+object that the sender holds during the send. All messages with the same tie share one token.
 """
 
 import logging
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 # Reentrant: a finaliser may send a message while the thread that it interrupts makes a token.
 _lock = threading.RLock()
 _reserved: dict[bytes, object] = {}
-"""The object that keeps the memory of a token's messages. The key is the token's id."""
+"""For each token, the object that keeps the memory of its messages. The key is the token's id."""
 _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
-"""The token of a tie, and a weak reference to the tie, whose end removes the entry. The key is the
-tie's ``id()``."""
+"""For each tie, its token, and a weak reference to the tie. When the tie ends, the reference
+removes the entry. The key is the tie's ``id()``."""
 
 
 def token_of(memory: Memory) -> Any:
@@ -40,9 +40,9 @@ def token_of(memory: Memory) -> Any:
 
 
 def tie_of(memory: Memory) -> Any:
-    """Return the object whose life says how long this process holds received memory.
+    """Return the object that lives as long as this process holds received memory.
 
-    The blocks of a pool share one usage, so for a block this object is its mapping.
+    The mappings of a pool's blocks share one use, so for a block the object is the block's mapping.
     """
     return memory if is_block(memory) else usage_of(memory)
 
@@ -69,7 +69,7 @@ def token_for(tie: Any, kept: object) -> Any:
 
 
 def keep_token(tie: Any, token: Any) -> None:
-    """Keep a received token as long as ``tie``, which keeps the memory in this process."""
+    """Keep a received token as long as ``tie`` lives, which keeps the memory in this process."""
     with _lock:
         # A process that receives its own memory must not keep its own token, or it would never
         # release the memory.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray serialisers for arrays, tensors and shared trees: handles on one node, else copies.
+"""Ray serialisers for arrays, tensors and shared trees.
+
+Receivers on the sender's node get handles, and receivers on other nodes get copies.
 
 The sender does not know the receivers, because Ray gives an object to any process that asks for it.
 Therefore each message contains handles and the id of the sender's node, and the receiver compares
@@ -31,8 +33,8 @@ Reduced = tuple[Any, ...]
 
 _PROTOCOL: Final = 5
 _before: dict[type, Callable[[Any], Reduced] | None] = {}
-"""The serialiser that Ray had for a class before; None: the class's own ``__reduce_ex__``. The key
-is the class."""
+"""The serialiser that Ray had for a class before crossmem's; None: Ray used the class's
+``__reduce_ex__``. The key is the class."""
 
 
 def register() -> None:
@@ -63,7 +65,10 @@ def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
 
 
 def _rebuild(reduced: Reduced) -> Any:
-    """Make the object that a ``__reduce_ex__`` describes. Ray takes a function of one argument."""
+    """Make the object that a result of ``__reduce_ex__`` describes.
+
+    Ray needs a deserialiser with one argument.
+    """
     function, arguments, *state = reduced
     value = function(*arguments)
     if state and state[0] is not None:
@@ -118,7 +123,10 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
 
 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
-    """Return a shared tree. On another node, return a copy, whose version no process changes."""
+    """Return a shared tree. On another node than the sender's, return a copy of the tree.
+
+    No process publishes new versions of the copy.
+    """
     message = Message.from_bytes(blob)
     if node() == origin:
         shared: Shared[Any] = Shared(

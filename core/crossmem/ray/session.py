@@ -6,9 +6,10 @@ them, so that a Ray without them is refused at once:
 
 - whether Ray is serialising a message. Ray's pickler also writes data that others store, such as
   checkpoints and functions, and these must not contain handles;
-- when the last reference to an object ends, in any process of the cluster;
-- the lock that Ray holds in every deserialiser. A deserialiser that waits for Ray would block all
-  others of the process, and Ray itself, which deserialises awaited objects before it continues;
+- the end of the last reference to an object, in any process of the cluster;
+- the lock that Ray holds while a deserialiser runs. A deserialiser that waited for Ray would block
+  all other deserialisers of the process, and Ray itself, which deserialises awaited objects before
+  it continues;
 - whether this thread is the one on which Ray deserialises awaited objects, which must not wait.
 """
 
@@ -51,7 +52,7 @@ def import_ray() -> Any:
 
 
 def check() -> None:
-    """Refuse a Ray that lacks one of these functions.
+    """Refuse a Ray that lacks one of the functions that crossmem needs.
 
     Raises
     ------
@@ -84,13 +85,13 @@ def is_message() -> bool:
 
 
 def new_token(ended: Callable[[bytes], None]) -> Any:
-    """Return a new reference, for use in messages.
+    """Return a new token: a reference to a new object of Ray, which messages carry.
 
     Parameters
     ----------
     ended
-        Called with the token's binary id on a Ray thread, after this process, all messages and all
-        receivers have dropped the token.
+        A function that Ray calls when this process, all messages and all receivers have dropped the
+        token. The argument is the token's binary id. The call runs on a thread of Ray.
     """
     # Ray writes bytes without its pickler, so this does not disturb the pickling in progress.
     token = import_ray().put(b"")
@@ -106,7 +107,7 @@ def is_answering_thread() -> bool:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Let this process deserialise other objects while a deserialiser waits in the block."""
+    """Return a context in which a deserialiser can wait while others of this process run."""
     lock = _worker().function_actor_manager.lock
     depth = 0
     try:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON of a shared tree, checked by pydantic. Import this module only to read a tree."""
+"""Reads the JSON of a shared tree, which pydantic checks.
+
+Only readers of trees import this module, because the import of pydantic takes long.
+"""
 
 from typing import Annotated, Any, Final
 
@@ -52,7 +55,7 @@ def read_body(text: bytes) -> Body:
     Raises
     ------
     ValueError
-        The JSON is not that of a tree. The message names the first wrong fields.
+        The JSON does not describe a tree. The message names the first wrong fields.
     """
     try:
         body = Body.model_validate_json(text)

@@ -31,7 +31,7 @@ def maker_of_rows(
     Parameters
     ----------
     memories
-        The memory of each handle of the message. The index or key is the number of the handle.
+        The memory of each handle of the message. The index or key is the handle's number.
     """
     makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
 

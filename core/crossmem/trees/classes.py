@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of objects in a tree: named by the sender, looked up by the receiver.
+"""The classes of objects in a tree: the sender names them, and the receiver looks them up.
 
-A class is looked up only in modules that the receiver has imported. It must be a dataclass or named
-tuple with exactly the sent fields. None of its code runs, except ``__hash__`` and ``__eq__`` of
-keys. Therefore fields with their own descriptors are refused, and so are classes with ``__del__``.
+The receiver looks only in modules that it has imported. A class must be a dataclass or named tuple
+with exactly the sent fields. None of its code runs, except the ``__hash__`` and ``__eq__`` of
+objects that are keys of a dict. Therefore, fields with their own descriptors are refused, and so
+are classes with ``__del__``.
 """
 
 import sys
@@ -57,10 +58,11 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 
 
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
-    """Refuse attributes that are not fields, because the message carries only fields.
+    """Refuse an object with attributes that are not fields, because the message has only fields.
 
-    Two kinds of attributes may be lost: cached properties, which the receiver computes again, and
-    the attribute that ``typing`` sets on an object of a generic class, which has no effect.
+    Two kinds of attributes are not refused, and not sent: cached properties, which the receiver
+    computes again, and the attribute that ``typing`` sets on an object of a generic class, which
+    has no effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()

@@ -19,7 +19,8 @@ from crossmem.trees.pool_blocks import Exportable
 __all__ = ["Contents"]
 
 _READ_STEP: Final = 1 << 16
-"""Linux maps up to this many bytes at a page fault of a read, and one page at that of a write."""
+"""At the page fault of a read, Linux maps up to this many bytes. At that of a write, it maps one
+page."""
 
 
 class Contents:
@@ -89,11 +90,10 @@ class Contents:
             ADAPTERS[kind].copy_to(target, source)
 
     def _shared_arrays(self) -> list[Any]:
-        """Return the arrays that readers see: for a copied array, an array in the copy.
+        """Return the arrays that readers see: for a copied array, a new array over the copy.
 
-        The new arrays hold an import of the memory, as the arrays of other processes do, so the
-        tree can be closed while they are in use. New arrays in a block of a pool hold the block
-        itself.
+        A new array holds an import of the memory, as the arrays of other processes do, so the tree
+        can be closed while the array is in use. In a block of a pool, it holds the block itself.
         """
         copies, rows = self._copies, self._message.rows
         if copies:
@@ -118,6 +118,6 @@ class Contents:
 
 
 def _map_pages(memory: Memory, low: int, high: int) -> None:
-    """Map the pages now, because the copy wrote them through the descriptor and mapped none."""
+    """Map the pages of a copy now. The copy was written through the descriptor, which maps none."""
     if memory.device.capabilities.host_visible:
         memory.view()[low:high:_READ_STEP].tobytes()

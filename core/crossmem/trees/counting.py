@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of values in the JSON of a tree, counted in the text before any value is built.
+"""Counts the values in the JSON of a tree, before the JSON is parsed.
 
-The writer counts the values of each container, and :func:`crossmem.trees.nodes.write` refuses more
-than ``MAX_VALUES``. The receiver of an untrusted message counts in the same way. The count reads
-the text once and takes bounded memory.
+The writer of a tree counts the values in all containers, and refuses a tree with more than
+``MAX_VALUES`` (:func:`crossmem.trees.nodes.write`). The receiver of an untrusted message counts the
+same values in the text of the JSON. It reads the text once, in bounded memory.
 """
 
 import re
@@ -15,11 +15,11 @@ MAX_VALUES: Final = 2**21
 """The most values in all containers of a tree. A container that occurs twice counts twice."""
 
 _MAX_NESTING: Final = 200
-"""The most nested brackets. The JSON parser refuses more."""
+"""The largest depth of nested brackets. The JSON parser refuses a larger depth."""
 
 _MIN_ROW_NBYTES: Final = 24
-"""The JSON of each array is longer than this, and has at most three brackets. So the length of a
-text limits its brackets."""
+"""The description of each array in the JSON is longer than this, and has at most three opening
+brackets. So the length of a text limits the number of its brackets."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _TOKENS: Final = re.compile(
@@ -42,8 +42,8 @@ _TREE_KEY: Final = re.compile(rb'"tree"[ \t\r\n]*+:[ \t\r\n]*+\Z')
 # counted.
 _VALUES, _PAIRS, _PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN = range(8)
 _FLAT, _TREE, _BODY = range(8, 11)
-"""Roles outside the tree's lists: a list that is not in the tree, the value of the key "tree", and
-the outermost object."""
+"""The roles of parts that are not lists of the tree. ``_FLAT`` is a list outside the tree,
+``_TREE`` the value of the key "tree", and ``_BODY`` the outermost object."""
 _FIRST_TAGGED: Final = 16
 """The role of an object in the tree is this number plus the character code of its tag."""
 
@@ -70,14 +70,14 @@ _LIST_IN: Final[dict[int, int]] = {
         }.items()
     },
 }
-"""The role of a list inside another list or object. The key is the role of the outer one."""
+"""The role of a list that lies in another list or in an object. The key is the outer one's role."""
 
 _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""The most commas in a list that is in the tree and not counted. The key is the role of the list.
-Objects of the tree have no comma."""
+"""The largest number of commas in a list of the tree whose values are not counted. The key is the
+list's role. Objects of the tree have no comma."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:

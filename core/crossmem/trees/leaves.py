@@ -21,11 +21,11 @@ class Leaf(NamedTuple):
     Parameters
     ----------
     value
-        The array itself.
+        The array or tensor.
     found
         The address, layout and device of the array.
     where
-        Returns the array's path in the tree. Only error messages need it.
+        A function that returns the array's path in the tree. Only error messages need the path.
     """
 
     value: Any
@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Address of the first byte of the elements, and of the byte after the last.
+        """The address of the elements' first byte, and the address after their last byte.
 
         The array must have elements.
         """
@@ -44,7 +44,10 @@ class Leaf(NamedTuple):
     def place(
         self, handle: ShareableHandle, origin: int, copy: Exportable | None = None
     ) -> "Place":
-        """Return the array's place in a handle's memory, which begins at ``origin`` here."""
+        """Return the array's place in the memory of a handle.
+
+        ``origin`` is the address at which this memory begins in this process.
+        """
         return Place(handle, self.found.layout.at(self.found.pointer - origin), copy)
 
 
@@ -54,9 +57,9 @@ class Place(NamedTuple):
     Parameters
     ----------
     handle
-        The memory that contains the array.
+        The handle of the memory that contains the array.
     layout
-        Layout of the array in that memory.
+        The array's layout in that memory, with its offset.
     copy
         The allocation or block that the array was copied to; None if the array is shared in place.
     """
@@ -67,7 +70,7 @@ class Place(NamedTuple):
 
 
 def collect(tree: Any) -> tuple[Any, list[Leaf]]:
-    """Return a tree as JSON values, and its arrays in the order of their numbers.
+    """Return a tree as JSON values, and its arrays. An array's number is its position in the list.
 
     An array that occurs twice has one number.
 

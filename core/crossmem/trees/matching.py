@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of the arrays of two trees, for copies from one tree into the other."""
+"""Finds the pairs of arrays at the same places of two trees, for copies between the trees."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -18,11 +18,11 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""The name, in errors, of the argument with the other tree. The key is the operation."""
+"""The name in errors of the argument that is the other tree. The key is the operation."""
 
 
 class Match(NamedTuple):
-    """A shared array and the array at the same place of another tree.
+    """A pair: a shared array, and the array at the same place of another tree.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def refuse_unwritable(
     array, kind, layout
         The array, its library, and its shape and strides.
     operation
-        The operation that would overwrite it.
+        The operation that would overwrite the array.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serialisable description of a shared tree: handles, arrays in them, and containers.
+"""The message of a shared tree: its handles, the arrays in their memory, and the containers.
 
-A header (magic, version, length, checksum) is followed by JSON. No data is ever unpickled. Every
-number is checked before its use, so the bytes may come from an untrusted process.
+The wire form is a header (magic, version, length, checksum) and then JSON. No data is ever
+unpickled. Every number is checked before its use, so the bytes may come from an untrusted process.
 """
 
 import json
@@ -21,7 +21,7 @@ from crossmem.trees.nodes import to_base64
 __all__ = ["MAX_MESSAGE_NBYTES", "Message", "Row"]
 
 MAX_MESSAGE_NBYTES: Final = 16 * 2**20
-"""The most bytes that a description of one tree may have."""
+"""The largest size of a message."""
 
 _MAX_KEPT_NBYTES: Final = 2**20
 _MAGIC: Final = b"XMTR"
@@ -53,7 +53,7 @@ class Message(NamedTuple):
     Parameters
     ----------
     handles
-        One for each allocation, or part of one, that contains arrays of the tree.
+        A handle for each allocation, or part of an allocation, that contains arrays of the tree.
     rows
         The arrays.
     tree
@@ -93,7 +93,7 @@ class Message(NamedTuple):
 
     @staticmethod
     def from_bytes(blob: bytes | bytearray | memoryview) -> "Message":
-        """Return the message in some bytes.
+        """Return the message whose wire form is ``blob``.
 
         Raises
         ------
@@ -119,7 +119,8 @@ def _pack(row: Row) -> tuple[Any, ...]:
     return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
 
 
-# A reader of a tree that is updated receives the same bytes each time, so the last result is kept.
+# The bytes of a tree stay the same after each update, so a reader may decode them again and again.
+# The last result is kept.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
     return _decode(blob)

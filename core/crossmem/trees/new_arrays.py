@@ -38,9 +38,9 @@ def empty(
 ) -> Any:
     """Return an array or tensor in memory of crossmem, which :func:`crossmem.share` never copies.
 
-    The memory is freed within a second after the end of the array and of all objects derived from
-    it. If other processes have received the array, its memory is freed after they have dropped it
-    too.
+    The memory is freed within a second after the array and all objects that are derived from it,
+    such as views, have ended. If other processes have received the array, the memory stays until
+    they have dropped it, too.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def empty(
         The device that holds the memory; ``host`` if None.
     pool
         The array lies in a block of this pool, on the pool's device. The block returns to the pool
-        at the time at which other memory would be freed.
+        when other memory would be freed.
     timeout
         Time limit of the wait for a free block of the pool, in seconds.
 
@@ -93,8 +93,8 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
     The containers and plain values are those of ``tree``. Each array has the library, dtype and
     shape of the array at its place, and undefined contents. Overlapping arrays overlap in the new
     tree too. The arrays of a device lie in one allocation, which is freed within a second after the
-    last array ends. If other processes have received arrays, the allocation is freed after they
-    have dropped them too.
+    last of these arrays ends. If other processes have received arrays, the allocation stays until
+    they have dropped them, too.
 
     Parameters
     ----------
@@ -102,10 +102,10 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
         A tree as for :func:`crossmem.share`. If an array has gaps or repetitions, such as a column
         of a matrix, the new array has none, unless the array overlaps others.
     device
-        The device that holds the memory. None: ``host`` for arrays in host memory, and for other
-        arrays their own device.
+        The device that holds the memory. None: each new array lies on the device of the array at
+        its place, and arrays in host memory lie on ``host``.
     pool
-        All arrays lie in one block of this pool, on its device.
+        All arrays lie in one block of this pool, on the pool's device.
 
     Raises
     ------
@@ -142,14 +142,14 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
 
 
 def _device_of(pool: Pool | None, device: Device | str | None) -> Device | None:
-    """Return the device of a pool or of an argument; None if neither is given."""
+    """Return the pool's device, or the device that ``device`` names; None if both are None."""
     if pool is not None:
         return cast("Device", pool.device)
     return device if device is None or isinstance(device, Device) else device_of(device)
 
 
 def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any]:
-    """Return new arrays in one allocation or block. They overlap as the given arrays do."""
+    """Return an array like each given one, in one allocation or block. Overlaps are kept."""
     alignment = ALIGNMENT if pool is None else BLOCK_ALIGNMENT
     ranges = pack_ranges((leaf.bounds for leaf in leaves), alignment)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers and plain values as JSON, with numbers in place of arrays; and back.
+"""Writes containers and plain values as JSON, with numbers in place of arrays, and reads them.
 
 ============== ==================================================================================
 in JSON        means
 ============== ==================================================================================
 null, true, 1  themselves, as do Unicode strings and finite floats
 [...]          a list
-{"a": n}       the array of that number
+{"a": n}       the array with the number n
 {"t": [...]}   a tuple
 {"d": [...]}   a dict: a list of pairs
 {"o": [p, a]}  an OrderedDict: its pairs, then the name and value of its ``_metadata``, if any
@@ -40,13 +40,13 @@ from crossmem.trees.counting import MAX_VALUES
 __all__ = ["FORMS", "MAX_DEPTH", "read", "to_base64", "write"]
 
 MAX_DEPTH: Final = 32
-"""The deepest nesting of containers."""
+"""The largest depth of nested containers."""
 
 _MAX_INTEGER_BITS: Final = 4096
-"""The most bits of an integer. The JSON parser takes long for the text of a larger one."""
+"""The largest number of bits of an integer. The JSON parser takes long for larger integers."""
 
 _MAX_COLLISIONS: Final = 256
-"""The most hash collisions of one dict: insertion takes time quadratic in their number."""
+"""The most hash collisions in one dict. The time to fill it grows with their number's square."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
 """Returns the number of an array, None for other values. The second argument returns its path."""
@@ -147,7 +147,7 @@ def _write_scalar(value: Any, numpy: Any) -> Any:
 def _can_be_changed(node: Any) -> bool:
     """Whether a node is a mutable container.
 
-    If it occurs twice, a change is visible in both places.
+    If such a container occurs twice in a tree, a change of it is visible in both places.
     """
     return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 
@@ -165,7 +165,7 @@ _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] =
 
 
 def _attributes(value: OrderedDict[Any, Any]) -> list[tuple[str, Any]]:
-    """Return the ``_metadata`` of PyTorch's state dicts: the versions of their modules."""
+    """Return the ``_metadata`` that PyTorch sets on state dicts: the versions of their modules."""
     return [(name, one) for name, one in vars(value).items() if name == "_metadata"]
 
 
@@ -221,7 +221,7 @@ _WRONG: Final = (
 
 
 class _Known(NamedTuple):
-    """The state of a reader: the arrays, and each finished mutable container with its node."""
+    """The state of a reader: the arrays, and all finished mutable containers with their nodes."""
 
     arrays: Sequence[Any]
     ended: list[tuple[Any, Any]]
@@ -262,8 +262,8 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         inner, beside = form.split(content)
         inner = (_read_pairs if form.has_keys else _read_all)(inner, known, depth + 1)
         if form.has_attributes:
-            # Attributes are read after the content, as they were written: containers are numbered
-            # in the order in which they finish.
+            # Attributes are read after the content, because they were written after it: containers
+            # are numbered in the order in which they finish.
             beside = _read_pairs(beside, known, depth + 1)
         made = form.make(inner, beside)
         if tag in _CHANGEABLE:
@@ -327,17 +327,16 @@ def _make_ordered(
 
 
 class _Form(NamedTuple):
-    """How the JSON of one kind of container is read: the part after its tag.
+    """The JSON of one kind of container, after the tag: the content and perhaps one other part.
 
     Parameters
     ----------
     make
-        Makes the container from its content and the additional part.
+        A function that makes the container from the content and the additional part.
     has_keys
-        Whether the content is pairs of key and value, rather than values.
+        Whether the content consists of pairs of key and value; otherwise, of values.
     is_named, has_attributes
-        The additional part: the class's name, before the content, or attributes, after the content.
-        If both are False, there is none.
+        Whether the additional part is the class's name, before the content, or attributes, after.
     """
 
     make: Callable[[list[Any], Any], Any]
@@ -346,7 +345,7 @@ class _Form(NamedTuple):
     has_attributes: bool = False
 
     def split(self, content: Any) -> tuple[Any, Any]:
-        """Return the content of a container, and the additional part."""
+        """Return the content of a container, and the additional part; None if there is none."""
         beside = None
         if self.is_named:
             beside, content = content

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of arrays that have the same place in two trees, found in the JSON of both."""
+"""Finds the pairs of arrays at the same places of two trees, in the JSON of both trees."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -16,18 +16,18 @@ def pair_arrays(
 ) -> Iterator[tuple[int, int, str]]:
     """Yield the numbers of arrays at the same places of two trees with the same structure.
 
-    The trees may differ in attributes and in the order of keys. They may differ in plain values,
-    except for an update.
+    The trees may differ in attributes and in the order of keys. Plain values may differ, too,
+    unless the operation is an update.
 
     Parameters
     ----------
     theirs, mine
         The shared tree, and the other tree.
     where
-        The name of the other tree in errors. The last item of each result is this name and the path
-        to the array.
+        The name of the other tree in errors. The last item of each result is this name with the
+        path to the array.
     operation
-        The purpose of the comparison.
+        The operation for which the trees are compared: ``"receive"`` or ``"update"``.
 
     Raises
     ------
@@ -97,7 +97,10 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
 
 
 def _without_numbers(node: Any) -> Any:
-    """Return a node in which repeated containers have no numbers, so that equal keys are equal."""
+    """Return a node without the numbers of repeated containers.
+
+    The texts of equal keys of two dicts can then be compared.
+    """
     if type(node) is list:
         return [_without_numbers(one) for one in node]
     if type(node) is dict:

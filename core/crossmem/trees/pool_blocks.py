@@ -98,12 +98,12 @@ def let_go(memory: Exportable) -> None:
 
 
 def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None:
-    """Refuse an array in a block of the parent: a forked child does not have the block mapped.
+    """In a forked child, refuse an array in a block of the parent, which the child has not mapped.
 
     Raises
     ------
     ForkedProcessError
-        The array lies in such a block.
+        The array lies in a block of the parent.
     """
     memory = cast("Memory | None", current().arrays.find_inherited(pointer, nbytes))
     if memory is not None and is_block(memory):

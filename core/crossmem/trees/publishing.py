@@ -40,7 +40,10 @@ class Published:
     _is_own: bool
     """Whether this process shares the tree."""
     _is_taken: bool
-    """Whether this process has arrays in the shared memory, apart from the originals of copies."""
+    """Whether this process has used the shared arrays: by ``value``, ``update`` or ``receive``.
+
+    Only then can it have written to the copies; before, it has only the originals.
+    """
     _lock: threading.RLock
     _process: Process
     _timeline: Timeline | None
@@ -53,7 +56,7 @@ class Published:
 
     @property
     def version(self) -> int:
-        """How often the tree was published; 0 after :func:`crossmem.share`.
+        """The number of times that the tree was published; 0 after :func:`crossmem.share`.
 
         Raises
         ------
@@ -175,13 +178,13 @@ class Published:
     def done(self, version: int, *, stream: Any = None) -> None:
         """Tell the writer that this process is done with a version, so it may write the next one.
 
-        All objects of this process for one tree acknowledge together. Call ``done(0)`` before the
-        first version, if the writer does not know the number of its readers.
+        A process counts as one reader of a tree, even if it has several objects for the tree. Call
+        ``done(0)`` before the first version, if the writer does not know the number of its readers.
 
         Parameters
         ----------
         version
-            The version; earlier ones are acknowledged with it.
+            The version. Earlier versions are acknowledged, too.
         stream
             The stream that uses the arrays: acknowledge when the work that was issued on it is
             complete. This waits for that work, unless the device's timelines have the level
@@ -208,8 +211,8 @@ class Published:
         version
             The version that all of them must have acknowledged.
         readers
-            The smallest number of readers. None: the processes that have acknowledged something,
-            and that neither closed the tree nor died.
+            The smallest number of readers that must have acknowledged. None: all processes that
+            have acknowledged any version, and that have neither closed the tree nor died.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once.
 

@@ -54,9 +54,10 @@ def receive(
 ) -> Any:
     """Return the arrays and tensors that another process shared, in its memory, without a copy.
 
-    The memory stays valid while an array, or an object derived from one, lives, even if the sender
-    frees it. It stays valid after the sender's exit if the backend has the capability
-    ``survives_owner``. It is released within a second after the last array ends.
+    The memory stays valid as long as a received array, or an object that is derived from one,
+    lives. This holds even if the sender frees the memory. After the sender's exit, it holds if the
+    backend has the capability ``survives_owner``. The memory is released within a second after the
+    last array ends.
 
     Parameters
     ----------
@@ -67,12 +68,14 @@ def receive(
         and CuPy have no read-only arrays, and a write to theirs kills the process. ``"advisory"``:
         only NumPy arrays refuse writes.
     device
-        The device for which memory of the same backend is mapped. Other memory, and all memory with
-        None, is mapped for the device that holds it. The memory does not move (C24).
+        The device for which memory of the same backend is mapped. Memory of another backend is
+        mapped for the device that holds the memory. None: all memory is mapped for the device that
+        holds it. The memory does not move (C24).
     into
-        A tree of the same containers with arrays and tensors of the same shapes and dtypes. Its
-        arrays are overwritten, the received memory is released, and this tree is returned. The
-        arrays must not lie in the received memory, because the copy would overwrite its own source.
+        A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
+        The received contents are copied into its arrays, the received memory is released, and
+        ``into`` is returned. The arrays must not lie in the received memory, because the copy would
+        overwrite its own source.
     timeout
         How long each exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
 

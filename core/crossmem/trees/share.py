@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing: from nested arrays and tensors to the message that other processes receive."""
+"""Shares nested arrays and tensors: makes the message that other processes receive."""
 
 from typing import Any, Literal, TypeVar, cast
 
@@ -61,12 +61,12 @@ def share(
         an array that occurs twice is one array.
     copy
         ``"allow"`` or True: an array is copied once if it cannot be shared in place, or if it
-        shares a block of the vendor with other memory and ``neighbours`` is None. Readers get the
-        copy: continue with :attr:`crossmem.Shared.value`, or call :meth:`crossmem.Shared.update`.
-        None or False: such an array is refused.
+        lies in a block of the vendor with other memory and ``neighbours`` is None. Readers get the
+        copy, so continue with :attr:`crossmem.Shared.value`, or call
+        :meth:`crossmem.Shared.update`. None or False: such an array is refused.
     device
         The device to which host memory is copied; ``host`` if None. The CPU must be able to address
-        its memory.
+        the device's memory.
     pool
         All copies lie in one block of this pool. The pool must be on the device of the copies.
     allow, access
@@ -87,7 +87,7 @@ def share(
     ------
     UnsupportedError
         Something in ``x`` cannot be shared, or an array lies in a pool with another ``allow`` or
-        ``access``. The message names it and says why.
+        ``access``. The message names the part of ``x`` and says why.
     ConfigurationError
         An argument is invalid, or both device and pool were given.
     InvalidSizeError

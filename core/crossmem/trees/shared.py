@@ -103,7 +103,7 @@ class Shared(Published, Generic[_T_co]):
         blob
             The bytes that :meth:`to_bytes` returned.
         numbers
-            The reservation number of each handle.
+            For each handle, the number of its reservation.
         """
         message = Message.from_bytes(blob)
         received = attach_reserved(zip(message.handles, numbers, strict=True))
@@ -142,7 +142,7 @@ class Shared(Published, Generic[_T_co]):
         this is a plain tensor, even for a ``Parameter``. In another process, the value is the
         result of :func:`crossmem.receive`, which this object keeps.
 
-        The arrays hold the memory after :meth:`close`, as received arrays do.
+        The arrays keep the memory after :meth:`close`, as received arrays do.
 
         Raises
         ------
@@ -164,11 +164,11 @@ class Shared(Published, Generic[_T_co]):
     def update(self, tree: Any) -> int:
         """Copy the arrays of a tree into the shared memory, publish it, and return the version.
 
-        An array that is itself the shared one is not copied.
+        An array of ``tree`` that is the shared array itself is not copied.
 
         The update does not wait for readers. A reader that uses the arrays during an update may see
         torn data: old elements beside new ones, and halves of elements. Readers therefore wait for
-        the version with :meth:`wait`, and report to the owner that they are done before the next
+        the version with :meth:`wait`, and call :meth:`done` when the owner may begin the next
         update. Only one thread may update or publish at a time.
 
         Parameters

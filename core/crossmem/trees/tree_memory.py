@@ -48,16 +48,16 @@ class TreeMemory:
     process
         This process.
     allow, access
-        Who may import the exports, and how. None: all processes of the same user, for reading and
-        writing; for blocks of a pool, the settings of the pool.
+        The processes that may import the exports, and whether they may write. None: all processes
+        of the same user, and writing is allowed; for blocks of a pool, the settings of the pool.
     neighbours
-        Whether importers may reach neighbouring memory in the vendor's allocations.
+        Whether importers may reach other memory in the vendor's blocks, beside the arrays.
     copy
         Whether arrays that cannot be shared in place may be copied.
     host
-        Returns the device to which host memory is copied.
+        A function that returns the device to which host memory is copied.
     pool
-        The pool whose blocks hold the copies. None: an allocation holds them.
+        The pool whose blocks hold the copies. None: allocations hold the copies.
     """
 
     process: Process
@@ -76,7 +76,7 @@ class TreeMemory:
     """The vendor's allocation that was found last on a device. The key is the device's name."""
 
     def find(self, leaves: list[Leaf]) -> list[Place]:
-        """Return a place for each array, in their order.
+        """Return a place for each array, in the order of the arrays.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class TreeMemory:
         return adoption
 
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str, str]:
-        """Return the first mechanism that can share the addresses, or why none can."""
+        """Return the first mechanism that can share the addresses, or the reason if none can."""
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
             # One query of the vendor serves all arrays in the same allocation.
@@ -210,9 +210,9 @@ class TreeMemory:
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
         """Copy every byte that the arrays cover, once, into one allocation or block.
 
-        In host memory, the copy omits an array's gaps if no other array lies in them, because the
-        user did not share the gaps. On a device, the copy includes the gaps, because only a kernel
-        could omit them.
+        A gap is memory between the elements of an array, such as the other columns of a matrix. In
+        host memory, the copy omits a gap if no other array lies in it, because the user did not
+        share the gap. On a device, the copy includes gaps, because only a kernel could omit them.
         """
         home = self.host() if where is None else home_of(self.process, where)
         alignment = ALIGNMENT if self.pool is None else BLOCK_ALIGNMENT
@@ -276,7 +276,10 @@ def _is_within(low: int, high: int, way: ShareWay) -> bool:
 
 
 def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
-    """Return each array that has gaps and a range of its own, by the number of the range."""
+    """Return the arrays that have gaps and share their range with no other array.
+
+    The key is the number of the range.
+    """
     counts = Counter(numbers)
     found = {}
     for leaf, number in zip(leaves, numbers, strict=True):
@@ -293,6 +296,6 @@ def _distinct_nbytes(layout: Layout) -> int:
 
 
 def _span(leaves: list[Leaf]) -> tuple[int, int]:
-    """Return the first address and the end address of arrays in one allocation."""
+    """Return the first address of some arrays in one allocation, and the address after them."""
     bounds = [leaf.bounds for leaf in leaves]
     return min(low for low, _ in bounds), max(high for _, high in bounds)

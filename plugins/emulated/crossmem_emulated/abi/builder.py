@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build of a library with the machine's C compiler, once for each user and interpreter."""
+"""Builds a library with the machine's C compiler, once for each user and interpreter."""
 
 import os
 import shlex
@@ -33,7 +33,7 @@ _PACKAGES: Final = (
     "typing_extensions",
     "_cffi_backend",
 )
-"""The packages of the emulation, which a program's own Python must find too."""
+"""The packages that the emulation imports. A program's own Python must find them, too."""
 _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
@@ -41,7 +41,7 @@ _START: Final = """
 import sys
 try:
     if STARTED:
-        # sys.path has only the standard library, so the appended folders hide nothing.
+        # sys.path has only the standard library's folders, so the appended folders hide no module.
         sys.path.extend({paths!r})
         # OpenSSL cleans up when the program exits, although threads may still use it. Python has
         # the same hashes itself.
@@ -77,7 +77,7 @@ for stream in (sys.stdout, sys.stderr):
 
 
 def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the command of the C compiler: the value of ``CC``, or the first that is found.
+    """Return the command of the C compiler: the value of ``CC``, or the first compiler found.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _python_libraries() -> list[str]:
-    """Return the possible paths of this interpreter's shared library, in order."""
+    """Return the possible paths of this interpreter's shared library, the most likely first."""
     version = "{}.{}".format(*sys.version_info[:2])
     name = f"libpython{version}{sys.abiflags}.so.1.0"
     folder, system = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("MULTIARCH")
@@ -107,7 +107,7 @@ def _python_libraries() -> list[str]:
 
 
 def _search_path() -> list[str]:
-    """Return the path on which a program's own Python finds the emulation's packages."""
+    """Return the folders in which a program's own Python finds the emulation's packages."""
     folders = []
     for name in _PACKAGES:
         spec = find_spec(name)
@@ -128,7 +128,7 @@ def _run(command: Sequence[str], what: str) -> None:
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
-        # The first error, without its position in a temporary file.
+        # The message has the first error without its position, which is in a temporary file.
         fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
             f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",
@@ -140,7 +140,22 @@ def _run(command: Sequence[str], what: str) -> None:
 def link(
     command: Sequence[str], folder: Path, soname: str, text: str, script: str, *more: str
 ) -> None:
-    """Compile C text into a shared library with that name in a folder.
+    """Compile C text into a shared library.
+
+    Parameters
+    ----------
+    command
+        The command of the compiler.
+    folder
+        The folder for the library and the sources.
+    soname
+        The library's name.
+    text
+        The C source.
+    script
+        The linker's version script.
+    more
+        Further arguments for the compiler.
 
     Raises
     ------
@@ -180,20 +195,20 @@ def _cffi_version() -> str:
 
 
 def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder with a library, which is built if necessary.
+    """Return the folder with a library. If the cache does not have it, build it.
 
     Parameters
     ----------
     library
         The library to build.
     environ
-        Variables with the cache (``XDG_CACHE_HOME``) and the compiler (``CC``).
+        Environment variables. ``XDG_CACHE_HOME`` names the cache, and ``CC`` the compiler.
 
     Returns
     -------
     Path
-        A folder with the library under all its names, and with no other file for programs. The
-        folder is kept, see :func:`~crossmem_emulated.abi.cache.kept`.
+        A folder with the library under all its names, and with no other library. The folder stays
+        in the cache, see :func:`~crossmem_emulated.abi.cache.kept`.
 
     Raises
     ------
@@ -223,11 +238,11 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             link(command, work, soname, text(folder, soname), script, *_LINK_OPTIONS)
         for name in library.links:
             (work / name).symlink_to(library.sonames[0])
-        # Some programs look in a folder with that name, under the root of the vendor's software.
+        # Some programs look for the library in the folder lib of the vendor's software.
         (work / "lib").symlink_to(".")
 
     names = [*library.sonames, *library.links]
-    # The compiler is not part of the key, because all compilers make equivalent libraries.
+    # The compiler is not part of the cache's key, because all compilers make equivalent libraries.
     parts = [sys.version, _cffi_version(), text(cache_folder(environ), ""), script, *names]
     name = f"{library.name}-{sys.implementation.cache_tag}"
     return kept(name, parts, make, stamp=stamp(library), environ=environ)

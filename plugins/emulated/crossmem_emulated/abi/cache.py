@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of built libraries: complete, and writable by this user only.
+"""The cache of built libraries. Its folders are complete, and only this user can write to them.
 
 Processes load the files in this cache. So a file is refused if another user could have written it,
-or if it differs from the built one.
+or if its contents have changed since the build.
 """
 
 import errno
@@ -24,8 +24,8 @@ from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 __all__ = ["cache_folder", "kept", "stamp_of"]
 
 _LIST: Final = "contents.json"
-"""The file with the folder's key, and with the folder's files and their digests. It is written
-last."""
+"""The file that lists the files of its folder with their digests, and has the folder's stamp. It is
+written last."""
 _WORK: Final = "build-"
 _LINK: Final = "-> "
 _OTHERS: Final = 0o022
@@ -59,23 +59,24 @@ def kept(
     stamp: str,
     environ: Mapping[str, str],
 ) -> Path:
-    """Return a folder of the cache, which is filled if it is missing or damaged.
+    """Return a folder of the cache. If it is missing or damaged, make and fill it.
 
-    Builders do not disturb each other: each works in a folder of its own, and the first to finish
-    gives it the final name. Folders of killed builders are removed.
+    Processes that build the same folder do not disturb each other. Each of them works in a folder
+    of its own, and the first one that finishes gives its folder the final name. Folders of killed
+    processes are removed.
 
     Parameters
     ----------
     name
         The start of the folder's name.
     parts
-        All inputs of the folder's contents, except the properties of this machine.
+        All texts on which the folder's contents depend, except the properties of this machine.
     make
-        Fills a folder. The arguments are the folder to fill, and its final path.
+        A function that fills a folder. Its arguments are the folder to fill, and its final path.
     stamp
         The expected result of :func:`stamp_of` for the folder.
     environ
-        Variables with the cache.
+        Environment variables. ``XDG_CACHE_HOME`` names the cache.
 
     Raises
     ------
@@ -130,7 +131,7 @@ def _prepare(root: Path) -> None:
 
 
 def _check(path: Path, kind: int) -> None:
-    """Raise if a file may come from another user, or has another type than the built one."""
+    """Raise if another user may have made a file, or if the file's type is not ``kind``."""
     status = path.lstat()
     mode, me = status.st_mode, os.geteuid()
     # A link has no permissions of its own.
@@ -159,12 +160,12 @@ def _names(folder: Path) -> set[str]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder exists with exactly the built files.
+    """Whether a folder exists and has exactly the files of its list, with unchanged contents.
 
     Raises
     ------
     ConfigurationError
-        A file in it may come from another user.
+        Another user may have made the folder or a file in it.
     """
     try:
         # Another builder may move the folder away at any moment.

@@ -52,7 +52,10 @@ class Calls:
             os.register_at_fork(after_in_child=self._counts.clear)
 
     def counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose calls are counted; the function itself if no report is wanted."""
+        """Return a function that counts its calls and calls ``function``.
+
+        If no report was requested, return ``function`` itself.
+        """
         if not self._folder:
             return function
 
@@ -69,7 +72,7 @@ class Calls:
         path = Path(self._folder, f"{self._library}-{os.getpid()}.part")
         try:
             path.write_text(json.dumps(self._counts), "utf-8")
-            # A process may be killed while it writes.
+            # The file gets its final name last, because the process may be killed while it writes.
             path.rename(path.with_suffix(_SUFFIX))
         except OSError:
             # The command that requested the report has ended and removed the folder.

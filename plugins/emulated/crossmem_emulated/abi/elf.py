@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dependencies of a shared library, from its ELF file: other libraries and their symbols.
+"""Reads from an ELF file which other libraries and symbols a shared library needs.
 
-This module reads only the parts that the dynamic loader reads. It reads only 64-bit little-endian
-files, which vendors build for Linux.
+This module reads only the parts that the dynamic loader reads, and only 64-bit little-endian files.
+Vendors build no others for Linux.
 """
 
 import mmap
@@ -33,7 +33,7 @@ _UNDEFINED: Final = 0
 _WEAK: Final = 2
 _HIDDEN: Final = 0x8000
 _UNVERSIONED: Final = 2
-"""Version numbers below this mean that there is no version."""
+"""A symbol whose version number is less than this has no version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Needs:
     Parameters
     ----------
     libraries
-        Names of the libraries.
+        Names of the libraries that the library needs.
     symbols
-        Undefined, strong symbols, each with the library that provides it and the symbol's version.
-        Library and version are empty if the file does not name them.
+        The undefined, strong symbols. An entry is the symbol's name, the library that provides it,
+        and the symbol's version. Library and version are empty if the file does not name them.
     """
 
     libraries: tuple[str, ...]
@@ -54,7 +54,7 @@ class Needs:
 
 
 class _File:
-    """Reads parts of a file; raises struct.error if the file is too short."""
+    """Reads parts of a file. The methods raise struct.error if the file is too short."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -75,7 +75,7 @@ class _File:
         return next((one for one in self.sections if one[1] == kind), None)
 
     def text(self, section: tuple[int, ...], offset: int) -> str:
-        """Return a string to which a section refers."""
+        """Return the string at an offset in the string table to which a section refers."""
         link = section[6]
         start = self.sections[link][4] + offset if link < len(self.sections) else -1
         end = self._data.find(b"\0", start) if start >= 0 else -1
@@ -95,7 +95,7 @@ class _File:
                 yield self.text(section, value)  # type: ignore[arg-type]
 
     def versions(self) -> dict[int, tuple[str, str]]:
-        """Return a library and a version for each version number of symbols."""
+        """Return the library and the version that a symbol's version number stands for."""
         found: dict[int, tuple[str, str]] = {}
         section = self.section(_VERNEED_SECTION)
         place = section[4] if section else 0
@@ -131,7 +131,7 @@ class _File:
 
 
 def needs_of(path: Path) -> Needs | None:
-    """Return the dependencies of a file, None if it is not a shared library of this kind.
+    """Return the dependencies of a file, None if it is not a 64-bit little-endian ELF file.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def needs_of(path: Path) -> Needs | None:
 
 
 def processor_of(path: Path) -> tuple[int, int, int]:
-    """Return the processor of a file: its class, its byte order and the vendor's number.
+    """Return the processor for which an ELF file was built: class, byte order, machine number.
 
     Raises
     ------

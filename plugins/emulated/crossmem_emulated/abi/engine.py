@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks behind the C functions, in the process that uses an emulated library."""
+"""Fills a library's table with callbacks, in the process that uses the library."""
 
 import ctypes
 import logging
@@ -22,13 +22,13 @@ __all__ = ["start"]
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _kept: Final[dict[int, object]] = {}
-"""The objects to which a library's table refers. The key is the table's address."""
+"""The objects that the callbacks in a library's table need. The key is the table's address."""
 
 
 def _declared(library: Library, folder: Path) -> Any:
     """Return the FFI object with a library's declarations."""
     if stamp_of(folder) != stamp(library):
-        # An environment, and the library that was built for it, may outlive an upgrade of crossmem.
+        # A printed environment names a built library, and may be used after an upgrade of crossmem.
         raise ConfigurationError(
             f"another version of crossmem built it, or {shorten(str(folder))} is damaged",
             hint=f"run `crossmem emulate {library.name} --print-env` again for a new environment, "
@@ -36,13 +36,13 @@ def _declared(library: Library, folder: Path) -> Any:
         )
     path = folder / f"{TYPES}.py"
     found: dict[str, Any] = {}
-    # An import would write into the folder.
+    # An import would write its bytecode into the folder.
     exec(compile(path.read_bytes(), path, "exec"), found)  # noqa: S102 - what cffi wrote
     return found["ffi"]
 
 
 def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
-    """Fill a library's table, at the first call of a program to any function.
+    """Fill a library's table. The library calls this at a program's first call of any function.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
     folder
         The folder of the built library.
     table, ready
-        Addresses of the table, and of the number that marks it as usable.
+        Address of the table, and address of the number that says whether the table is filled.
     """
     with _lock:
         if table in _kept:
@@ -90,7 +90,7 @@ def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
 
 
 def _refusing(soname: str, name: str, refuse: Callable[[str], Any]) -> Callable[..., Any]:
-    """Return the implementation of an unsupported function."""
+    """Return a function that logs its first call, and returns the result of ``refuse``."""
     told = False
 
     def function(*_arguments: Any) -> Any:
@@ -109,7 +109,7 @@ _Exception = type[BaseException]
 def _logging(
     soname: str, name: str, unknown: int
 ) -> Callable[[_Exception, BaseException, TracebackType], None]:
-    """Return the handler for exceptions of a callback, because none may unwind into C."""
+    """Return a handler that logs an exception of a callback. No exception may reach C code."""
 
     def on_error(kind: _Exception, error: BaseException, trace: TracebackType) -> None:
         try:

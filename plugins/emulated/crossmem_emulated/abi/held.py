@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that last as long as their process, and are removed after its death.
+"""Folders that exist while their process lives. After its death, another process removes them.
 
 A process holds a lock on a file in its folder. The kernel releases the lock at any end of the
 process, even if it is killed. A folder whose lock is free has no owner any more.
@@ -19,14 +19,14 @@ __all__ = ["HeldFolder", "remove_abandoned"]
 
 _LOCK: Final = "lock"
 _GONE: Final = ".gone"
-"""The suffix of a folder that is being removed: processes with its old path find nothing."""
+"""The suffix of a folder that is being removed, so that nothing is left at its old path."""
 
 _ATTEMPTS: Final = 100
 _held: Final[set[int]] = set()
 
 
 class HeldFolder:
-    """A folder of this process.
+    """A folder that belongs to this process.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class HeldFolder:
         _held.add(lock)
 
     def remove(self) -> None:
-        """Remove the folder and its contents. A forked child leaves it to its parent."""
+        """Remove the folder and its contents. In a forked child, do nothing."""
         if self._lock not in _held:
             return
         _remove(self.path)
@@ -63,7 +63,10 @@ class HeldFolder:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove folders of dead processes of this user. Other processes may race with this one."""
+    """Remove the folders of this user whose processes are dead.
+
+    Several processes may do so at the same time.
+    """
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
@@ -78,7 +81,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _locked(folder: Path, *, operation: int) -> int | None:
-    """Return the descriptor of a folder's lock, None if the folder was removed."""
+    """Lock a folder. Return the lock's descriptor, None if the folder was removed."""
     path = folder / _LOCK
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vendor package's description of its library: files, C declarations, and the binding."""
+"""The classes by which the packages ``ascend`` and ``hip`` describe their shared libraries."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class Prototype:
     name
         The function's name.
     parameters
-        C text between the brackets.
+        C text of the parameters, without the brackets.
     """
 
     result: str
@@ -59,17 +59,16 @@ class Binding(Protocol):
     """The Python side of a library in one process."""
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the Python function of each C function. The key is the C function's name.
+        """Return the Python function that implements each C function. The key is the C name.
 
-        Functions without an entry are refused.
-
-        Arguments are cffi's objects for the C arguments, and cffi converts the result. An exception
-        becomes the vendor's unknown error and is logged.
+        A C function without an entry is refused. A Python function gets cffi's objects for the C
+        arguments, and cffi converts its result. If it raises an exception, the exception is logged,
+        and the C function returns the vendor's unknown error.
         """
         ...
 
     def refuse(self, name: str) -> Any:
-        """Return the result of an unsupported function; the caller logs the call."""
+        """Return the result of the unsupported function ``name``. The caller logs the call."""
         ...
 
 
@@ -82,35 +81,36 @@ class Library:
     name
         Name of the emulation, such as ``"hip"``.
     sonames
-        Names with which programs were linked, the newest first. Each is a separate file, because
-        the name identifies the edition for which a program was made.
+        Names with which programs were linked, the newest first. Each name has a file of its own,
+        which knows its name, because the name says for which edition a program was made.
     links
-        Further names of the newest file.
+        Further names of the first file.
     types
         C declarations of types: typedefs, structures and enumerations.
     prototypes
         C declarations of functions, each ``result name(type name, ...);``. A parameter that is a
         pointer to a function needs a typedef.
     code
-        C definitions of functions without emulation. They are exported like the others.
+        C definitions of functions that need no emulation. The library exports them, too.
     node
-        Version of the symbols, empty if they have none.
+        Version of the library's symbols, empty if they have none.
     nodes
         The version of each symbol whose version differs from ``node``. The key is the function's
         name.
     unknown
         The result of a function if the emulation itself fails: the vendor's "unknown error".
     ended
-        The result of a function after the end of the process's Python.
+        The result of a function that is called after the process's Python has ended.
     profiles
         The editions of the vendor's rules.
     profile_field
         Field of :class:`~crossmem_emulated.options.Options` that chooses the edition.
     entry_of
-        Returns the emulation's name of a C function; None if no fault can be injected into it.
+        A function that returns the emulation's name of a C function, None if no fault can be
+        injected into the C function.
     bind
-        Makes the binding. Its arguments are the ``FFI`` object with all declarations, and the name
-        of the file that the program loaded.
+        A function that makes the binding. Its arguments are the ``FFI`` object with all
+        declarations, and the name of the file that the program loaded.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Library:
             )
 
     def with_prototypes(self, more: str) -> "Library":
-        """Return a library with additional functions."""
+        """Return a copy of this library with additional prototypes."""
         return replace(self, prototypes=self.prototypes + more)
 
     def exports(self) -> list[str]:
@@ -174,12 +174,12 @@ LIBRARIES: Final[Mapping[str, str]] = {
 
 
 def library_named(name: str) -> Library:
-    """Return a library.
+    """Return the library of an emulation.
 
     Raises
     ------
     BackendNotFoundError
-        There is no library with that name. The message lists the existing ones.
+        There is no emulation with that name. The message lists the existing ones.
     """
     if name not in LIBRARIES:
         raise BackendNotFoundError(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for ROCm libraries with which a package is linked, so that it can be imported.
+"""Builds stand-ins for the ROCm libraries with which CuPy is linked, so that CuPy can be imported.
 
-CuPy's import loads the libraries for linear algebra, Fourier transforms and so on, even if they are
-not used. The needed symbols are read from CuPy's own files. Each function returns the code for "not
-supported", and logs that once.
+The import of CuPy loads the libraries for linear algebra, Fourier transforms and so on, even if the
+program does not use them. The needed symbols are read from CuPy's own files. Each function of a
+stand-in returns the code for "not supported", and writes a line to stderr at its first call.
 """
 
 import ctypes.util
@@ -36,7 +36,7 @@ _LIBRARIES: Final[Mapping[str, int]] = {
     "roctracer": -1,
     "roctx": -1,
 }
-"""Each library's code for "not supported", or the nearest code."""
+"""The library's code for "not supported", or its nearest code. The key is the library's name."""
 
 _PRELUDE: Final = """
 #include <stdio.h>
@@ -56,9 +56,9 @@ def _stem(soname: str) -> str:
 
 
 def installed_users() -> list[Path]:
-    """Return the compiled modules of installed packages that need such libraries.
+    """Return the files of CuPy's compiled modules, without importing them.
 
-    This imports none of them.
+    If CuPy is not installed, the list is empty.
     """
     found: list[Path] = []
     for name in _PACKAGES:
@@ -69,7 +69,7 @@ def installed_users() -> list[Path]:
 
 
 def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
-    """Whether a real library has that name. A stand-in must not replace it."""
+    """Whether this machine has a real library with that name, which no stand-in may replace."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for variable in ("ROCM_PATH", "ROCM_HOME"):
         folders += [os.path.join(environ[variable], "lib")] if environ.get(variable) else []  # noqa: PTH118
@@ -82,7 +82,10 @@ def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
 
 
 def _wanted(needs: Iterable[Needs], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the version of each needed symbol. The keys are the library and the symbol's name."""
+    """Return the needed symbols of each missing library, with the symbols' versions.
+
+    The key is the library's name. In the value, the key is the symbol's name.
+    """
     found: dict[str, dict[str, str]] = {}
     for one in needs:
         missing = {
@@ -129,9 +132,9 @@ def build_stand_ins(users: Iterable[Path], environ: Mapping[str, str] = os.envir
     Parameters
     ----------
     users
-        Compiled modules.
+        The compiled modules that need the libraries.
     environ
-        Variables with the folders of real libraries and of the cache.
+        Environment variables, which name the folders of real libraries and the cache.
 
     Returns
     -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of programs on an emulated library: their environment, and the report."""
+"""Prepares a run of programs on an emulated library: the environment, and the final report."""
 
 import difflib
 import os
@@ -32,7 +32,7 @@ _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
 _OWN: Final = "crossmem-emulate-"
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
-"""Variables with folders that some programs search before the loader's folders."""
+"""The variables that name folders which some programs search before the loader's folders."""
 
 
 def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:
@@ -87,9 +87,9 @@ def prepare(
     api
         Name of the emulation, one of ``LIBRARIES``.
     request
-        The requested emulation.
+        The settings of the emulation.
     environ
-        The variables of programs, without those of the emulation.
+        The environment variables of the programs. Those of the emulation are added.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def prepare(
         raise ConfigurationError(msg, hint=hint)
     folders = [build(library, environ)]
     if api == "hip":
-        # Only this library can have packages that were built for ROCm.
+        # Packages that were built for ROCm need stand-ins for other libraries of ROCm.
         stand_ins = build_stand_ins(installed_users(), environ)
         folders += [stand_ins] if stand_ins else []
         variables.update({name: str(folders[0]) for name in _ROOT_VARIABLES if environ.get(name)})
@@ -129,7 +129,7 @@ def prepare(
         stack.callback(machine.close)
         faults = Faults(machine)
         for text in request.faults:
-            # An existing host must not keep the faults of this program.
+            # An existing emulated host must not keep the faults after this run.
             number = _ask(machine, partial(_add_fault, faults, library, text))
             stack.callback(_remove_fault, faults, number)
         start = len(_ask(machine, Journal(machine).read))
@@ -146,7 +146,10 @@ def prepare(
 
 
 def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
-    """Return a folder that is removed at the end. Remove the folders of dead processes now."""
+    """Make a folder that ``stack`` removes, None if none is wanted.
+
+    Also remove the folders of dead processes.
+    """
     parent = Options().state.parent
     remove_abandoned(parent, _OWN)
     if not is_wanted:
@@ -167,12 +170,12 @@ def _no_folder(parent: Path, error: OSError) -> ConfigurationError:
 
 
 def _ask(machine: Machine, question: Callable[[], _Answer]) -> _Answer:
-    """Return the result of a query on the tables of an emulated host.
+    """Return the result of ``question``, which uses the tables of an emulated host.
 
     Raises
     ------
     OutOfMemoryError, ConfigurationError
-        The file system of its folder is full or read-only.
+        The file system of the host's folder is full or read-only.
     """
     try:
         return question()
@@ -182,6 +185,6 @@ def _ask(machine: Machine, question: Callable[[], _Answer]) -> _Answer:
 
 
 def _remove_fault(faults: Faults, number: int) -> None:
-    # The host may have been removed.
+    # The emulated host's folder may have been removed.
     with suppress(HostLostError, sqlite3.OperationalError):
         faults.remove(number)

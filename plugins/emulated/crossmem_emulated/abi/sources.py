@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C source and version script of a library, generated from its declarations."""
+"""Generates the C source and the version script of a library from its declarations."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _TABLE: Final = "struct cm_table"
 
 
 def declarations(library: Library) -> str:
-    """Return the C declarations of both sides: types, and the table of functions."""
+    """Return the C declarations that the library and Python share: types, and the table."""
     fields = "\n".join(
         f"    {one.result} (*{one.name})({one.parameters});" for one in library.functions()
     )
@@ -24,7 +24,7 @@ def declarations(library: Library) -> str:
 
 
 def stamp(library: Library) -> str:
-    """Return the values that a built library and the binding must share to work together."""
+    """Return a text that is equal only if a built library and the binding fit each other."""
     text = f"{__version__}\0{declarations(library)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -34,7 +34,7 @@ def _forwarder(one: Prototype, library: Library) -> str:
     if one.result == "void":
         return _function(one, f"if (state > 0)\n        {call};", "")
     if one.result == "const char *":
-        # Callers print the result, so it must not be null.
+        # Programs print such a result, so it must not be null.
         failure = '"unknown error"'
     elif one.result.endswith("*"):
         failure = "NULL"
@@ -74,17 +74,19 @@ def source(
     library
         The library.
     soname
-        The name of the file.
+        The name of the library's file.
     executable
-        Path of the interpreter whose packages an embedded Python uses.
+        Path of a Python interpreter. If the library starts Python, it uses the packages of this
+        interpreter.
     python_libraries
-        Names of that interpreter's shared library, in the order in which they are tried.
+        Possible paths of that interpreter's shared library, in the order in which they are tried.
     start
-        Python code that returns a function. The arguments of that function are the address of the
-        table, the address of the number that marks the table as filled, and whether Python was
-        started for this.
+        A Python expression for a function that fills the table. Its arguments are the table's
+        address, the address of the number that says whether the table is filled, and whether the
+        library started Python.
     end
-        Python code that runs at the end of a program for which the library started Python.
+        A Python expression that is evaluated at the end of a program, if the library started
+        Python.
     """
     macros = {
         "CM_FILE": _text(soname),
@@ -109,7 +111,7 @@ def source(
 
 
 def version_script(library: Library) -> str:
-    """Return the linker's version script: the visible functions and their versions."""
+    """Return the linker's version script: the exported functions and their versions."""
     nodes: dict[str, list[str]] = {}
     for name in library.exports():
         nodes.setdefault(library.nodes.get(name, library.node), []).append(f"{name};")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huawei's ACL without hardware: an object with the interface of pyACL (``import acl``).
 
-Rules, result codes and lifetimes follow Huawei's documents. This also holds between the processes
-of an emulated host. docs/reference/acl-rules.md lists the rules and their tests.
+Rules, result codes and lifetimes follow Huawei's documents. The rules also cover what one process
+of an emulated host does with another's memory, such as an import. docs/reference/acl-rules.md lists
+the rules and their tests.
 """
 
 import os
@@ -64,8 +65,9 @@ class Acl:
     """An emulation of pyACL for this process.
 
     Every function takes positional arguments, and returns its outputs followed by the error code,
-    or only the error code. Objects and processes with the same folder are on one host: they see the
-    same devices, and each other's shareable handles and keys.
+    or only the error code. The folder in ``options`` stands for one emulated host. All ``Acl``
+    objects with the same folder, in any process, see the same devices, and can import each other's
+    shareable handles and keys.
 
     Parameters
     ----------
@@ -75,14 +77,15 @@ class Acl:
         Whether the emulation records forbidden and undefined uses, and denies the host access to
         device addresses.
     options
-        Folder and devices; None takes them from the environment.
+        The emulated host's folder and devices. If None, they are taken from the environment.
 
     Attributes
     ----------
     rt, util
-        The modules of these names.
+        The emulations of pyACL's modules ``acl.rt`` and ``acl.util``.
     c
-        Functions that pyACL lacks and only C programs have, with the same conventions.
+        The functions that C programs can call and pyACL lacks. They take and return values as the
+        other functions do.
     faults
         Injected faults: ``faults.add("rt.map_mem", 507899)``.
     machine
@@ -122,14 +125,14 @@ class Acl:
             module, _, function = name.rpartition(".")
             modules[module][function] = process.bind(called)
         if not process.profile.newer:
-            # Older editions of pyACL do not have the functions. C programs get a code.
+            # Older editions of pyACL lack these functions. C programs can call them and get a code.
             for function in ("value_wait", "value_write"):
                 del modules["rt"][function]
         vars(self).update(modules[""])
         self.rt = SimpleNamespace(**modules["rt"])
         self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
-        # Programs look these modules up without using them.
+        # Programs read these attributes, but use nothing in the modules.
         self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()
         self.faults: Faults = process.faults
         self.machine: Machine = process.machine
@@ -146,27 +149,34 @@ class Acl:
 
     @property
     def space(self) -> Any:
-        """The device addresses of this process, for tests of the emulation itself."""
+        """The device addresses that this process has reserved or mapped, for tests."""
         return self._process.space
 
     def answer(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Call a function by name, as the C interface does.
+        """Call a function by its name. The library for C programs uses this method.
 
         Returns
         -------
         tuple
-            The outputs, None if there are none to write, and the code.
+            The outputs and the error code. The outputs are None if the call leaves the caller's
+            variables unchanged.
         """
         answered = self._process.answer(ENTRIES[name], list(values))
         log_fault(self._process.fault)
         return answered
 
     def crossmem_fault(self) -> CrossmemError | None:
-        """Return why this thread's last call failed, if the vendor has no code for the reason."""
+        """Return the emulation's own error that made this thread's last call fail, or None.
+
+        The vendor has no code for such an error, so the call returned a general one.
+        """
         return self._process.fault
 
     def rename_error(self, name: str, text: str | None) -> None:
-        """Attribute the last error to a C function, with the emulation's text or the given one."""
+        """Set the text of the last error: the C function's name, and ``text`` as the reason.
+
+        If ``text`` is None, the reason stays the emulation's.
+        """
         process = self._process
         why = process.recent_error.partition(": ")[2] if text is None else text
         process.recent_error = f"{name}: {why}"
@@ -182,9 +192,11 @@ class Acl:
 
 
 def _visible(devices: int, mask: str | None) -> tuple[int, ...]:
-    """Return the host-wide indices of the visible devices, in the order of their numbers here.
+    """Return the host-wide index of each visible device.
 
-    Entries after the first invalid or repeated one are ignored.
+    The position in the result is the device's number in this process. ``devices`` is the number of
+    the host's devices, and ``mask`` the value of ASCEND_RT_VISIBLE_DEVICES. The first invalid or
+    repeated entry of the mask and all later ones are ignored.
     """
     if mask is None:
         return tuple(range(devices))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to mapped memory, and the handles of mappings."""
+"""Functions that set and get the devices' access to mappings, or the handles of mapped memory."""
 
 from typing import Any, Final
 
@@ -32,13 +32,19 @@ def _mem_map_no_access(
 
 
 def _place(process: AclProcess, number: int, kind: int) -> int:
-    """Return a device's host-wide index, or ``HOST``, from the number that the driver uses."""
+    """Return the host-wide index of a device, or ``HOST``.
+
+    ``number`` is the device's number in the driver, independent of ASCEND_RT_VISIBLE_DEVICES.
+    ``kind`` is the type of the location: on the host, or on a device.
+    """
     if kind == _ON_HOST and not number:
         return HOST
     if kind != _ON_DEVICE:
-        raise Refused(Code.RT_PARAM_INVALID, f"place {number} of type {kind}", "ACL-E34")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"there is no location {number} of type {kind}", "ACL-E34"
+        )
     if process.ordinal_of(number) is None:
-        text = f"this process has no device {number}, counted without ASCEND_RT_VISIBLE_DEVICES"
+        text = f"this process does not see the driver's device {number}"
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E34")
     return number
 
@@ -47,7 +53,7 @@ def _place(process: AclProcess, number: int, kind: int) -> int:
 def _mem_set_access(
     process: AclProcess, pointer: int, size: int, wanted: list[tuple[int, int, int]]
 ) -> None:
-    """Each entry of ``wanted`` is the access, and the number and type of the location."""
+    """Set access to a mapping. An entry of ``wanted`` is an access, a location and its type."""
     check_newer(process)
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not pointer or not wanted:
@@ -56,12 +62,14 @@ def _mem_set_access(
         )
     piece = find_mapping(process, pointer)
     if size != piece.nbytes:
-        text = f"{size} bytes of a mapping of {piece.nbytes}"
+        text = f"the size must be the mapping's {piece.nbytes} bytes, not {size}"
         raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E34")
     for access, number, kind in wanted:
         if access != _READ_WRITE:
-            raise Refused(Code.RT_FEATURE_NOT_SUPPORT, f"access {access} cannot be set")
-        # Entries before the refused one keep their access.
+            raise Refused(
+                Code.RT_FEATURE_NOT_SUPPORT, f"the access must be 3 (read and write), not {access}"
+            )
+        # If a later entry is refused, the access of the earlier entries stays set.
         process.accesses[pointer].add(_place(process, number, kind))
 
 
@@ -112,9 +120,9 @@ def _reserve_mem_address_no_uc_memory(
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "only A3 has such addresses")
     process.check_opened("ACL-E1b", Code.RT_INVALID_HANDLE)
     if not size or flags not in {0, 1}:
-        raise Refused(Code.INVALID_PARAM, f"size {size}, flags {flags}")
+        raise Refused(Code.INVALID_PARAM, f"size {size} or flags {flags} are invalid")
     if alignment or size % GRANULARITY_1G_NBYTES or size > LARGEST_NBYTES:
-        raise Refused(Code.RT_PARAM_INVALID, f"size {size}, alignment {alignment}")
+        raise Refused(Code.RT_PARAM_INVALID, f"size {size} or alignment {alignment} is invalid")
     if expected and (expected not in _UNCACHED_ADDRESSES or expected % GRANULARITY_1G_NBYTES):
-        raise Refused(Code.RT_PARAM_INVALID, f"{expected:#x} cannot be expected")
+        raise Refused(Code.RT_PARAM_INVALID, f"addresses cannot be reserved at {expected:#x}")
     return reserve(process, size, expected)

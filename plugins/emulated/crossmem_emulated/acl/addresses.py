@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The origins of memory at device addresses in ACL."""
+"""How memory at a device address was made, and for which device it is mapped."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ __all__ = ["Origin", "device_of"]
 
 
 class Origin(StrEnum):
-    """The origin of memory at an address."""
+    """The function that made memory at an address available."""
 
     MALLOC = "malloc"
     PHYSICAL = "malloc_physical"
@@ -21,7 +21,7 @@ class Origin(StrEnum):
 def device_of(piece: Piece) -> int:
     """Return the host-wide index of the device for which memory is mapped.
 
-    It is ``HOST`` for memory of the host, even if a device imported it.
+    The index of host memory is ``HOST``, even if the memory was imported for a device.
     """
     if piece.origin is Origin.MALLOC or piece.pages.device == HOST:
         return piece.pages.device

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Program functions as work of a stream, and the threads that call them (ACL-E43)."""
+"""Functions of the application that run as work of a stream, and the threads that call them.
+
+The rule is ACL-E43.
+"""
 
 import threading
 import time
@@ -47,7 +50,8 @@ def _launch_callback(
 ) -> None:
     stream = find_stream(process, handle)
     if kind not in {0, _BLOCK}:
-        raise Refused(Code.INVALID_PARAM, f"{kind} does not say whether the stream waits")
+        # 0: the stream does not wait for the function. 1: it waits.
+        raise Refused(Code.INVALID_PARAM, f"the kind of a callback must be 0 or 1, not {kind}")
     if stream.subscriber is None:
         text = "no thread calls the stream's functions"
         raise Refused(Code.RT_STREAM_NO_CB_REG, text, "ACL-E43")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calling conventions of pyACL: positional arguments, results that end in the error code.
 
-A function of the emulation has Python conventions: it returns its outputs and raises
-:class:`Refused`. The binding makes the function that a program calls.
+A function of the emulation follows the conventions of Python: it returns its outputs, or raises
+:class:`Refused`. :meth:`AclProcess.bind` makes from it the function that a program calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
-    """A function returns an error code.
+    """A function raises this exception to make the program's call return an error code.
 
     Parameters
     ----------
@@ -26,10 +26,11 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     text
         The reason, for ``get_recent_err_msg``.
     rule
-        Id of the violated rule, such as ``"ACL-E8"``. None if the use is no violation, because a
-        lawful program can get this code too.
+        Id of the violated rule, such as ``"ACL-E8"``. None if a lawful program can get this code,
+        too, so that no violation is recorded.
     outputs
-        Outputs that are returned with the code.
+        Outputs that the call returns with the code. None: the blanks of the function's
+        :class:`Entry`.
     """
 
     def __init__(
@@ -53,17 +54,17 @@ class Entry:
     Parameters
     ----------
     name
-        The function's name after its module's, such as ``"rt.malloc"``. The module ``c`` has the
-        functions of C programs that pyACL lacks.
+        The name of the function with its module, such as ``"rt.malloc"``. Functions that C programs
+        can call and pyACL lacks are in the module ``c``.
     codes
         One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``L`` int64, ``i`` int32,
-        ``I`` uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` an object of the C
-        interface, passed unchanged. Arguments after ``|`` are optional. ``*`` is any argument,
-        which is ignored.
+        ``I`` uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` an object from the
+        library for C programs, which is passed unchanged. Arguments after ``|`` are optional. If
+        ``codes`` is ``*``, all arguments are ignored.
     blanks
-        The value of each output after a failure.
+        For each output, the value that the function returns if it fails.
     function
-        The implementation.
+        The implementation. Its first argument is the process's state.
     """
 
     name: str
@@ -73,11 +74,11 @@ class Entry:
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
-"""Every function. The key is the function's name."""
+"""All functions of the emulation. The key is :attr:`Entry.name`."""
 
 
 def entry(name: str, codes: str, *blanks: Any) -> Callable[[_Function], _Function]:
-    """Register a function of the emulation. Its first argument is the process's state."""
+    """Return a decorator that registers a function; see :class:`Entry` for the arguments."""
 
     def register(function: _Function) -> _Function:
         ENTRIES[name] = Entry(name, codes, blanks, function)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: their conditions, their direction, and their completion."""
+"""Copies and fills of memory, at once or as work of a stream."""
 
 import ctypes
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ _DIRECTIONS: Final = {
     (True, False): Kind.DEVICE_TO_HOST,
     (True, True): Kind.DEVICE_TO_DEVICE,
 }
-"""The kind of a copy. The key says whether the source is on a device, and whether the target is."""
+"""The kind of a copy. The key has two values: whether the source is on a device, and then whether
+the target is."""
 
 _SIDES: Final = {kind: sides for sides, kind in _DIRECTIONS.items()}
 _SAME_DIRECTION: Final = {
@@ -47,9 +48,9 @@ class Side:
     device
         Host-wide index of the device for which the memory is mapped, None for the host.
     origins
-        The origins of the memory; empty for the program's own host memory.
+        How the memory was made; empty for host memory that the program allocated without ACL.
     parts
-        The addresses at which the emulation itself accesses the bytes, and the size of each part.
+        Pairs of address and size in bytes. At these addresses, the emulation accesses the bytes.
     """
 
     pointer: int
@@ -59,7 +60,7 @@ class Side:
 
 
 def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
-    """Return the memory that a copy, or other work of a stream, accesses; refuse unknown memory."""
+    """Return one end of a copy, or of other work of a stream. Refuse addresses without memory."""
     if process.space.region_of(pointer) is None:
         if not memory.is_mapped(pointer, nbytes):
             text = f"{pointer:#x} is in no allocation, or in one that was freed"
@@ -76,7 +77,7 @@ def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
         if piece.origin is Origin.KEY:
             _check_key(process, piece)
         elif not process.accesses.get(piece.start, True):
-            text = f"nothing may use the memory at {piece.start:#x} before its access is set"
+            text = f"the access to the memory at {piece.start:#x} is not set yet"
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E35")
     index = device_of(spans[0][0])
     return Side(
@@ -99,7 +100,7 @@ def _check_arguments(
     process: AclProcess, target: int, largest: int, source: int, nbytes: int, kind: int
 ) -> None:
     if not target or not source or kind not in set(Kind):
-        raise Refused(Code.INVALID_PARAM, f"a null address, or kind {kind}")
+        raise Refused(Code.INVALID_PARAM, f"an address is null, or there is no kind {kind}")
     process.current()
     if nbytes > largest:
         raise Refused(
@@ -111,9 +112,9 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
     real = _DIRECTIONS[source.device is not None, target.device is not None]
     asked = _SAME_DIRECTION.get(Kind(kind), Kind(kind))
     if asked not in {Kind.DEFAULT, real}:
-        text = f"kind {kind} between {source.pointer:#x} and {target.pointer:#x}"
-        # If the kind claims a device address and no device has the address, the memory may have
-        # been freed.
+        text = f"kind {kind} does not fit a copy from {source.pointer:#x} to {target.pointer:#x}"
+        # The kind may say that an address is a device's, while no device has this address. Then the
+        # memory may have been freed.
         claims = zip(_SIDES[asked], (source.device, target.device), strict=True)
         is_stale = any(on_device and device is None for on_device, device in claims)
         if process.profile.is_documented or is_stale:
@@ -124,34 +125,34 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
     ):
         raise Refused(
             Code.RT_FEATURE_NOT_SUPPORT,
-            "memory imported by key from another device is only copied on the device, "
-            "and only with that kind of copy",
+            "memory imported by key from another device can only be copied from device to device, "
+            "and the kind must say so",
         )
     return real
 
 
 def _is_far(process: AclProcess, side: Side) -> bool:
-    """Whether memory was imported by key for another device than its own."""
+    """Whether memory was imported by key, for a device on which it does not lie."""
     return Origin.KEY in side.origins and any(
         piece.pages.device != side.device for piece in process.space.overlapping(side.pointer, 1)
     )
 
 
 def _check_devices(process: AclProcess, target: Side, source: Side, *, is_async: bool) -> None:
-    """Refuse copies between devices, or on one device, that the vendor does not support."""
+    """Refuse a copy from device to device, or within one, that the vendor does not support."""
     origins = target.origins | source.origins
     if target.device == source.device:
         is_far = _is_far(process, target) or _is_far(process, source)
         if not is_async and (Origin.IMPORTED in origins or is_far):
             raise Refused(
                 Code.RT_FEATURE_NOT_SUPPORT,
-                "imported memory is not copied synchronously on one device",
+                "a synchronous copy within one device cannot use imported memory",
             )
         return
     if not is_async and origins & {Origin.PHYSICAL, Origin.IMPORTED}:
         raise Refused(
             Code.RT_FEATURE_NOT_SUPPORT,
-            "mapped memory is not copied synchronously between devices",
+            "a synchronous copy between devices cannot use mapped memory",
         )
     first, second = (process.ordinal_of(side.device or 0) for side in (target, source))
     state = process.devices.get(first if first is not None else -1)
@@ -185,7 +186,11 @@ def check(
     *,
     is_async: bool,
 ) -> tuple[Side, Side] | None:
-    """Return both ends of a copy, or None for an empty copy. Refuse an invalid copy."""
+    """Return target and source of a copy. Refuse an invalid copy.
+
+    ``target`` is the target's address and size, and ``source`` the source's address and the number
+    of bytes. The result is None if there is nothing to copy.
+    """
     (to_pointer, largest), (from_pointer, nbytes) = target, source
     if not nbytes:
         return None
@@ -195,7 +200,7 @@ def check(
     to, start = side_of(process, to_pointer, nbytes), side_of(process, from_pointer, nbytes)
     real = _check_direction(process, call, kind, to, start)
     if is_async and real is Kind.HOST_TO_HOST:
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the host's memory is not copied in a stream")
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "a stream cannot copy from host to host")
     if real is Kind.DEVICE_TO_DEVICE:
         _check_devices(process, to, start, is_async=is_async)
     return to, start
@@ -211,8 +216,8 @@ def copy(
 ) -> None:
     """Copy bytes from a source to a target.
 
-    The source is its address and the number of bytes. The target is its address and its size. If a
-    stream's handle is given, the copy is work of that stream.
+    ``target`` is the target's address and size, and ``source`` the source's address and the number
+    of bytes. If ``stream`` is the handle of a stream, the copy is work of that stream.
     """
     sides = check(process, call, target, source, kind, is_async=stream is not None)
     if sides is None:
@@ -252,7 +257,11 @@ def fill(
     count: int,
     stream: int | None = None,
 ) -> None:
-    """Fill ``count`` bytes with a repeated pattern, as work of a stream if its handle is given."""
+    """Fill ``count`` bytes of a target with a repeated pattern.
+
+    ``target`` is the target's address and size. If ``stream`` is the handle of a stream, the fill
+    is work of that stream.
+    """
     pointer, largest = target
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")

@@ -96,7 +96,7 @@ def _reset_device_force(process: AclProcess, device: int) -> None:
 
 
 def _finish_default(process: AclProcess, state: DeviceState) -> None:
-    """Do the remaining work in a device's default context. The work of other contexts is lost."""
+    """Finish the work of a device's default context. The caller drops that of other contexts."""
     default = state.default
     if default is not None and process.finish(
         *(one for one in process.streams.values() if one.context == default.handle)
@@ -178,7 +178,7 @@ def _check_pair(process: AclProcess, device: int, peer: int) -> None:
     process.check_device(device)
     process.check_device(peer)
     if device == peer:
-        raise Refused(Code.INVALID_PARAM, f"device {device} is not its own peer")
+        raise Refused(Code.INVALID_PARAM, f"device {device} cannot be a peer of itself")
 
 
 @entry("rt.device_can_access_peer", "ii", 0)
@@ -239,7 +239,11 @@ def _create_context(process: AclProcess, device: int) -> int:
 def _destroy_context(process: AclProcess, handle: int) -> None:
     context = _find_context(process, handle)
     if context.is_default:
-        raise Refused(Code.RT_PARAM_INVALID, "the default context goes with its device", "ACL-X3")
+        raise Refused(
+            Code.RT_PARAM_INVALID,
+            "a program cannot destroy the default context of a device",
+            "ACL-X3",
+        )
     streams = [one for one in process.streams.values() if one.context == handle]
     if process.finish(*streams):
         raise Again

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events, including those between processes."""
+"""Events, in one process and between processes."""
 
 import os
 import secrets
@@ -40,7 +40,9 @@ def _create(process: AclProcess, flags: int, *, is_reusable: bool) -> int:
 
 def _check_flags(flags: int, *alone: int) -> None:
     if flags not in alone and (not flags or flags & ~_COMBINED):
-        raise Refused(Code.RT_PARAM_INVALID, f"there are no events of flags {flags:#x}", "ACL-E37")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"there are no events with flags {flags:#x}", "ACL-E37"
+        )
 
 
 @entry("rt.create_event", "", 0)
@@ -72,8 +74,8 @@ def _find(process: AclProcess, handle: int) -> Event:
 
 
 def _refuse(event: Event, what: str) -> None:
-    """Refuse an operation that events of this kind do not support."""
-    text = f"events of flags {event.flags:#x} do not support {what}"
+    """Refuse an operation that an event with these flags does not support."""
+    text = f"events with flags {event.flags:#x} do not support {what}"
     raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text, "ACL-E37")
 
 
@@ -116,7 +118,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: the work of a wait."""
+    """Do nothing. A wait is work that only has to come after other work."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -151,15 +153,15 @@ def _stream_wait_event_with_timeout(
     _stream_wait_event(process, stream_handle, handle)
 
 
-# What became of them ----------------------------------------------------------------------
+# State and times of events ----------------------------------------------------------------
 
 
 @entry("rt.query_event", "k", 0)
 def _query_event(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.is_reusable or event.flags & _EXTERNAL:
-        _refuse(event, "this kind of query")
-    # The older status has inverted values.
+        _refuse(event, "the older query")
+    # The older function returns 0 for a complete event, and 1 otherwise.
     return int(not (event.stream is not None and event.is_done))
 
 
@@ -177,9 +179,9 @@ def _query_event_status(process: AclProcess, handle: int) -> int:
 def _query_event_wait_status(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.is_reusable or not event.flags & _SYNC:
-        _refuse(event, "telling who waits")
+        _refuse(event, "a query of its waits")
     event.waits = [(stream, work) for stream, work in event.waits if work in stream.queue]
-    # This status has inverted values too.
+    # This function returns 0 if no stream waits, and 1 otherwise.
     return int(bool(event.waits))
 
 
@@ -210,7 +212,7 @@ def _time_of(event: Event) -> int:
     if event.flags & (_EXTERNAL | _IPC):
         _refuse(event, "times")
     if event.stream is None or not event.flags & _TIME_LINE:
-        text = "an event without a time: it was not recorded, or its flags ask for none"
+        text = "the event has no time: it was not recorded, or its flags do not ask for a time"
         raise Refused(Code.RT_EVENT_TIMESTAMP_INVALID, text, "ACL-E38")
     if event.time_ns is None:
         raise Refused(Code.RT_EVENT_NOT_COMPLETE, "the event's work is not done", "ACL-E38")
@@ -253,7 +255,7 @@ def _ipc_get_event_handle(process: AclProcess, handle: int) -> bytes:
     _check_ipc(process)
     event = _find(process, handle)
     if event.flags != _IPC:
-        text = f"events of flags {event.flags:#x} are not for other processes"
+        text = f"events with flags {event.flags:#x} cannot be opened by other processes"
         raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E39")
     if event.token is None:
         pid = os.getpid().to_bytes(_PID_NBYTES, "little")
@@ -273,7 +275,7 @@ def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
         query = "SELECT owner FROM acl_event WHERE token = ?"
         row = tables.execute(query, (token,)).fetchone()
         if row is None or not process.machine.lives(tables, row[0]):
-            raise Refused(Code.RT_INVALID_HANDLE, "there is no such event, or none any more")
+            raise Refused(Code.RT_INVALID_HANDLE, "the event does not exist, or its owner is dead")
         if row[0] == process.machine.me(tables):
             text = "this process made the event itself"
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E39")
@@ -283,14 +285,14 @@ def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
 
 
 def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> None:
-    """Publish the state of an event to other processes, and its completion later."""
+    """Publish an event's new record to other processes, and later the record's completion."""
     number = work.sequence
-    # Other processes cannot make this process's streams execute their work. So the streams
-    # execute it now, up to the first function of the program.
+    # Other processes cannot make this process's streams execute their work. So the stream executes
+    # its work now, up to the first function of the application.
     is_done = process.queues.drain([stream])
 
     def finish() -> None:
-        # If the host is lost, this process cannot notify others.
+        # If the emulated host's folder is lost, no other process can be notified.
         with process.lock, suppress(HostLostError, sqlite3.OperationalError):
             process.finish(stream, until=number)
             with process.machine.transaction() as tables:
@@ -301,12 +303,13 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
         statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
         tables.execute(statement, (0 if is_done else number, event.token))
     if not is_done:
-        # A program function may end at any time, and this process may never wait for its end.
+        # A function of the application may end at any time, and perhaps no thread of this process
+        # waits for its end. So a thread of the emulation waits.
         threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
 
 
 def _pending(process: AclProcess, event: Event) -> int:
-    """Return the pending record of another process's event, 0 if there is none."""
+    """Return the number of the incomplete record of another process's event, 0 if it has none."""
     if not event.is_foreign or event.stream is not None:
         return 0
     with process.machine.transaction() as tables:

@@ -29,14 +29,19 @@ def _copy_rows(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy rows. A side is the address of its first row, and the distance of rows in bytes."""
+    """Copy rows of bytes.
+
+    ``target`` and ``source`` are the address of the first row, and the distance between the begins
+    of two rows in bytes. ``extent`` is the number of bytes in a row, and the number of rows.
+    """
     (to, to_pitch), (start, pitch), (width, height) = target, source, extent
     if not width or not height:
         return
     if width > min(to_pitch, pitch):
-        raise Refused(Code.INVALID_PARAM, f"rows of {width} bytes, {to_pitch} and {pitch} apart")
+        text = f"rows of {width} bytes overlap: they begin every {to_pitch} and {pitch} bytes"
+        raise Refused(Code.INVALID_PARAM, text)
     if kind not in (_SYNC_KINDS if stream is None else _ASYNC_KINDS):
-        raise Refused(Code.INVALID_PARAM, f"kind {kind}")
+        raise Refused(Code.INVALID_PARAM, f"rows cannot be copied with kind {kind}")
     call = "c.memcpy2d" if stream is None else "c.memcpy2d_async"
     for row in range(height):
         line = (start + row * pitch, width)
@@ -74,14 +79,14 @@ def _memcpy2d_async(  # noqa: PLR0917 - the vendor's order
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The locations of some copies of a batch.
+    """The locations of consecutive copies in a batch.
 
     Parameters
     ----------
     first
-        Index of the first of these copies.
+        Index of the first of these copies. They end before ``first`` of the next ``Places``.
     target, source
-        Number and type of the location of each end.
+        Location of the copies' targets, and of their sources: its number and its type.
     is_reserved_used
         Whether a reserved field is not 0.
     """
@@ -118,7 +123,7 @@ def _copy_batch(
 
 def _check_batch(copies: Sequence[Copy], places: Sequence[Places]) -> None:
     if not copies:
-        raise Refused(Code.INVALID_PARAM, "there is nothing in the batch")
+        raise Refused(Code.INVALID_PARAM, "the batch has no copies")
     for number, (_, largest, _, nbytes) in enumerate(copies):
         if nbytes > largest:
             text = f"copy {number}: {nbytes} bytes are more than the target's {largest}"
@@ -127,7 +132,7 @@ def _check_batch(copies: Sequence[Copy], places: Sequence[Places]) -> None:
         raise Refused(Code.INVALID_PARAM, "reserved fields of the attributes must be 0")
     starts = [one.first for one in places]
     if starts[:1] != [0] or sorted(set(starts)) != starts or starts[-1] >= len(copies):
-        text = f"attributes begin at {starts} of {len(copies)} copies: not at 0, then each later"
+        text = f"attributes of {len(copies)} copies must begin at 0 and then ascend, not {starts}"
         raise Refused(Code.RT_PARAM_INVALID, text)
 
 
@@ -142,16 +147,16 @@ def _check_in_batch(
     reals = []
     for side, (number, kind) in zip(sides, (places.target, places.source), strict=True):
         if side.origins & {Origin.IMPORTED, Origin.KEY}:
-            text = f"imported memory at {side.pointer:#x} is not copied in batches"
+            text = f"a batch cannot copy imported memory, at {side.pointer:#x}"
             raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
         real = None if side.device is None else process.ordinal_of(side.device)
         if (number if kind == _ON_DEVICE else None) != real or kind not in _LOCATIONS:
             where = "on the host" if real is None else f"on device {real}"
-            text = f"{side.pointer:#x} is {where}, not at place {number} of type {kind}"
+            text = f"{side.pointer:#x} is {where}, not at location {number} of type {kind}"
             raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E42")
         reals.append(real)
     if (reals[0] is None) == (reals[1] is None):
-        text = "a batch copies from the host to devices, or back"
+        text = "a batch can only copy between the host and a device"
         raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E42")
 
 
@@ -169,7 +174,7 @@ def _memcpy_batch_async(
 
 def _word(pointer: int, value: int) -> bytes:
     if pointer % _WORD_NBYTES:
-        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} is not an address of 32-bit numbers")
+        raise Refused(Code.RT_PARAM_INVALID, f"the address {pointer:#x} must be a multiple of 4")
     return value.to_bytes(_WORD_NBYTES, "little")
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Version 2 of shareable handles, which may be for a fabric, and keys for whole fabrics."""
+"""Version 2 of shareable handles, and the functions of keys that serve processes of other servers.
+
+A fabric connects the servers of a super node. The emulation has one server.
+"""
 
 import struct
 from typing import Final
@@ -14,22 +17,24 @@ from crossmem_emulated.acl.vmm import Physical, check_newer
 __all__ = ["FABRIC", "FABRIC_HANDLE_NBYTES", "PLAIN"]
 
 PLAIN, FABRIC = 1, 2
-"""Types of shareable handles: a number, or bytes for a fabric."""
+"""The types of shareable handles: a number for this server, or bytes for a fabric."""
 FABRIC_HANDLE_NBYTES: Final = 128
 
 _SERVER: Final = 0
 """The number of this server in its super node."""
 _LINKS: Final = frozenset({0, 1})
-"""Links to another device's memory: within a chip (SIO), or Huawei's links (HCCS)."""
+"""The links to another device's memory in A3: within a chip (SIO), or between chips (HCCS)."""
 _LINKS_V3: Final = frozenset({2, 3})
-"""One port of a unified bus, or several ports."""
+"""The links in 950: one port of a unified bus, or several ports."""
 _LAYOUT: Final = struct.Struct(f"<IIQ{FABRIC_HANDLE_NBYTES - 16}x")
 
 
 def _check_kind(process: AclProcess, kind: int) -> None:
     check_newer(process)
     if kind not in {PLAIN, FABRIC}:
-        raise Refused(Code.RT_PARAM_INVALID, f"there is no kind {kind} of handles", "ACL-E33")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"there are no shareable handles of type {kind}", "ACL-E33"
+        )
     if kind == FABRIC and not process.profile.fabric:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no fabric")
 
@@ -85,7 +90,9 @@ def _mem_import_from_shareable_handle_v2(
 def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> None:
     is_v3 = process.profile.generation == 3  # noqa: PLR2004
     if not (process.profile.fabric or is_v3):
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has only one link to memory")
+        raise Refused(
+            Code.RT_FEATURE_NOT_SUPPORT, "this product has only one link to another device's memory"
+        )
     if kind:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no attribute {kind} of keys")
     if value not in (_LINKS_V3 if is_v3 else _LINKS):
@@ -102,11 +109,11 @@ def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> 
 def _ipc_mem_import_pid_inter_server(
     process: AclProcess, text: str, servers: list[tuple[int, list[int]]]
 ) -> None:
-    """Each entry of ``servers`` is a server's number and its processes."""
+    """Admit processes. An entry of ``servers`` is a server's number and a list of its pids."""
     if not process.profile.fabric:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no fabric")
     if not servers or not all(pids for _, pids in servers):
-        raise Refused(Code.INVALID_PARAM, "a list of servers or of pids is null")
+        raise Refused(Code.INVALID_PARAM, "the list of servers or a list of pids is null")
     check_owner(process, text)
     for server, pids in servers:
         # No process of another server can exist here.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory, allocated by ACL or by the program, and the owner of an address."""
+"""Host memory that ACL allocates or the program registers, and questions about an address."""
 
 import ctypes
 import mmap
@@ -62,12 +62,12 @@ def _free_host_with_dev_sync(process: AclProcess, pointer: int) -> None:
     _free_host(process, pointer)
 
 
-# The program's own ------------------------------------------------------------------------
+# Host memory of the program ---------------------------------------------------------------
 
 
 def _register(process: AclProcess, pointer: int, size: int) -> None:
     if not pointer or not size:
-        raise Refused(Code.INVALID_PARAM, f"{size} bytes at {pointer:#x}")
+        raise Refused(Code.INVALID_PARAM, f"neither may be 0: {size} bytes at {pointer:#x}")
     process.current()
     for start, nbytes in process.registered.items():
         if start < pointer + size and pointer < start + nbytes:
@@ -88,7 +88,7 @@ def _host_register(process: AclProcess, pointer: int, size: int, kind: int) -> i
 @entry("c.host_register_v2", "kKI")
 def _host_register_v2(process: AclProcess, pointer: int, size: int, flags: int) -> None:
     if not flags or flags & ~_FLAGS:
-        raise Refused(Code.RT_PARAM_INVALID, f"flags {flags:#x}")
+        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags:#x} of a registration")
     _register(process, pointer, size)
 
 
@@ -114,7 +114,7 @@ def _host_unregister(process: AclProcess, pointer: int) -> None:
     del process.registered[pointer]
 
 
-# Whose an address is ----------------------------------------------------------------------
+# What an address belongs to ---------------------------------------------------------------
 
 
 @entry("rt.pointer_get_attributes", "k", 0)
@@ -133,7 +133,7 @@ def _pointer_get_attributes(process: AclProcess, pointer: int) -> dict[str, Any]
 
 
 def is_registered(process: AclProcess, pointer: int) -> bool:
-    """Whether an address is in the program's own memory that devices may use."""
+    """Whether an address is in host memory that the program registered for devices."""
     return any(one <= pointer < one + nbytes for one, nbytes in process.registered.items())
 
 

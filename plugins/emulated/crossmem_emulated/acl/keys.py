@@ -35,7 +35,7 @@ _ENABLE_PEER_ACCESS: Final = 1
 
 @dataclass(slots=True, eq=False)
 class KeyImport:
-    """Memory that this process imported by key."""
+    """Memory that this process imported by its key."""
 
     number: int
     text: str
@@ -44,6 +44,7 @@ class KeyImport:
     device: int
     """Host-wide index of the device for which the memory was imported."""
     references: int = 1
+    """The number of imports by this process that it has not closed."""
 
 
 def _check_keys(process: AclProcess) -> None:
@@ -62,7 +63,9 @@ def _ipc_mem_get_export_key(
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
     if not size or length < KEY_NBYTES or flags > _DISABLE_PID_VALIDATION:
-        raise Refused(Code.RT_PARAM_INVALID, f"size {size}, len {length}, flags {flags}")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"size {size}, length {length} or flags {flags} are invalid"
+        )
     piece = _exportable(process, pointer, size)
     with process.machine.transaction() as tables:
         number = tables.execute(
@@ -78,7 +81,8 @@ def _ipc_mem_get_export_key(
                 int(piece.is_small),
             ),
         ).lastrowid
-        # The format of the drivers of A2 and A3: pid, counter, device, function, server.
+        # The key has the format of the drivers of A2 and A3: the numbers of the process, the key,
+        # the device, the function and the server.
         text = f"{os.getpid():08x}{number:016x}{piece.pages.device:02x}{0:02x}{0:08x}".ljust(
             KEY_NBYTES - 1, "0"
         )
@@ -88,21 +92,21 @@ def _ipc_mem_get_export_key(
 
 
 def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
-    """Return the memory for a key, or refuse."""
+    """Return the piece of memory that a key may name, or refuse."""
     pieces = process.space.overlapping(pointer, size)
     wrong, rule = None, None
     if len(pieces) != 1 or not pieces[0].start <= pointer <= pointer + size <= pieces[0].end:
         wrong = "are not all allocated"
     elif pieces[0].origin is Origin.KEY:
-        wrong = "were imported by key themselves"
+        wrong = "were imported by key"
     elif pieces[0].origin is Origin.IMPORTED:
-        wrong = "were imported themselves"
+        wrong = "were imported"
     elif pieces[0].origin is Origin.PHYSICAL and pieces[0].source.share is not None:
         wrong = "are exported as a shareable handle"
     elif pieces[0].is_read_only:
         wrong = "are read-only"
     elif pieces[0].pages.device == HOST:
-        wrong = "are the host's"
+        wrong = "are memory of the host"
     elif pointer % (memory.PAGE_NBYTES if pieces[0].is_small else GRANULARITY_NBYTES):
         wrong, rule = "do not begin with a page", "ACL-E23"
     if wrong is not None:
@@ -129,7 +133,10 @@ class _Key(NamedTuple):
 
 
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
-    """Return a key, or refuse; ``closed`` is the code for a key that its exporter closed."""
+    """Return the record of a key, or refuse.
+
+    ``closed`` is the code of the refusal if the key's exporter has closed the key.
+    """
     query = f"SELECT {', '.join(_Key._fields)} FROM acl_key WHERE text = ?"  # noqa: S608 - our own
     row = tables.execute(query, (text,)).fetchone()
     if row is None:
@@ -158,7 +165,7 @@ def check_known(process: AclProcess, text: str) -> None:
 
 
 def check_owner(process: AclProcess, text: str) -> None:
-    """Refuse a key of another process."""
+    """Refuse a key that another process exported."""
     _check_keys(process)
     process.current()
     with process.machine.transaction() as tables:
@@ -175,11 +182,15 @@ def admit_by_key(process: AclProcess, text: str, pids: list[int]) -> None:
         if key.owner != process.machine.me(tables):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E16")
         if not key.validates:
-            raise Refused(Code.RT_NO_PERMISSION, "the key is for everybody", "ACL-E16")
+            raise Refused(
+                Code.RT_NO_PERMISSION, "the key was exported for all processes", "ACL-E16"
+            )
         mine = os.getpid() + BARE_TGID_BASE
         admitted = [pid for pid in pids if pid not in {0, mine}]
         if not admitted:
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "no pid is another process's", "ACL-E16")
+            raise Refused(
+                Code.RT_DRV_INTERNAL_ERROR, "the list has no pid of another process", "ACL-E16"
+            )
         now = ticks_since_boot()
         tables.executemany(
             "INSERT OR REPLACE INTO acl_key_admitted (key, tgid, since) VALUES (?, ?, ?)",
@@ -228,7 +239,19 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
 
 
 def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
-    """Refuse an import of another device's memory without access to it. A flag gives the access."""
+    """Refuse an import of another device's memory for a device that has no access to that device.
+
+    Parameters
+    ----------
+    process
+        The state of this process.
+    device
+        Number in this process of the device for which the memory is imported.
+    index
+        Host-wide index of the device on which the memory lies.
+    flags
+        If bit 0 is set, the import gives the access instead.
+    """
     home = process.ordinal_of(index)
     if process.visible[device] == index or home is None:
         return
@@ -309,7 +332,10 @@ def _close_import(process: AclProcess, opened: KeyImport) -> None:
 
 
 def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
-    """Return how imported memory was lost, ``"closed"`` or ``"dead"``; None if it was not lost."""
+    """Return why imported memory is gone, None if it is not.
+
+    ``"closed"``: its exporter closed the key. ``"dead"``: its exporter is dead.
+    """
     with process.machine.transaction() as tables:
         row = tables.execute(
             "SELECT owner FROM acl_key WHERE number = ? AND NOT is_closed", (opened.number,)

@@ -23,8 +23,8 @@ __all__: list[str] = []
 _RULE: Final = "ACL-E45"
 _FLAGS: Final = frozenset({0, 1})
 _SHARE_FLAGS: Final = frozenset({0, 2})
-"""The valid flags of exports and imports. Flag 2 of an export admits everybody. Flag 2 of an import
-gives access to the device."""
+"""The valid flags of exports and imports. Flag 2 of an export admits all processes. Flag 2 of an
+import gives the importer's device access to the notify's device."""
 _LONGEST_BUFFER: Final = 1024
 _MOST_SECONDS: Final = 1 << 32
 _LOOK_AGAIN_S: Final = 0.002
@@ -32,7 +32,7 @@ _LOOK_AGAIN_S: Final = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """A notify, as this process knows it."""
+    """A notify that this process created or imported."""
 
     handle: int
     number: int
@@ -49,7 +49,7 @@ def _find(process: AclProcess, handle: int) -> Notify:
 
 
 def _keep(process: AclProcess, tables: sqlite3.Connection, number: int) -> int:
-    """Record that this process has a notify of the host; return the notify's handle."""
+    """Record that this process holds a notify. Return the notify's handle in this process."""
     tables.execute(
         "INSERT OR IGNORE INTO acl_notify_holder (notify, process) VALUES (?, ?)",
         (number, process.machine.me(tables)),
@@ -80,7 +80,7 @@ def _destroy_notify(process: AclProcess, handle: int) -> None:
     notify = _find(process, handle)
     del process.notifies[handle]
     if all(one.number != notify.number for one in process.notifies.values()):
-        # The last process that forgets a notify ends it.
+        # A notify ends with its last holder (a trigger of the database).
         with process.machine.transaction() as tables:
             statement = "DELETE FROM acl_notify_holder WHERE notify = ? AND process = ?"
             tables.execute(statement, (notify.number, process.machine.me(tables)))
@@ -99,7 +99,7 @@ def _record_notify(process: AclProcess, handle: int, stream_handle: int) -> None
     notify, stream = _find(process, handle), find_stream(process, stream_handle)
 
     def record() -> None:
-        # If the host is lost, no other process waits.
+        # If the emulated host's folder is lost, no process waits for the notify.
         lost = suppress(HostLostError, sqlite3.OperationalError)
         with lost, process.machine.transaction() as tables:
             statement = "UPDATE acl_notify SET is_recorded = 1 WHERE number = ?"
@@ -112,7 +112,10 @@ def _record_notify(process: AclProcess, handle: int, stream_handle: int) -> None
 
 
 def _take(process: AclProcess, number: int) -> bool:
-    """Reset a recorded notify. Return whether it was recorded, or does not exist any more."""
+    """Reset a notify if it is recorded.
+
+    Return whether a wait for the notify ends: it was recorded, or it does not exist any more.
+    """
     with process.machine.transaction() as tables:
         statement = "UPDATE acl_notify SET is_recorded = 0 WHERE number = ? AND is_recorded"
         if tables.execute(statement, (number,)).rowcount:
@@ -132,7 +135,7 @@ def _wait_and_reset_notify(
     notify, stream = _find(process, handle), find_stream(process, stream_handle)
 
     def wait() -> None:
-        # If the host is lost, the notify is lost too.
+        # If the emulated host's folder is lost, the notify is lost, too.
         with suppress(HostLostError, sqlite3.OperationalError):
             while work in stream.queue and not _take(process, notify.number):
                 time.sleep(_LOOK_AGAIN_S)
@@ -151,7 +154,10 @@ def _check_ipc(process: AclProcess) -> None:
 
 
 def _exported(process: AclProcess, tables: sqlite3.Connection, number: int) -> tuple[str, bool]:
-    """Return a notify's key, and whether its whitelist applies. Refuse another process's notify."""
+    """Return a notify's key (``""``: none yet), and whether imports check its whitelist.
+
+    Refuse a notify that another process created.
+    """
     query = "SELECT text, validates, owner FROM acl_notify WHERE number = ?"
     text, validates, owner = tables.execute(query, (number,)).fetchone()
     if owner != process.machine.me(tables):
@@ -166,7 +172,7 @@ def _notify_get_export_key(process: AclProcess, handle: int, length: int, flags:
     _check_ipc(process)
     notify = _find(process, handle)
     if length < KEY_NBYTES or flags not in _SHARE_FLAGS:
-        raise Refused(Code.RT_PARAM_INVALID, f"len {length}, flags {flags}", _RULE)
+        raise Refused(Code.RT_PARAM_INVALID, f"length {length} or flags {flags} are invalid", _RULE)
     with process.machine.transaction() as tables:
         text, _ = _exported(process, tables, notify.number)
         if text:
@@ -188,7 +194,7 @@ def _notify_set_import_pid(process: AclProcess, handle: int, pids: list[int]) ->
         if not text:
             raise Refused(Code.RT_PARAM_INVALID, "the notify was not exported", _RULE)
         if not validates:
-            raise Refused(Code.RT_NO_PERMISSION, "the notify is for everybody", _RULE)
+            raise Refused(Code.RT_NO_PERMISSION, "the notify was exported for all processes", _RULE)
         now = ticks_since_boot()
         tables.executemany(
             "INSERT OR REPLACE INTO acl_notify_admitted (notify, tgid, since) VALUES (?, ?, ?)",
@@ -206,7 +212,7 @@ def _notify_import_by_key(process: AclProcess, text: str, flags: int) -> int:
         query = "SELECT number, device, owner, validates FROM acl_notify WHERE text = ?"
         row = tables.execute(query, (text,)).fetchone()
         if row is None or not process.machine.lives(tables, row[2]):
-            text = "there is no notify of that key, or none any more"
+            text = "no notify has this key, or its owner is dead"
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
         number, index, _, validates = row
         if validates and not is_admitted(tables, "acl_notify_admitted", "notify", number):

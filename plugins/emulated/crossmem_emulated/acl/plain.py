@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain device memory. Small requests share pages."""
+"""Device memory of ``malloc``. Small allocations share pages."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,12 +22,13 @@ _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _ATTRIBUTE_DEVICE: Final = 2
 _IGNORED_ATTRIBUTES: Final = frozenset({1, 3})
-"""The numbers of attributes without effect: the requesting module, and the addresses' type."""
+"""The attributes of an allocation that have no effect here: 1 is the requesting module, and 3 the
+type of the addresses."""
 
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Pages that serve small requests, one after the other."""
+    """Pages of which small allocations get parts, from the beginning to the end."""
 
     pages: Pages
     region: Region
@@ -59,7 +60,7 @@ def _new_slab(process: AclProcess, index: int) -> Slab:
 
 def _malloc_small(process: AclProcess, index: int, nbytes: int) -> int:
     size = -(-nbytes // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
-    # Requests of whole pages are page-aligned, so that they can be exported by key.
+    # Allocations of whole pages begin at a page, because only such memory can be exported by key.
     unit = _SMALL_ALIGNMENT if nbytes % memory.PAGE_NBYTES else memory.PAGE_NBYTES
     for slab in process.slabs:
         first = -(-slab.taken_nbytes // unit) * unit
@@ -157,7 +158,7 @@ def _free_with_dev_sync(process: AclProcess, pointer: int) -> None:
 
 @entry("rt.get_mem_info", "i", 0, 0)
 def _get_mem_info(process: AclProcess, attribute: int) -> tuple[int, int]:
-    # Later numbers are for physical memory only.
+    # Only physical memory has attributes with larger numbers.
     if not 0 <= attribute <= Attribute.HBM_MEM_P2P_HUGE1G:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no memory of attribute {attribute}")
     index = process.visible[process.current().device]
@@ -172,12 +173,12 @@ def _malloc_with_cfg(process: AclProcess, size: int, policy: int, cfg: dict[str,
 
 
 def check_attributes(process: AclProcess, cfg: dict[str, Any]) -> None:
-    """Refuse attributes of a configuration that are not emulated; ignore the requesting module."""
+    """Refuse a configuration with an attribute that is not emulated."""
     for one in cfg.get("attrs", ()):
         kind, value = one["attr"], one["value"]
         if kind == _ATTRIBUTE_DEVICE:
             if value != process.current().device:
-                text = f"memory of device {value} while another one is the current device"
+                text = f"device {value} is not the current device"
                 raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
         elif kind not in _IGNORED_ATTRIBUTES:
             raise Refused(Code.RT_PARAM_INVALID, f"there is no attribute {kind} of an allocation")

@@ -31,7 +31,10 @@ _HANDLE_STEP: Final = 64
 
 
 class Again(Exception):  # noqa: N818 - a retry, not a fault
-    """A function has waited and starts again, because other calls may have run."""
+    """A function raises this exception after a wait, to be called again.
+
+    Other calls may have run during the wait and changed the state that the function has read.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +50,7 @@ class Stream:
     """0 if the stream continues after a failed task, 1 if it stops. No task fails here."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
-    """The thread that calls the program functions among the stream's work."""
+    """The thread that calls the functions of the application that are work of the stream."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,11 +64,11 @@ class Event:
     stream: Stream | None = None
     """The stream in which the event was recorded, None before the first record."""
     record: Work | None = None
-    """The work that completes the event."""
+    """The work of the latest record. The event is complete when this work is done."""
     time_ns: int | None = None
-    """The time of the completion."""
+    """The time at which the event became complete, on the monotonic clock."""
     waits: list[tuple[Stream, Work]] = field(default_factory=list)
-    """The work that waits for the event."""
+    """The work that waits for the event, with its stream."""
     token: bytes | None = None
     """The event's name for other processes."""
     is_foreign: bool = False
@@ -79,7 +82,7 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """The context of a thread that uses a device."""
+    """A context of a device. A thread makes it current, and then uses the device."""
 
     handle: int
     device: int
@@ -89,12 +92,12 @@ class Context:
 
 @dataclass(slots=True, eq=False)
 class DeviceState:
-    """One device, as this process uses it."""
+    """The state of one device in this process."""
 
     references: int = 0
     default: Context | None = None
     peers: set[int] = field(default_factory=set)
-    """The devices whose memory this device may use, as their numbers in this process."""
+    """The devices whose memory this device may use, by their numbers in this process."""
 
 
 class AclProcess:
@@ -105,12 +108,12 @@ class AclProcess:
     profile
         Edition of the rules.
     strict
-        Whether forbidden and undefined uses are recorded, and device addresses are inaccessible to
-        the host.
+        Whether the emulation records forbidden and undefined uses, and denies the host access to
+        device addresses.
     folder
         The folder of the emulated host.
     visible
-        The host-wide indices of the devices, in the order of their numbers in this process.
+        The host-wide index of each device. The position is the device's number in this process.
     capacity_nbytes
         Memory of each device in bytes.
     slow_streams
@@ -137,14 +140,14 @@ class AclProcess:
         self.journal = Journal(self.machine)
         self.faults = Faults(self.machine)
         self._forks = forks.generation()
-        # The state is ordinary memory, so a forked child has the parent's state.
+        # These two live in ordinary memory, so a forked child inherits their values.
         self.initialized = False
         self.init_references = 0
         self._begin()
 
     @property
     def recent_error(self) -> str:
-        """The reason of this thread's last failure."""
+        """The reason why this thread's last failed call failed."""
         text: str = getattr(self._errors, "text", "")
         return text
 
@@ -165,24 +168,24 @@ class AclProcess:
         if self.is_slow and self.strict:
             Ordering(self.machine, self.space, self.queues, self._violate_order)
         self.physical: dict[int, Any] = {}
-        """Handles of physical memory."""
+        """The physical memory that this process allocated or imported. The key is the handle."""
         self.opened_keys: dict[str, Any] = {}
-        """The imports by key of this process."""
+        """The memory that this process imported by key. The key is the text."""
         self.slabs: list[Any] = []
-        """Memory that serves small requests."""
+        """The pages from which small allocations get memory."""
         self.accesses: dict[int, set[int]] = {}
-        """The devices that may use mapped memory, as host-wide indices. The key is the address."""
+        """The host-wide indices of the devices that may use a mapping. The key is its address."""
         self.events: dict[int, Event] = {}
         self.notifies: dict[int, Any] = {}
         self.host_blocks: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
-        """The size of each range of the program's own host memory that devices may use. The key is
+        """The size of each range of host memory that the program registered for devices. The key is
         the range's address."""
 
     # Calls ------------------------------------------------------------------------------------
 
     def bind(self, called: Entry) -> Callable[..., Any]:
-        """Return the Python function for programs."""
+        """Return the function that a Python program calls."""
 
         def function(*arguments: Any) -> Any:
             outputs, code = self.answer(called, parse(called, arguments))
@@ -194,7 +197,7 @@ class AclProcess:
         return function
 
     def answer(self, called: Entry, values: list[Any]) -> tuple[tuple[Any, ...] | None, int]:
-        """Call a function; return its outputs, None if there are none, and a code."""
+        """Call a function. Return its outputs, None after most failures, and its code."""
         self.thread.fault = None
         try:
             with self._turn():
@@ -213,11 +216,15 @@ class AclProcess:
 
     @property
     def fault(self) -> CrossmemError | None:
-        """The cause of this thread's last failure, if the emulation itself failed."""
+        """The error that made this thread's last call fail, if the emulation itself failed."""
         return getattr(self.thread, "fault", None)
 
     def _turn(self) -> threading.RLock:
-        """Return the lock, or a new lock in a forked child that may use the device."""
+        """Return the lock under which a call runs.
+
+        A forked child starts with new state and a new lock. If its parent has used a device, all
+        calls are refused.
+        """
         if self._forks != forks.generation():
             if self.devices or self.contexts:
                 raise Refused(
@@ -249,14 +256,14 @@ class AclProcess:
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.strict:
-            # A forked child may have lost the host.
+            # A forked child may have lost the emulated host's folder.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
     def _violate_order(self, call: str, text: str) -> None:
         self.violate(call, "ACL-X8", text)
 
-    # What most functions ask ------------------------------------------------------------------
+    # Checks and look-ups that most functions need ---------------------------------------------
 
     @property
     def context(self) -> Context | None:
@@ -271,7 +278,7 @@ class AclProcess:
         return context
 
     def check_device(self, device: int) -> int:
-        """Return a device's index on the host, or refuse."""
+        """Return a device's host-wide index from its number in this process, or refuse."""
         if not 0 <= device < len(self.visible):
             raise Refused(
                 Code.RT_INVALID_DEVICEID,
@@ -286,7 +293,10 @@ class AclProcess:
             raise Refused(code, "no device was set in this process", rule)
 
     def ordinal_of(self, index: int) -> int | None:
-        """Return the number, in this process, of a device of the host."""
+        """Return a device's number in this process, None if this process does not see the device.
+
+        ``index`` is the device's host-wide index.
+        """
         return self.visible.index(index) if index in self.visible else None
 
     # Work -------------------------------------------------------------------------------------
@@ -298,7 +308,7 @@ class AclProcess:
         timeout_ms: int = -1,
         late: Code = Code.RT_STREAM_SYNC_TIMEOUT,
     ) -> bool:
-        """Do the work of some streams; see :meth:`Queues.finish`."""
+        """Wait until the work of some streams is done; see :meth:`Queues.finish`."""
         text = "a function that is work of a stream waits for the stream"
         return self.queues.finish(
             streams,
@@ -309,7 +319,10 @@ class AclProcess:
         )
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
-        """Record that a program releases memory of pending work. The work is lost."""
+        """Record a violation for each pending work that uses memory which the program releases.
+
+        This work is lost.
+        """
         for work in self.queues.lose(start, nbytes):
-            text = f"{nbytes} bytes at {start:#x} are taken from a running {work.call}"
+            text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"
             self.violate(call, "ACL-X1", text)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The editions of ACL's rules: an edition of the documents, or a generation of drivers.
 
-The documents and the drivers' sources contradict each other in some points. Profiles with the
-answers of ``documents`` refuse what the documents forbid. Those with the answers of ``driver``
-follow the sources.
+The documents and the drivers' sources contradict each other in some points. There, a profile whose
+``answers`` is ``"documents"`` refuses what the documents forbid, and a profile whose ``answers`` is
+``"driver"`` does what the sources do.
 """
 
 from dataclasses import dataclass, field, replace
@@ -36,14 +36,15 @@ _ATLAS: Final = _COMMON | {Attribute.MEM_HUGE1G, Attribute.HBM_MEM_HUGE1G}
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The behaviour of one edition, in the points in which editions differ.
+    """The behaviour of one edition. Each field is a point in which editions differ.
 
     Parameters
     ----------
     name
         The edition's name.
     answers
-        Whether the edition follows the documents or the drivers' sources.
+        Whether the edition follows the documents (``"documents"``) or the drivers' sources
+        (``"driver"``).
     soc
         The result of ``get_soc_name``.
     generation
@@ -55,19 +56,21 @@ class Profile:
     attributes
         Types of physical memory that can be allocated.
     disables_validation
-        The effect of export flag 1: the call works, refuses an invalid value, or returns 207000
-        after it exported the handle.
+        What an export with flag 1 does. ``"yes"``: it exports the handle for all processes.
+        ``"no"``: it refuses the flag. ``"late"``: it exports the handle with its whitelist, and
+        then returns 207000.
     newer
-        Whether the edition has the functions added after CANN 8.0: version 2 of shareable handles,
-        access to mappings, and handles and ranges of mapped addresses.
+        Whether the edition has the functions that were added after CANN 8.0: those for version 2 of
+        shareable handles, those that set and get the access to a mapping, and those that return an
+        address's handle or range.
     retains
         Whether the edition can return the handle of a mapping.
     fabric
-        Whether shareable handles for a fabric exist, as in super nodes.
+        Whether there are shareable handles for other servers of a super node.
     ipc_events
         Whether events can be opened in other processes.
     stream_values
-        Whether streams write and wait for values in memory.
+        Whether streams can write values into memory and wait for them.
     notifies
         The number of notifies that a device has.
     ipc_notifies

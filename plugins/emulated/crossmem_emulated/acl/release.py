@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of a process on a device that the process resets.
+"""What a process loses on a device that it resets.
 
 The documents say that a reset first finishes the work of the default context. They do not say which
 objects remain. Here, the process loses all its objects on the device: memory, imports, mappings,
@@ -15,7 +15,10 @@ __all__ = ["drop_keys", "release_device"]
 
 
 def release_device(process: AclProcess, device: int) -> None:
-    """Release everything that this process has on a device, given its number in this process."""
+    """Release all objects of this process on a device.
+
+    ``device`` is the device's number in this process.
+    """
     index = process.visible[device]
     for stream in [one for one in process.streams.values() if one.device == device]:
         process.queues.drop(stream)
@@ -26,7 +29,7 @@ def release_device(process: AclProcess, device: int) -> None:
     del process.devices[device]
     physical = [one for one in process.physical.values() if one.device == index]
     for one in physical:
-        # The withdrawal is the first step, so that no process imports memory during its release.
+        # The shareable handle ends first, so that no process imports memory that is being released.
         one.forget_share(process)
         del process.physical[one.handle]
     pieces = [one for one in process.space.pieces.values() if _is_on(one, index, physical)]
@@ -62,10 +65,12 @@ def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
 
 
 def drop_keys(process: AclProcess, call: str, piece: Piece) -> None:
-    """Withdraw open keys of memory that is being released."""
+    """Delete the keys of memory that is being released, and record a violation for them."""
     if not piece.keys:
         return
-    process.violate(call, "ACL-E26", f"{piece.start:#x} goes before its key is closed")
+    process.violate(
+        call, "ACL-E26", f"the memory at {piece.start:#x} is released before its key is closed"
+    )
     with process.machine.transaction() as tables:
         for text in piece.keys:
             tables.execute("DELETE FROM acl_key WHERE text = ?", (text,))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of ACL's drivers for the whole host: shared memory and whitelists."""
+"""The tables for ACL in the emulated host's database, such as those of keys and whitelists."""
 
 from typing import Final
 
 __all__ = ["BARE_TGID_BASE", "SCHEMA"]
 
 BARE_TGID_BASE: Final = 1 << 22
-"""The difference between a process's numbers outside and inside of containers: the maximum pid of
-Linux."""
+"""A process has one pid inside its container and another one outside. In the emulation, the outer
+pid is the inner one plus this number, the maximum pid of Linux."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS acl_share (

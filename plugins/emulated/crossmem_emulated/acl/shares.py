@@ -69,7 +69,7 @@ def export(
     if is_late:
         raise Refused(
             Code.RT_FEATURE_NOT_SUPPORT,
-            "this driver cannot switch the validation of pids off; the handle was exported",
+            "this driver cannot switch off the validation of pids; it exported the handle with it",
             outputs=(value,),
         )
     return value
@@ -89,7 +89,7 @@ def _number(share: int) -> int:
 def _find_share(
     process: AclProcess, tables: sqlite3.Connection, share: int
 ) -> tuple[int, int, int, int, bool]:
-    """Return pages, owner, device, attribute, and whether pids are validated."""
+    """Return pages, owner, device, attribute, and whether imports check the whitelist."""
     row = tables.execute(
         "SELECT pages, owner, device, attribute, validates FROM acl_share WHERE number = ?",
         (_number(share),),
@@ -119,7 +119,8 @@ def admit(process: AclProcess, share: int, pids: list[int]) -> None:
         if owner != process.machine.me(tables):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{share:#x} is another process's", "ACL-E16")
         if not validates:
-            raise Refused(Code.RT_NO_PERMISSION, f"{share:#x} is exported to everybody", "ACL-E16")
+            text = f"{share:#x} is exported to all processes"
+            raise Refused(Code.RT_NO_PERMISSION, text, "ACL-E16")
         admitted = [pid for pid in pids if pid]
         if not admitted:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "all pids are 0", "ACL-E16")
@@ -140,7 +141,7 @@ def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int
 
 
 def check_peer(process: AclProcess, call: str, device: int, index: int) -> None:
-    """Record an import of another device's memory without access to that device."""
+    """Record a violation if a device without access to another device imports its memory."""
     home = process.ordinal_of(index)
     if index != HOST and process.visible[device] != index:
         state = process.devices.get(device)

@@ -14,7 +14,7 @@ _ALL_FLAGS: Final = 0x3F
 _LEAST_PRIORITY: Final = 7
 _STOP_ON_FAILURE: Final = 1
 _FAILURE_MODE: Final = 1
-"""The only emulated attribute of a stream."""
+"""The attribute of a stream that says its failure mode. No other attribute is emulated."""
 
 
 def find_stream(process: AclProcess, handle: int) -> Stream:
@@ -28,9 +28,11 @@ def find_stream(process: AclProcess, handle: int) -> Stream:
 
 
 def check_timeout(timeout_ms: int) -> None:
-    """Refuse a value that is neither -1 (no timeout) nor a valid timeout."""
+    """Refuse a timeout that is neither -1 (wait forever) nor positive."""
     if timeout_ms < _FOREVER or not timeout_ms:
-        raise Refused(Code.RT_PARAM_INVALID, f"{timeout_ms} is not a valid time to wait", "ACL-E40")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"a timeout must be -1 or positive, not {timeout_ms}", "ACL-E40"
+        )
 
 
 @entry("rt.create_stream", "", 0)
@@ -42,7 +44,9 @@ def _create_stream(process: AclProcess) -> int:
 def _create_stream_with_config(process: AclProcess, priority: int, flags: int) -> int:
     context = process.current()
     if priority > _LEAST_PRIORITY or flags & ~_ALL_FLAGS:
-        raise Refused(Code.RT_PARAM_INVALID, f"priority {priority}, flags {flags}", "ACL-X3")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"priority {priority} or flags {flags} are invalid", "ACL-X3"
+        )
     stream = Stream(next(process.handles), context.device, context.handle, priority, flags)
     process.streams[stream.handle] = stream
     return stream.handle
@@ -50,7 +54,11 @@ def _create_stream_with_config(process: AclProcess, priority: int, flags: int) -
 
 def _check_own(process: AclProcess, stream: Stream) -> None:
     if stream is process.contexts[stream.context].stream:
-        raise Refused(Code.RT_PARAM_INVALID, "the default stream goes with its context", "ACL-X3")
+        raise Refused(
+            Code.RT_PARAM_INVALID,
+            "a program cannot destroy the default stream of a context",
+            "ACL-X3",
+        )
 
 
 @entry("rt.destroy_stream", "k")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acl.util``: host addresses of Python objects, and back."""
+"""``acl.util``: functions that return the addresses of Python objects, or bytes at an address."""
 
 import ctypes
 from typing import Any, Final
@@ -21,7 +21,7 @@ class Util:
         self._process = process
 
     def bytes_to_ptr(self, data: Any, /) -> int:
-        """Return the address of an object's bytes; the caller keeps the object alive."""
+        """Return the address of the contents of ``data``. The caller keeps ``data`` alive."""
         if not isinstance(data, bytes):
             raise TypeError("acl.util.bytes_to_ptr args parse failed")
         with address_of(data) as (pointer, _nbytes):
@@ -31,8 +31,8 @@ class Util:
     def ptr_to_bytes(self, pointer: Any, size: Any, /) -> bytes:
         """Return bytes of host memory.
 
-        On a real host, a read at a device's address returns other bytes or faults. A strict
-        emulation records the use and returns poison.
+        On a real host, a read at a device address returns other bytes or causes a page fault. A
+        strict emulation records the use, and returns bytes of the value 0xA5.
         """
         if not isinstance(pointer, int) or not isinstance(size, int):
             raise TypeError("acl.util.ptr_to_bytes args parse failed")
@@ -41,7 +41,7 @@ class Util:
             device_of(one) == HOST for one in process.space.overlapping(pointer, 1)
         )
         if process.strict and is_device_s:
-            text = f"the host reads {size} bytes at the device's address {pointer:#x}"
+            text = f"the host reads {size} bytes at the device address {pointer:#x}"
             process.violate("util.ptr_to_bytes", "ACL-E29", text)
             return _POISON * size
         return ctypes.string_at(pointer, size)

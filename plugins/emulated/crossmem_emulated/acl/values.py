@@ -19,18 +19,20 @@ _RULE: Final = "ACL-E44"
 
 
 def _place_of(process: AclProcess, pointer: int) -> int:
-    """Return the emulation's own address of a word, or refuse."""
+    """Return the address at which the emulation accesses a word of the program, or refuse."""
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
     if not process.profile.stream_values:
-        text = "this product or edition has no streams that write or wait for values"
+        text = "streams of this product or edition cannot write values or wait for them"
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
     process.current()
     if pointer % _NBYTES:
-        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} is not a multiple of 8", _RULE)
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"the address {pointer:#x} must be a multiple of 8", _RULE
+        )
     side = side_of(process, pointer, _NBYTES)
     if not side.origins and not is_registered(process, pointer):
-        text = f"{pointer:#x} is neither a device's nor registered"
+        text = f"{pointer:#x} is neither device memory nor registered host memory"
         raise Refused(Code.RT_PARAM_INVALID, text, _RULE)
     return side.parts[0][0]
 
@@ -40,7 +42,7 @@ def _value_write(process: AclProcess, pointer: int, value: int, flag: int, handl
     place = _place_of(process, pointer)
     # The published drivers do not look at the flag.
     if flag and process.profile.is_documented:
-        raise Refused(Code.RT_PARAM_INVALID, f"the flag is {flag}, not 0", _RULE)
+        raise Refused(Code.RT_PARAM_INVALID, f"the flag must be 0, not {flag}", _RULE)
     stream = find_stream(process, handle)
     ranges = ((pointer, _NBYTES),)
     work = Work("rt.value_write", ranges, lambda: store(place, _NBYTES, value))

@@ -50,28 +50,29 @@ _EXPECTED_ADDRESSES: Final = range(16 << 40, 24 << 40)
 
 @dataclass(slots=True, eq=False)
 class Physical:
-    """A handle of physical memory of this process or another one.
+    """Physical memory that this process allocated or imported, with its handle.
 
     Parameters
     ----------
     handle
-        The program's handle.
+        The handle by which the program names the memory.
     device
-        Host-wide index of its device, or ``HOST``.
+        Host-wide index of the device for which the memory was allocated or imported, or ``HOST``.
     attribute
-        Type of memory.
+        Type of the memory, an :class:`Attribute`.
     pages
         The memory.
     origin
-        Whether the memory was allocated or imported.
+        How the memory was made: ``PHYSICAL`` (allocated) or ``IMPORTED``.
     references
         Number of allocations, imports and mappings that were not released.
     mappings
         Number of current mappings.
     share
-        Number of its shareable handle, None if it was not exported.
+        Number of the memory's shareable handle, None if the memory was not exported.
     imported_share
-        Number of the shareable handle from which it was imported, None for own memory.
+        Number of the shareable handle by which the memory was imported, None if this process
+        allocated the memory.
     """
 
     handle: int
@@ -85,7 +86,7 @@ class Physical:
     imported_share: int | None = None
 
     def forget_share(self, process: AclProcess) -> None:
-        """Withdraw the shareable handle, which ends with this process's last reference."""
+        """Delete the shareable handle. It ends with the exporter's last reference."""
         if self.share is not None:
             with process.machine.transaction() as tables:
                 tables.execute("DELETE FROM acl_share WHERE number = ?", (self.share,))
@@ -93,13 +94,13 @@ class Physical:
 
 
 def check_vmm(process: AclProcess) -> None:
-    """Refuse products without this family of functions."""
+    """Refuse the call if the product has no functions for physical memory."""
     if not process.profile.vmm:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no virtual memory management")
 
 
 def check_newer(process: AclProcess) -> None:
-    """Refuse editions that are older than a function."""
+    """Refuse the call if the edition is older than the called function."""
     check_vmm(process)
     if not process.profile.newer:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this edition does not have the function")
@@ -116,7 +117,7 @@ def find_physical(process: AclProcess, handle: int) -> Physical:
 
 
 def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, int]:
-    """Return host-wide device index and attribute, or refuse (ACL-E3)."""
+    """Return the host-wide index of the device and the attribute, or refuse (ACL-E3)."""
     location = prop.get("location", {})
     if not isinstance(location, dict):
         raise TypeError("the location must be a dict")
@@ -128,7 +129,7 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
     elif kind not in {_ON_HOST, _ON_DEVICE, _ON_NUMA_NODE}:
         wrong = f"memory cannot be at a location of type {kind}"
     elif attribute not in process.profile.attributes:
-        wrong = f"attribute {attribute} is not offered"
+        wrong = f"this product has no memory of attribute {attribute}"
     elif kind == _ON_DEVICE and (
         attribute in _HOST_ATTRIBUTES or attribute in _HOST_P2P_ATTRIBUTES
     ):
@@ -140,7 +141,7 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
     if kind == _ON_DEVICE:
         return process.check_device(place), attribute
     if place or kind == _ON_NUMA_NODE:
-        text = "memory of the host has no number and no NUMA node here"
+        text = "the location of host memory must have the number 0 and no NUMA node here"
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
     return HOST, attribute
 
@@ -169,7 +170,7 @@ def _malloc_physical(process: AclProcess, size: int, prop: dict[str, Any], flags
     check_vmm(process)
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not size or flags:
-        raise Refused(Code.INVALID_PARAM, "the size is 0, or flags are not", "ACL-E3")
+        raise Refused(Code.INVALID_PARAM, "the size is 0, or the flags are not 0", "ACL-E3")
     index, attribute = _check_properties(process, prop)
     granularity = _granularity(index, attribute)
     if size > LARGEST_NBYTES:
@@ -196,11 +197,13 @@ def _free_physical(process: AclProcess, handle: int) -> None:
     check_vmm(process)
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if handle and handle not in process.physical and process.profile.is_documented:
-        raise Refused(Code.RT_PARAM_INVALID, f"{handle:#x} was freed, or never was", "ACL-E6")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"{handle:#x} was freed, or never was a handle", "ACL-E6"
+        )
     physical = find_physical(process, handle)
     if physical.references <= physical.mappings:
         raise Refused(
-            Code.RT_PARAM_INVALID, f"{handle:#x} was freed and is only mapped still", "ACL-E6"
+            Code.RT_PARAM_INVALID, f"{handle:#x} was freed; only its mappings remain", "ACL-E6"
         )
     _drop_reference(process, physical)
 
@@ -223,7 +226,7 @@ def _reserve_mem_address(
     check_vmm(process)
     process.check_opened("ACL-E1b", Code.RT_INVALID_HANDLE)
     if not size or flags not in {0, 1}:
-        raise Refused(Code.INVALID_PARAM, f"size {size}, flags {flags}")
+        raise Refused(Code.INVALID_PARAM, f"size {size} or flags {flags} are invalid")
     if size > LARGEST_NBYTES:
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses for {size} bytes")
     if alignment:
@@ -234,12 +237,12 @@ def _reserve_mem_address(
         or expected not in _EXPECTED_ADDRESSES
         or expected % unit
     ):
-        raise Refused(Code.RT_PARAM_INVALID, f"{expected:#x} cannot be expected")
+        raise Refused(Code.RT_PARAM_INVALID, f"addresses cannot be reserved at {expected:#x}")
     return reserve(process, -(-size // GRANULARITY_NBYTES) * GRANULARITY_NBYTES, expected)
 
 
 def reserve(process: AclProcess, nbytes: int, expected: int) -> int:
-    """Reserve addresses for the program, at the expected address or at any."""
+    """Reserve addresses for the program. They begin at ``expected``, or anywhere if it is 0."""
     try:
         return process.space.reserve(nbytes, is_reservation=True, at=expected).start
     except memory.SystemCallError as error:
@@ -271,12 +274,15 @@ def _map_mem(
 def map_physical(
     process: AclProcess, extent: tuple[int, int], offset: int, handle: int, flags: int
 ) -> Physical:
-    """Map physical memory at an address with a size. No device may use it yet."""
+    """Map physical memory. No device may use the mapping yet.
+
+    ``extent`` is the mapping's address and size in bytes.
+    """
     check_vmm(process)
     pointer, size = extent
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not pointer or not handle or not size or flags:
-        raise Refused(Code.INVALID_PARAM, "a null argument, or flags that are not 0")
+        raise Refused(Code.INVALID_PARAM, "an argument is null, or the flags are not 0")
     if offset:
         raise Refused(Code.RT_PARAM_INVALID, f"the offset must be 0, not {offset}", "ACL-E7")
     physical = find_physical(process, handle)
@@ -298,7 +304,7 @@ def map_physical(
 def _check_size(process: AclProcess, size: int, physical: Physical) -> None:
     if size == physical.pages.nbytes:
         return
-    text = f"{size} bytes of a handle of {physical.pages.nbytes}"
+    text = f"the size must be the handle's {physical.pages.nbytes} bytes, not {size}"
     if process.profile.is_documented:
         raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E8")
     if size > physical.pages.nbytes:
@@ -330,7 +336,7 @@ def _check_company(process: AclProcess, region: Region, physical: Physical) -> N
         )
     origins = {one.origin for one in process.space.overlapping(region.start, region.nbytes)}
     if origins - {physical.origin}:
-        text = "allocated and imported memory in one reservation"
+        text = "one reservation cannot have mappings of allocated and of imported memory"
         if process.profile.is_documented:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E11")
         process.violate("rt.map_mem", "ACL-E11", text)

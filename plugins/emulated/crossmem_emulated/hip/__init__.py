@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
 
-Rules, result codes and lifetimes follow the vendors' documents or sources. This also holds between
-the processes of an emulated host. docs/reference/hip-rules.md lists the rules and their tests.
+Rules, result codes and lifetimes follow the vendors' documents or sources. The rules also cover
+what one process of an emulated host does with another's memory, such as an import.
+docs/reference/hip-rules.md lists the rules and their tests.
 """
 
 import os
@@ -86,8 +87,9 @@ _FAMILIES = (
 class Runtime:
     """An emulation of ``cupy.cuda.runtime`` for this process.
 
-    Functions have the arguments and exceptions of CuPy's. Objects and processes with the same
-    folder are on one host: they see the same devices, and each other's handles.
+    Its functions have the arguments and exceptions of CuPy's functions. The folder in ``options``
+    stands for one emulated host. All ``Runtime`` objects with the same folder, in any process, see
+    the same devices, and can open each other's handles.
 
     The emulation also has functions that CuPy lacks:
 
@@ -110,9 +112,10 @@ class Runtime:
         Whether the emulation records forbidden and undefined uses, and denies the host access to
         device addresses.
     options
-        Folder and devices; None takes them from the environment.
+        The emulated host's folder and devices. If None, they are taken from the environment.
     has_old_numbers
-        Whether the caller was compiled with headers of ROCm 5, independent of the edition.
+        Whether the C program that makes the calls was compiled with headers of ROCm 5, whose
+        constants have other numbers. This can be true with every edition.
     is_cupy
         Whether the functions that fail in CuPy on ROCm fail here too. If False, they work as in
         AMD's library. crossmem's driver passes False.
@@ -120,9 +123,9 @@ class Runtime:
     Attributes
     ----------
     is_hip
-        Whether it emulates AMD's runtime.
+        Whether the object emulates AMD's runtime; otherwise, NVIDIA's.
     CUDARuntimeError
-        The exception class of functions; its ``status`` is the vendor's code.
+        The exception class that the functions raise; its ``status`` is the vendor's code.
     faults
         Injected faults: ``faults.add("ipcOpenMemHandle", 17)``.
     machine
@@ -172,7 +175,7 @@ class Runtime:
             vars(self)[name] = self._bind(called)
 
     def _bind(self, called: Entry) -> Callable[..., Any]:
-        """Return the Python function for programs."""
+        """Return the function that a Python program calls."""
 
         def function(*arguments: Any, **named: Any) -> Any:
             values = parse(called, arguments, named)
@@ -191,8 +194,8 @@ class Runtime:
         return function
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this for missing names only. It also lets the type checker accept any name,
-        # because the checker cannot know the functions that __init__ adds.
+        # Python calls this method only for missing names. Because of it, the type checker accepts
+        # any name. The checker cannot know the functions that __init__ adds.
         raise AttributeError(f"the emulation of cupy.cuda.runtime has no {name!r}")
 
     @override
@@ -207,12 +210,12 @@ class Runtime:
 
     @property
     def space(self) -> Any:
-        """The device addresses of this process, for tests of the emulation itself."""
+        """The device addresses that this process has reserved or mapped, for tests."""
         return self._process.space
 
     @property
     def tells_names(self) -> bool:
-        """Whether the text of an error is its name, as in ROCm 5."""
+        """Whether the text of an error code is the code's name, as in ROCm 5."""
         return self._process.profile.is_before_6
 
     @property
@@ -232,9 +235,9 @@ class Runtime:
             raise self.CUDARuntimeError(status)
 
     def call(self, name: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
-        """Call a function as C does; return the code and the result.
+        """Call a function as C does. Return its error code, and its result if the code is 0.
 
-        A failure becomes the thread's last error.
+        The code of a failure becomes the thread's last error.
         """
         called = ENTRIES[name]
         status, value = self._process.call(called, parse(called, arguments, named))
@@ -243,13 +246,16 @@ class Runtime:
         return status, value
 
     def crossmem_fault(self) -> CrossmemError | None:
-        """Return why this thread's last call failed, if the vendor has no code for the reason."""
+        """Return the emulation's own error that made this thread's last call fail, or None.
+
+        The vendor has no code for such an error, so the call returned a general one.
+        """
         return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:
-        """Fail with ``status``, and return the code for a C caller.
+        """Make a call of the function ``name`` that fails with ``status``. Return the call's code.
 
-        The checks that every call makes come first, and may give another code.
+        The call first makes the checks that every call makes, and these may give another code.
         """
         return self._process.refuse(name, status)
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attributes of addresses.
+"""The functions that return the attributes of an address.
 
-CuPy has only ``pointerGetAttributes``. Programs also need the other functions, which only the
-vendors' libraries have.
+Of these, CuPy has only ``pointerGetAttributes``. C programs call the others.
 """
 
 from enum import IntEnum
@@ -49,7 +48,10 @@ _BEFORE_6: Final = {
 
 
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
-    """Return the memory that contains an address. In shared pages, the allocated part counts."""
+    """Return the memory that contains an address.
+
+    An open maps whole pages. Only the exported allocation in them belongs to the opened memory.
+    """
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is not Origin.IPC:
             return piece
@@ -61,7 +63,7 @@ def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
 
 def _range_of(owner: Piece | HostBlock) -> tuple[int, int]:
     if isinstance(owner, Piece) and owner.origin is Origin.VIRTUAL:
-        # The whole reservation, even if only a part is mapped, as observed with NVIDIA's library.
+        # The whole reservation, even if only a part of it is mapped: NVIDIA's library does so.
         return owner.region.start, owner.region.nbytes
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         return owner.source.pointer, owner.source.nbytes
@@ -73,7 +75,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the number, in this process, of the memory's device; -1 if it is not visible."""
+    """Return the number in this process of the memory's device; -1 if it is not visible."""
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
         return device
@@ -100,7 +102,7 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
     if owner is None:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
     if attribute == Attribute.IS_LEGACY_IPC_CAPABLE and not process.profile.knows_exportable:
-        raise Refused(Status.NOT_SUPPORTED, "this release does not know")
+        raise Refused(Status.NOT_SUPPORTED, "this release cannot say whether memory is exportable")
     kind, (start, nbytes) = _type_of(owner), _range_of(owner)
     origin = owner.origin if isinstance(owner, Piece) else None
     handle_types = pool = 0
@@ -144,8 +146,8 @@ def _pointer_set_attribute(process: HipProcess, value: int, attribute: int, poin
 class PointerAttributes:
     """The attributes of an address, in the form of CuPy's class with this name.
 
-    In addition it has the vendor's own ``number`` of the memory type, and the flags with which host
-    memory was allocated or pinned.
+    It also has ``number``, the vendor's own number of the memory type, and ``allocationFlags``, the
+    flags with which host memory was allocated or pinned.
     """
 
     __slots__ = ("allocationFlags", "device", "devicePointer", "hostPointer", "number", "type")
@@ -167,7 +169,8 @@ def _number_of(process: HipProcess, kind: MemoryType) -> int:
 def _described(
     process: HipProcess, kind: MemoryType, device: int, pointer: int, host: int
 ) -> PointerAttributes:
-    # CuPy still translates ROCm's numbers from before ROCm 6. Since then they equal CUDA's.
+    # Since ROCm 6, AMD's numbers equal CUDA's. CuPy still translates them as if they were those of
+    # older releases, so its results are shifted.
     is_shifted = process.profile.is_hip and not process.profile.has_old_numbers
     shown = kind + (is_shifted and kind < MemoryType.DEVICE)
     found = PointerAttributes(device, pointer, host, shown)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations: device, pinned, managed and pooled memory. Small requests share pages."""
+"""Allocations: device, pinned, managed and pooled memory. Small allocations share pages."""
 
 import ctypes
 import mmap
@@ -41,7 +41,7 @@ pass at most one of them."""
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Pages that serve small requests, one after the other."""
+    """Pages of which small allocations get parts, from the beginning to the end."""
 
     pages: Pages
     region: Region
@@ -51,17 +51,18 @@ class Slab:
 
 @dataclass(slots=True, eq=False)
 class HostBlock:
-    """Memory that the host can use: pinned, or managed if it has a device."""
+    """Memory that the host can use: pinned, or managed if it has ``pages``."""
 
     start: int
     nbytes: int
     device: int
-    """The current device at its allocation, by its number in this process."""
+    """The device that was current when the memory was allocated or pinned, by its number in this
+    process."""
     buffer: Any = None
     pages: Pages | None = None
     flags: int = 0
     is_registered: bool = False
-    """Whether the program allocated the memory, and the runtime only pinned it."""
+    """Whether the program allocated the memory and then registered it, so that it is pinned."""
     is_synchronous: bool = False
     number: int = field(default_factory=numbers)
     """A number that is unique in this process, also among memory that was freed."""
@@ -144,7 +145,7 @@ def malloc_from(process: HipProcess, pool: Pool, nbytes: int) -> int:
         try:
             pages = _allocate_pages(process, index, nbytes)
         except Refused:
-            # The memory that the pool keeps may make room for the request.
+            # The pool releases the unused pages that it keeps, which may make room.
             pool.trim(process.store, 0)
             pages = _allocate_pages(process, index, nbytes)
     pointer = _attach(process, pages, nbytes, Origin.POOL, pool)
@@ -171,7 +172,9 @@ def _ext_malloc_with_flags(process: HipProcess, size: int, flags: int) -> int:
     is_signal = flags == _SIGNAL
     known = _DEVICE_FLAGS[process.profile.is_before_6]
     if flags not in known or (is_signal and size != _SIGNAL_NBYTES):
-        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}", "HIP-X10")
+        raise Refused(
+            Status.INVALID_VALUE, f"cannot allocate {size} bytes with flags {flags}", "HIP-X10"
+        )
     return _malloc(process, size)
 
 
@@ -189,7 +192,7 @@ def _free(process: HipProcess, pointer: int) -> None:
         check_from_pool(piece.source)
         finish_device(process, piece.source.device)
         if process.space.pieces.get(pointer) is not piece:
-            # A stream has freed it meanwhile.
+            # A stream has freed the memory during the wait.
             raise Again
         close_once(process, "free", piece.source)
         return
@@ -230,7 +233,7 @@ def _mem_get_info(process: HipProcess) -> tuple[int, int]:
     return total - process.store.used_nbytes(index), total
 
 
-# The host's ---------------------------------------------------------------------------------
+# Host memory --------------------------------------------------------------------------------
 
 
 def find_host_block(process: HipProcess, pointer: int) -> HostBlock | None:
@@ -284,7 +287,7 @@ def release_host(process: HipProcess, block: HostBlock) -> None:
 def _malloc_managed(process: HipProcess, size: int, flags: int) -> int:
     check_safe(process)
     if not size or flags not in {1, 2}:
-        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}")
+        raise Refused(Status.INVALID_VALUE, f"cannot allocate {size} bytes with flags {flags}")
     device = process.current().device
     pages = _allocate_pages(process, process.setup.visible[device], size)
     process.host_blocks[pages.address] = HostBlock(pages.address, size, device, pages=pages)

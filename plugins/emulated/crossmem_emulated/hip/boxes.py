@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and fills of boxes. A box consists of consecutive planes."""
+"""Copies and fills of boxes. A box consists of planes, which consist of rows of bytes."""
 
 import ctypes
 from collections.abc import Callable
@@ -54,7 +54,19 @@ class _Parms(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """The memory around a box, with the size of its planes."""
+    """The memory that contains a box.
+
+    Parameters
+    ----------
+    pointer
+        First address.
+    pitch
+        Distance between the begins of two rows in bytes; 0: the rows have no gaps.
+    width
+        Bytes in a row.
+    height
+        Rows in a plane; 0: the planes have no gaps.
+    """
 
     pointer: int
     pitch: int
@@ -66,25 +78,31 @@ class _Space:
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.pitch < self.width:
-            text = f"rows of {self.width} bytes, {self.pitch} bytes apart"
+            text = f"rows of {self.width} bytes overlap: they begin every {self.pitch} bytes"
             raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
         if self.pitch >= _LARGEST_PITCH or (self.pitch and x + width > self.pitch):
-            text = f"{width} bytes from {x} on in rows that are {self.pitch} apart"
+            text = f"{width} bytes from byte {x} on do not fit a pitch of {self.pitch} bytes"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def plane(self, start: tuple[int, int, int], extent: tuple[int, int, int]) -> Plane:
-        """Return a box in this memory. A pitch or height of 0 means that there are no gaps."""
+        """Return the box that begins at ``start``, its first byte, row and plane.
+
+        ``extent`` is the box's bytes in a row, rows in a plane, and planes.
+        """
         (x, y, z), (width, height, depth) = start, extent
         pitch, rows = self.pitch or x + width, self.height or y + height
         if y + height > rows:
-            text = f"{height} rows from {y} on in planes of {rows}"
+            text = f"{height} rows from row {y} on do not fit a plane of {rows} rows"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
         first = self.pointer + (z * rows + y) * pitch + x
         return Plane(first, pitch, width, height, depth, rows * pitch)
 
 
 def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[Work, bool] | None:
-    """Return a checked copy, and whether the host waits for it; None if it is empty."""
+    """Check a copy whose parameters lie at the address ``place``.
+
+    Return its work and whether the host waits for the work, or None if there is nothing to copy.
+    """
     if not place:
         raise Refused(Status.INVALID_VALUE, "there are no parameters", "HIP-X4")
     parms = _Parms.from_address(place)
@@ -106,7 +124,10 @@ def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[W
 
 
 def _add_copies(name: str, stream: int | None) -> None:
-    """Register a copy that the vendor calls synchronous."""
+    """Register a function for synchronous copies.
+
+    ``stream`` is the handle of the copies' stream; None is the legacy stream of the current device.
+    """
 
     @entry(f"{name}(intptr_t Memcpy3DParmsPtr)", hip_answers=Status.UNKNOWN)
     def _memcpy_3d(process: HipProcess, place: int) -> None:

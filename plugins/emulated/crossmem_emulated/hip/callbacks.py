@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Program functions as work of a stream, and queries of streams."""
+"""Functions of the application that run as work of a stream, and queries of streams."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ def _stream_add_callback(
     flags: int,
 ) -> None:
     if flags:
-        raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not 0")
+        raise Refused(Status.INVALID_VALUE, f"the flags must be 0, not {flags}")
     stream = find_stream(process, handle)
 
     def run() -> None:

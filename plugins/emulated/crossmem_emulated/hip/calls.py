@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calling conventions of ``cupy.cuda.runtime``: the argument conversion of a compiled module.
 
-A function of the emulation has Python conventions: it returns its result and raises
-:class:`Refused`. It is registered under the signature in CuPy's own docstring, which has the
+A function of the emulation follows the conventions of Python: it returns its result, or raises
+:class:`Refused`. :func:`entry` registers it with the signature in CuPy's docstring, which has the
 arguments and their C types.
 """
 
@@ -20,7 +20,8 @@ _SIGNATURE: Final = re.compile(r"(\w+)\((.*)\)(?: -> .+)?")
 _PARAMETER: Final = re.compile(r"(?:(.+) )?(\w+?)(?:=(\w+))?")
 _PREFIX: Final = "cupy_backends.cuda.api.runtime."
 
-# C type: whether it is signed, its bits, and Cython's text for a value that is too large.
+# For each C type: whether it is signed, its number of bits, and Cython's error text for a value
+# that is too large.
 _INTEGERS: Final[Mapping[str, tuple[bool, int, str]]] = {
     "intptr_t": (True, 64, "Python int too large to convert to C ssize_t"),
     "size_t": (False, 64, "Python int too large to convert to C unsigned long"),
@@ -36,17 +37,17 @@ _LONG_BITS: Final = 64
 
 
 class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
-    """A function returns an error code.
+    """A function raises this exception to make the program's call fail with an error code.
 
     Parameters
     ----------
     status
         The error code.
     text
-        The reason, for the record.
+        The reason, for the record of a violation.
     rule
-        Id of the violated rule, such as ``"HIP-E6"``. None if the use is no violation, because a
-        lawful program can get this code too.
+        Id of the violated rule, such as ``"HIP-E6"``. None if a lawful program can get this code,
+        too, so that no violation is recorded.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:
@@ -84,21 +85,22 @@ class Entry:
     name
         The function's name.
     signature
-        First line of CuPy's docstring.
+        The function's signature: the first line of its docstring in CuPy.
     parameters
         The function's parameters.
     function
         The implementation; its first argument is the process's state.
     needs_device
-        Whether the function fails without a device, and marks the library as used.
+        Whether the function fails if no device is visible. A call of such a function counts as a
+        use of the library, after which a forked child cannot use the library.
     is_checked
-        Whether a failure is raised; otherwise its code is returned.
+        Whether a failure raises an exception; otherwise, the function returns the error code.
     hip_lacks
-        The text of the error that CuPy's ROCm build raises instead of a call of the vendor; empty
-        if the function works there.
+        CuPy for ROCm may raise an error instead of calling the vendor's function. This is the
+        error's text; empty if CuPy calls the function.
     hip_answers
-        The code that CuPy's ROCm build returns instead of a call of the vendor; 0 if it calls the
-        vendor.
+        CuPy for ROCm may fail with a code instead of calling the vendor's function. This is the
+        code; 0 if CuPy calls the function.
     """
 
     name: str
@@ -112,7 +114,7 @@ class Entry:
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
-"""Every function. The key is the function's name."""
+"""All functions of the emulation. The key is the function's name."""
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
@@ -136,7 +138,7 @@ def entry(
     hip_lacks: str = "",
     hip_answers: int = 0,
 ) -> Callable[[_Function], _Function]:
-    """Register a function of the emulation."""
+    """Return a decorator that registers a function; see :class:`Entry` for the arguments."""
     match = _SIGNATURE.fullmatch(signature)
     assert match is not None, signature  # noqa: S101
     name, parameters = match.groups()
@@ -158,7 +160,7 @@ def entry(
 
 
 def parse(called: Entry, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """Convert arguments as Cython does, with its messages.
+    """Convert arguments as Cython does. The errors have Cython's messages.
 
     Raises
     ------

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures of a stream's work. A wait for captured work breaks the capture."""
+"""Captures: a captured stream records its work instead of executing it.
+
+A call that waits for captured work breaks the capture.
+"""
 
 import threading
 from typing import Final
@@ -22,9 +25,13 @@ _NONE, _ACTIVE, _INVALIDATED = range(3)
 def _stream_begin_capture(process: HipProcess, handle: int, mode: int) -> None:
     stream = find_stream(process, handle)
     if stream.is_legacy:
-        raise Refused(Status.CAPTURE_UNSUPPORTED, "the legacy stream is not captured", "HIP-X6")
+        raise Refused(Status.CAPTURE_UNSUPPORTED, "the legacy stream cannot be captured", "HIP-X6")
     if stream.capture is not None or mode not in CAPTURE_MODES:
-        raise Refused(Status.INVALID_VALUE, f"it is captured already, or mode {mode}", "HIP-X6")
+        raise Refused(
+            Status.INVALID_VALUE,
+            f"the stream is captured already, or there is no mode {mode}",
+            "HIP-X6",
+        )
     number, graph = next(process.captures), next(process.handles)
     stream.capture = Capture(mode, threading.get_ident(), number, graph)
 
@@ -45,7 +52,7 @@ def _stream_end_capture(process: HipProcess, handle: int) -> int:
 def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
     capture = _capture_of(process, handle)
     if capture is not None and capture.is_broken:
-        # CuPy's own text.
+        # The text is CuPy's.
         raise RuntimeError(
             "the stream was capturing, but an error has invalidated the capture sequence"
         )
@@ -56,13 +63,15 @@ def _capture_of(process: HipProcess, handle: int) -> Capture | None:
     stream = find_stream(process, handle)
     if stream.is_legacy and is_capture_in_way(process, stream.device):
         # The query is no violation, and does not break the capture.
-        raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
+        raise Refused(
+            Status.CAPTURE_IMPLICIT, "a stream is captured for which the legacy stream waits"
+        )
     return stream.capture
 
 
 @entry("streamGetCaptureInfo(intptr_t stream)")
 def _stream_get_capture_info(process: HipProcess, handle: int) -> tuple[int, int, int]:
-    """Return status, number and graph of a capture; the last two only if it is active."""
+    """Return a capture's status, number and graph. Number and graph are 0 if it is not active."""
     capture = _capture_of(process, handle)
     if capture is None:
         return _NONE, 0, 0
@@ -80,7 +89,7 @@ def _graph_destroy(process: HipProcess, graph: int) -> None:
 
 @entry("threadExchangeStreamCaptureMode(int mode) -> int")
 def _thread_exchange_stream_capture_mode(process: HipProcess, mode: int) -> int:
-    """Choose which calls captures forbid to this thread, and return the previous choice."""
+    """Set the mode that says which calls a capture forbids to this thread. Return the old mode."""
     if mode not in CAPTURE_MODES:
         raise Refused(Status.INVALID_VALUE, f"there is no mode {mode}", "HIP-X6")
     before: int = getattr(process.thread, "capture_mode", 0)

@@ -23,7 +23,7 @@ __all__ = [
 
 HANDLE_NBYTES: Final = 64
 LARGEST_NBYTES: Final = 1 << 46
-"""More bytes than a process has addresses."""
+"""Requests of more bytes are refused: a process does not have so many addresses."""
 
 
 class Status(IntEnum):
@@ -146,12 +146,12 @@ _CUDA: Final[Mapping[int, tuple[str, str]]] = {
 
 
 class CUDARuntimeError(RuntimeError):
-    """A function of a CUDA build failed. CuPy's class has the same name and interface.
+    """A function failed in CuPy for CUDA. CuPy's class has the same name and interface.
 
     Parameters
     ----------
     status
-        The result of the vendor's function.
+        The error code that the vendor's function returned.
     """
 
     _texts: ClassVar[Mapping[int, tuple[str, str]]] = _CUDA
@@ -167,7 +167,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class HipBuildRuntimeError(CUDARuntimeError):
-    """A function of a ROCm build failed. CuPy calls this class ``CUDARuntimeError`` too."""
+    """A function failed in CuPy for ROCm. CuPy calls this class ``CUDARuntimeError``, too."""
 
     _texts = ERRORS
     _other = ("hipErrorUnknown", "unknown error")
@@ -185,7 +185,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "cudaDevAttrUnifiedAddressing": 41,
     "cudaDevAttrWarpSize": 10,
     "cudaInvalidDeviceId": -2,
-    # In ROCm 5 the flag is 0, but CuPy has only this number.
+    # ROCm 5 has the number 0 for this flag, but CuPy has only the number 1.
     "cudaIpcMemLazyEnablePeerAccess": 1,
     "cudaMemAttachGlobal": 1,
     "cudaMemAttachHost": 2,
@@ -220,7 +220,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "streamNonBlocking": 1,
     "streamPerThread": 2,
 }
-"""The constants of the module ``cupy.cuda.runtime``, with its values."""
+"""The constants of the module ``cupy.cuda.runtime``, by name."""
 
 _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrIntegrated": 25,
@@ -230,11 +230,11 @@ _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrPciDeviceId": 22,
     "cudaDevAttrWarpSize": 9,
 }
-"""Numbers of all attributes in a CuPy for ROCm."""
+"""The numbers of the device attributes in CuPy for ROCm, which has no others."""
 
 
 def constants_of(*, is_hip: bool) -> dict[str, int]:
-    """Return the constants of CuPy's module."""
+    """Return the constants of CuPy's module, in its build for ROCm (``is_hip``) or for CUDA."""
     if not is_hip:
         return dict(CONSTANTS)
     common = {name: one for name, one in CONSTANTS.items() if "DevAttr" not in name}

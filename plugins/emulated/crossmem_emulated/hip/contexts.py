@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts, which the drivers have and CuPy's runtime lacks, and the reset of a device."""
+"""Contexts of the vendors' driver APIs, which CuPy does not offer, and the reset of a device."""
 
 from crossmem_emulated.hip.blocks import HostBlock, free_piece, release_host
 from crossmem_emulated.hip.calls import Refused, entry
@@ -23,9 +23,9 @@ def _find(process: HipProcess, handle: int) -> Context:
 
 
 def _choose(process: HipProcess, context: Context) -> None:
-    """Make a context's device the thread's current one, in editions without several contexts.
+    """Make a context's device the current device of the thread.
 
-    In these editions, popping the context does not switch the device back.
+    This applies to editions in which each device has one context. A pop does not switch back.
     """
     if not process.profile.has_contexts:
         process.thread.context = context.handle
@@ -39,7 +39,7 @@ def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
     if process.profile.has_contexts:
         context = process.new_context(device, is_primary=False)
     else:
-        # A context is the device itself, and the creation of a context does not select the device.
+        # In these editions, the device has one context. ctxCreate does not make it current.
         context = process.primary_of(device)
     process.stack().append(context.handle)
     return context.handle
@@ -82,7 +82,7 @@ def _ctx_destroy(process: HipProcess, handle: int) -> None:
         raise Refused(Status.INVALID_VALUE, "the context is null", "HIP-X3")
     if process.profile.has_contexts and (context is None or context.is_primary):
         raise Refused(
-            Status.INVALID_CONTEXT, f"{handle:#x} is not a context that can be destroyed", "HIP-X3"
+            Status.INVALID_CONTEXT, f"{handle:#x} is no context, or a primary one", "HIP-X3"
         )
     if stack and stack[-1] == handle:
         stack.pop()
@@ -90,7 +90,7 @@ def _ctx_destroy(process: HipProcess, handle: int) -> None:
         del process.contexts[handle]
 
 
-# Each device's own ------------------------------------------------------------------------------
+# Primary contexts -------------------------------------------------------------------------------
 
 
 @entry("devicePrimaryCtxRetain(int device) -> intptr_t")
@@ -115,7 +115,7 @@ def _device_primary_ctx_get_state(process: HipProcess, device: int) -> tuple[int
 def _device_primary_ctx_set_flags(process: HipProcess, device: int, flags: int) -> None:
     process.check_device(device)
     if process.profile.is_hip:
-        text = f"flags {flags} come too late: the context is in use from the beginning"
+        text = f"flags {flags} cannot be set: the primary context is always in use"
         raise Refused(Status.CONTEXT_ALREADY_IN_USE, text)
 
 
@@ -135,7 +135,7 @@ def _device_reset(process: HipProcess) -> None:
 
 
 def _reset(process: HipProcess, call: str, device: int) -> None:
-    """Release all memory of this process on a device, as an exit would."""
+    """Release all memory of this process on a device, as an exit of the process does."""
     finish_device(process, device)
     index = process.setup.visible[device]
     for opened in list(process.imports):
@@ -157,10 +157,10 @@ def _reset(process: HipProcess, call: str, device: int) -> None:
 
 
 def _is_reset(process: HipProcess, block: HostBlock, device: int) -> bool:
-    """Whether host memory is released with a device.
+    """Whether the reset of a device releases a block of host memory.
 
-    The documents say that memory allocated on the device is released. AMD's runtime releases host
-    memory if there is only one device. Otherwise it treats host memory as memory of all devices.
+    By the documents, it does if the device was current at the allocation. AMD's runtime releases
+    host memory only if one device is visible, because host memory belongs to all devices.
     """
     if process.profile.is_documented:
         return block.device == device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: their conditions, their direction, and their completion."""
+"""Copies of memory, at once or as work of a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Parts = Sequence[tuple[int, int]]
-"""The emulation's own addresses of bytes, and the size of each part."""
+"""Pairs of address and size in bytes. At these addresses, the emulation accesses the bytes."""
 
 
 _SIDES: Final = {
@@ -48,7 +48,8 @@ _SIDES: Final = {
     Kind.DEVICE_TO_DEVICE: (True, True),
     Kind.DEVICE_TO_DEVICE_NO_CU: (True, True),
 }
-"""Whether the source is on a device, and whether the target is. The key is the kind of copy."""
+"""The key is the kind of a copy. The value says whether the source is on a device, and then whether
+the target is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,11 @@ class Side:
     pointer
         First address.
     is_device
-        Whether this end is on a device, None if it is on both the device and the host.
+        Whether this end is on a device. None: on the host, in memory that devices can access, too.
     parts
         The bytes of this end.
     is_synchronous
-        Whether the host waits even if no end of the copy is on the host.
+        Whether the host waits for each copy with this memory, even if both ends are on devices.
     """
 
     pointer: int
@@ -74,12 +75,16 @@ class Side:
 
 
 def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
-    """Return one end of a copy that a device makes, or refuse."""
+    """Return one end of a copy, or refuse. ``access`` is the access that ``device`` needs."""
     if process.space.region_of(pointer) is None:
         block = find_host_block(process, pointer)
         if block is not None and pointer + nbytes > block.start + block.nbytes:
-            raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes are too many", "HIP-X4")
-        # The address may be of freed device memory, and an access by the host would then fault.
+            raise Refused(
+                Status.INVALID_VALUE,
+                f"{nbytes} bytes at {pointer:#x} end after the allocation",
+                "HIP-X4",
+            )
+        # The address may belong to freed device memory, and then an access causes a page fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
             text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -90,9 +95,9 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         raise Refused(
             Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all mapped", "HIP-X4"
         )
-    # A neighbouring allocation is other memory. Consecutive mappings count as one.
+    # A copy may not continue in a neighbouring allocation. It may in consecutive mappings.
     if len(spans) > 1 and any(piece.origin is not Origin.VIRTUAL for piece, _, _ in spans):
-        text = f"{nbytes} bytes at {pointer:#x} are of several allocations"
+        text = f"{nbytes} bytes at {pointer:#x} belong to several allocations"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
     for piece, _, _ in spans:
         if piece.origin is Origin.IPC:
@@ -112,14 +117,15 @@ def _is_pageable(process: HipProcess, pointer: int) -> bool:
 def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, int]) -> None:
     """Finish a stream's copy if one end is memory that is not pinned.
 
-    The caller may then reuse the memory, even if a program function is in the stream.
+    ``ends`` are the first addresses of both ends. After such a copy, the caller may reuse the
+    memory at once, so the copy must be done, even if a function is in the stream before it.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
 
 
 def _check_peers(process: HipProcess, opened: Import) -> None:
-    """Refuse if a device has no access to another device's memory that was opened for it."""
+    """Refuse opened memory if the device that opened it has no access to the memory's device."""
     index, context = opened.pages.device, opened.context
     home = process.ordinal_of(index)
     is_far = home is not None and process.setup.visible[context.device] != index
@@ -145,7 +151,7 @@ def check_kind(process: HipProcess, kind: int) -> None:
 
 
 def check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
-    """Refuse a copy whose direction differs from its kind."""
+    """Refuse a copy if its kind does not fit the locations of its ends."""
     check_kind(process, kind)
     if kind == Kind.DEFAULT:
         return
@@ -153,15 +159,15 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         if side.is_device is None or side.is_device == claimed:
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
-        # If the kind claims a device address and no device has the address, the memory may have
-        # been freed.
+        # The kind may say that an address is a device's, while no device has this address. Then the
+        # memory may have been freed.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)
 
 
 def is_waiting(target: Side, source: Side) -> bool:
-    """Whether the host waits for a copy. By the documents, copies between devices need no wait."""
+    """Whether the host waits for a synchronous copy. A copy from device to device needs no wait."""
     is_on_devices = target.is_device is True and source.is_device is True
     return not is_on_devices or target.is_synchronous or source.is_synchronous
 
@@ -187,9 +193,9 @@ def _prepared(
     nbytes: int,
     kind: int,
 ) -> tuple[Work, bool]:
-    """Return a checked copy, and whether the host waits for it.
+    """Check a copy. Return its work, and whether the host waits for the work.
 
-    Each end is an address and the device that must access it.
+    ``target`` and ``source`` are an address and the number of the device that must access it.
     """
     if not target[0] or not source[0]:
         raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
@@ -202,18 +208,18 @@ def _prepared(
 
 
 def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
-    """Do the work of a function that the vendor calls synchronous, in its stream.
+    """Submit the work of a function that the vendor calls synchronous.
 
     Parameters
     ----------
     process
-        The calling process.
+        The state of this process.
     stream
-        The legacy stream, or the thread's own.
+        The function's stream.
     work
         The work.
     waits
-        Whether the host waits for it.
+        Whether the call returns only when the work is done. Some synchronous functions do not wait.
     """
     submit(process, stream, work, is_awaited=waits)
     if waits:
@@ -255,7 +261,7 @@ def _memcpy_async(
 def _memcpy_with_stream(
     process: HipProcess, target: int, source: int, nbytes: int, kind: int, handle: int
 ) -> None:
-    """Copy in a stream, synchronously as in the legacy stream."""
+    """Copy in a stream. The call is synchronous, like a copy in the legacy stream."""
     stream = find_stream(process, handle)
     check_wait(process, stream)
     _copy(process, "memcpyWithStream", stream, (target, source), nbytes, kind)

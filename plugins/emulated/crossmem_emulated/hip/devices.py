@@ -22,16 +22,17 @@ _ABOUT_VALUES: Final = {
     # CAN_USE_STREAM_WAIT_VALUE_NOR.
     False: {98: 0, 122: 1, 123: 1},
 }
-"""Attributes about values that streams write and wait for, AMD's and those of NVIDIA's driver."""
+"""The attributes of AMD's devices (True) and of NVIDIA's driver (False) that concern values which
+streams write and wait for."""
 
 
 def _bus_of(index: int) -> tuple[int, int, int]:
-    """Return domain, bus and device number of a device of the host."""
+    """Return the PCI domain, bus and device number of the device with a host-wide index."""
     return index // _BUSES, (index + _FIRST_BUS) % _BUSES, 0
 
 
 def _uuid_of(index: int) -> bytes:
-    """Return a device's UUID. Every second device has a UUID with a zero byte."""
+    """Return a device's UUID. The UUIDs of devices with odd numbers contain a zero byte."""
     digest = hashlib.blake2b(b"crossmem emulated GPU %d" % index, digest_size=_UUID_NBYTES).digest()
     plain = bytes(byte or 1 for byte in digest)
     return plain[:9] + b"\0" + plain[10:] if index % 2 else plain
@@ -62,14 +63,14 @@ def _set_device(process: HipProcess, device: int) -> None:
     process.check_device(device)
     process.thread.context = process.primary_of(device).handle
     if process.profile.has_contexts and process.stack():
-        # The device's context replaces the current one.
+        # The device's primary context replaces the current context at the top of the stack.
         process.stack()[-1] = process.thread.context
 
 
 @entry("init(unsigned int flags)")
 def _init(_process: HipProcess, flags: int) -> None:
     if flags:
-        raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not 0")
+        raise Refused(Status.INVALID_VALUE, f"the flags must be 0, not {flags}")
 
 
 @entry("deviceGetUuid(int device) -> bytes")
@@ -89,7 +90,7 @@ def _device_get_by_pci_bus_id(process: HipProcess, text: str) -> int:
         if _device_get_pci_bus_id(process, device) == text.lower():
             return device
     status = Status.INVALID_VALUE if process.profile.is_hip else Status.INVALID_DEVICE
-    raise Refused(status, f"no device is at {text!r}")
+    raise Refused(status, f"no device has the PCI bus id {text!r}")
 
 
 @entry("getDeviceProperties(int device)")
@@ -113,7 +114,8 @@ def _get_device_properties(process: HipProcess, device: int) -> dict[str, Any]:
         "managedMemory": 1,
     }
     if is_hip:
-        # A program that reads 1 accesses the device's memory from the host.
+        # A program that reads 1 here may access device memory from the host, so a strict emulation
+        # returns 0.
         is_open = not process.setup.strict
         return {**found, "gcnArchName": b"gfx942", "isLargeBar": int(is_open)}
     # CuPy reads the 16 bytes as a string, which ends before a zero byte.
@@ -161,7 +163,10 @@ def _device_enable_peer_access(process: HipProcess, peer: int) -> None:
         status = Status.INVALID_DEVICE if is_self else Status.PEER_ACCESS_UNSUPPORTED
         raise Refused(status, f"device {context.device} cannot reach device {peer}")
     if peer in context.peers:
-        raise Refused(Status.PEER_ACCESS_ALREADY_ENABLED, f"it has access to {peer} already")
+        raise Refused(
+            Status.PEER_ACCESS_ALREADY_ENABLED,
+            f"device {context.device} has access to {peer} already",
+        )
     context.peers.add(peer)
 
 
@@ -173,5 +178,8 @@ def _device_disable_peer_access(process: HipProcess, peer: int) -> None:
         text = f"device {context.device} cannot reach device {peer}"
         raise Refused(Status.INVALID_DEVICE, text)
     if peer not in context.peers:
-        raise Refused(Status.PEER_ACCESS_NOT_ENABLED, f"it has no access to {peer}")
+        raise Refused(
+            Status.PEER_ACCESS_NOT_ENABLED,
+            f"device {context.device} has no access to device {peer}",
+        )
     context.peers.discard(peer)

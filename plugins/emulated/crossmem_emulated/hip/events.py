@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events, including those that processes share (HIP-E24)."""
+"""Events, in one process and between processes (HIP-E24)."""
 
 import os
 import secrets
@@ -35,7 +35,7 @@ _LOOK_AGAIN_S: Final = 0.002
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A place in a stream, and the time at which the stream reached it."""
+    """A record of an event: a place in a stream, and the time at which the stream reached it."""
 
     stream: Stream
     time_ns: int | None = None
@@ -59,7 +59,7 @@ class Event:
     record: Record | None = None
     """The last record of the event."""
     token: bytes | None = None
-    """The handle by which other processes know the event, or by which it was opened."""
+    """The event's handle for other processes. In a process that opened it, the given handle."""
 
 
 def _find(process: HipProcess, handle: int) -> Event:
@@ -79,7 +79,7 @@ def _event_create_with_flags(process: HipProcess, flags: int) -> int:
     known = _ALL_FLAGS | (_OF_AMD if process.profile.is_hip else 0)
     is_one = (flags & _OF_AMD).bit_count() <= 1
     if flags & ~known or not is_one or (flags & _INTERPROCESS and not flags & _DISABLE_TIMING):
-        raise Refused(Status.INVALID_VALUE, f"flags {flags}", "HIP-E24")
+        raise Refused(Status.INVALID_VALUE, f"there are no events with flags {flags}", "HIP-E24")
     event = Event(next(process.handles), flags, process.current().device)
     process.events[event.handle] = event
     return event.handle
@@ -91,7 +91,7 @@ def _event_destroy(process: HipProcess, handle: int) -> None:
 
 
 def destroy_event(process: HipProcess, event: Event) -> None:
-    """Forget an event, and withdraw it from other processes if it was shared."""
+    """Remove an event. If this process created it, later opens by other processes fail."""
     del process.events[event.handle]
     with process.machine.transaction() as tables:
         me = process.machine.me(tables)
@@ -103,7 +103,7 @@ def destroy_event(process: HipProcess, event: Event) -> None:
 def _event_record(process: HipProcess, handle: int, stream: int) -> None:
     event, where = _find(process, handle), find_stream(process, stream)
     if where.device != event.device and where.capture is None:
-        text = f"an event of device {event.device} in a stream of device {where.device}"
+        text = f"the event belongs to device {event.device}, and the stream to {where.device}"
         raise Refused(Status.INVALID_HANDLE, text, "HIP-X3")
     record = Record(where)
     submit(process, where, record.work)
@@ -121,7 +121,7 @@ def _is_done(event: Event) -> bool:
 def _event_query(process: HipProcess, handle: int) -> None:
     event = _find(process, handle)
     if not _is_done(event) or _pending(process, event):
-        raise Refused(Status.NOT_READY, "there is work left")
+        raise Refused(Status.NOT_READY, "the event's work is not done")
 
 
 @entry("eventSynchronize(intptr_t event)")
@@ -143,7 +143,7 @@ def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
     if events[0].device != events[1].device:
         raise Refused(Status.INVALID_HANDLE, "the events are of two devices", "HIP-X3")
     if not all(map(_is_done, events)):
-        raise Refused(Status.NOT_READY, "there is work left")
+        raise Refused(Status.NOT_READY, "the event's work is not done")
     first_ns, last_ns = map(_time_of, events)
     return (last_ns - first_ns) / _NS_OF_MS
 
@@ -155,13 +155,13 @@ def _time_of(event: Event) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing: the work of a wait."""
+    """Do nothing. A wait is work that only has to come after other work."""
 
 
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
 def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, flags: int) -> None:
     if flags & ~_WAIT_EXTERNAL:
-        raise Refused(Status.INVALID_VALUE, f"flags {flags}")
+        raise Refused(Status.INVALID_VALUE, f"there are no flags {flags}")
     stream, event = find_stream(process, handle), _find(process, event_handle)
     if pending := _pending(process, event):
 
@@ -186,7 +186,9 @@ def _ipc_get_event_handle(process: HipProcess, handle: int) -> bytes:
         raise Refused(Status.INVALID_VALUE, "there is no event 0x0", "HIP-X3")
     event = _find(process, handle)
     if not event.flags & _INTERPROCESS:
-        raise Refused(Status.INVALID_HANDLE, "the event is not for other processes", "HIP-E24")
+        raise Refused(
+            Status.INVALID_HANDLE, "the event's flags do not admit other processes", "HIP-E24"
+        )
     if event.token is None:
         pid = os.getpid().to_bytes(_PID_NBYTES, "little")
         event.token = pid + secrets.token_bytes(HANDLE_NBYTES - _PID_NBYTES)
@@ -209,7 +211,7 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
         if row is None or not process.machine.lives(tables, row[0]):
             is_hip = process.profile.is_hip
             status = Status.INVALID_VALUE if is_hip else Status.INVALID_HANDLE
-            raise Refused(status, "there is no such event, or none any more")
+            raise Refused(status, "the event does not exist, or its owner is dead")
         if row[0] == process.machine.me(tables):
             text = "this process made the event itself"
             raise Refused(Status.INVALID_CONTEXT, text, "HIP-E24")
@@ -220,9 +222,9 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 
 
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
-    """Publish the state of an event to other processes, and its completion later."""
-    # Other processes cannot make this process's streams execute their work. So the streams
-    # execute it now, up to the first function of the program. Slow streams execute it soon.
+    """Publish an event's new record to other processes, and later the record's completion."""
+    # Other processes cannot make this process's streams execute their work. So the stream executes
+    # its work now, up to the first function of the application. A slow stream executes it soon.
     is_slow = process.queues.is_slow
     if not is_slow:
         process.queues.drain([record.stream])
@@ -235,7 +237,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
     def tell() -> None:
         if is_slow:
             time.sleep(SLOW_S)
-        # If the host is lost, this process cannot notify others.
+        # If the emulated host's folder is lost, no other process can be notified.
         with process.lock, suppress(HostLostError, sqlite3.OperationalError):
             finish(process, [record.stream], number)
             with process.machine.transaction() as tables:
@@ -246,12 +248,16 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
                 tables.execute(statement, (event.token, process.machine.me(tables), number))
 
     if number:
-        # A program function may end at any time, and this process may never wait for its end.
+        # A function of the application may end at any time, and perhaps no thread of this process
+        # waits for its end. So a thread of the emulation waits.
         threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
 
 
 def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
-    """Return the process and number of another process's pending record; None without one."""
+    """Return another process's record that is not complete: the process, and the record's number.
+
+    If there is none, return None.
+    """
     if event.token is None:
         return None
     with process.lock, process.machine.transaction() as tables:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IPC: handles of memory, their creation, and their withdrawal at a free."""
+"""Handles of memory for other processes: their creation, and their end when memory is freed."""
 
 import os
 import secrets
@@ -17,14 +17,15 @@ from crossmem_emulated.hip.profiles import Profile
 __all__ = ["TOKEN_NBYTES", "Handle", "enter", "is_intact", "take_apart", "withdraw"]
 
 _TOKEN: Final = struct.Struct("<QIIIIII")
-"""ROCr's format: address, pid, kind of memory, node, zero, fragment, random number."""
+"""The token in a handle, in the format of AMD's library ROCr: address, pid, kind of memory, node,
+zero, fragment, random number."""
 TOKEN_NBYTES: Final = _TOKEN.size
 _REST: Final = struct.Struct("<QQii8x")
-"""Size, offset, pid, and the exporter's number of its device."""
+"""The rest of a handle: size, offset, pid, and the device's number in the exporter."""
 
 
 class Handle(NamedTuple):
-    """A handle's parts, in the layout of AMD's runtime."""
+    """The parts of a handle, which has the layout of AMD's runtime."""
 
     token: bytes
     nbytes: int
@@ -34,13 +35,16 @@ class Handle(NamedTuple):
 
 
 def take_apart(handle: bytes) -> Handle:
-    """Return the parts of a handle, which may be forged."""
+    """Return the parts of a handle. The handle is not checked, and may be forged."""
     token, rest = handle[: _TOKEN.size], handle[_TOKEN.size :]
     return Handle(token, *_REST.unpack(rest))
 
 
 def is_intact(profile: Profile, handle: bytes, parts: Handle, nbytes: int, pid: int) -> bool:
-    """Whether a handle is unchanged, in the parts that the runtime checks."""
+    """Whether a handle has its original values in the parts that the edition checks.
+
+    ``nbytes`` and ``pid`` are the original size, and the exporter's pid.
+    """
     if not profile.is_documented:
         return parts.nbytes == nbytes
     expected = parts.token + _REST.pack(nbytes, parts.offset, pid, 0)
@@ -51,11 +55,13 @@ def is_intact(profile: Profile, handle: bytes, parts: Handle, nbytes: int, pid: 
 def _ipc_get_mem_handle(process: HipProcess, pointer: int) -> bytes:
     piece = _exportable(process, pointer)
     if process.has(Quirk.NO_EXPORT):
-        raise Refused(Status.INVALID_VALUE, "the kernel lacks what exports need")
+        raise Refused(Status.INVALID_VALUE, "exports do not work on this kernel")
     current = process.current().device
     if process.profile.is_hip and process.setup.visible[current] != piece.pages.device:
         process.violate(
-            "ipcGetMemHandle", "HIP-E14", f"device {current} is current, not the memory's"
+            "ipcGetMemHandle",
+            "HIP-E14",
+            f"device {current} is current, and the memory is on another one",
         )
     numbers = process.exports.setdefault(piece.start, [])
     with process.machine.transaction() as tables:
@@ -74,16 +80,19 @@ def _exportable(process: HipProcess, pointer: int) -> Piece:
         if piece.origin is Origin.MALLOC:
             return piece
         rule = "HIP-E2" if piece.origin is Origin.IPC else "HIP-E16"
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is from {piece.origin}", rule)
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was made by {piece.origin}", rule)
     for start, block in process.host_blocks.items():
         if start <= pointer < start + block.nbytes:
-            text = f"{pointer:#x} is memory of the host, or managed"
+            text = f"{pointer:#x} is in host memory or in managed memory"
             raise Refused(Status.INVALID_VALUE, text, "HIP-E16")
     raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation", "HIP-E2")
 
 
 def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current: int) -> int:
-    """Let other processes open memory, and return the number of the shared object."""
+    """Record an export, so that other processes can open the memory. Return the record's number.
+
+    ``current`` is the number of the current device.
+    """
     tag = 0 if process.has(Quirk.REUSED_HANDLES) else secrets.randbits(32)
     token = _TOKEN.pack(piece.start, os.getpid(), 0, piece.pages.device + 1, 0, 0, tag)
     number = tables.execute(
@@ -106,10 +115,10 @@ def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current
 
 
 def withdraw(process: HipProcess, call: str, piece: Piece) -> bool:
-    """Refuse later opens of memory that is being freed; return whether it was exported.
+    """Delete the exports of memory that is being freed. Return whether it had any.
 
-    Processes that have the memory open keep it, although the vendors leave this undefined
-    (HIP-E10).
+    Later opens are refused. Processes that have the memory open keep it, although the vendors leave
+    this undefined (HIP-E10).
     """
     numbers = process.exports.pop(piece.start, [])
     if not numbers:

@@ -21,7 +21,7 @@ __all__ = ["fill", "filled_side", "give_fill"]
 
 
 def fill(parts: Parts, pattern: bytes) -> None:
-    """Write a pattern repeatedly."""
+    """Write a repeated pattern into the parts, one after the other."""
     done = 0
     for place, size in parts:
         if len(pattern) == 1:
@@ -35,7 +35,7 @@ def fill(parts: Parts, pattern: bytes) -> None:
 
 
 def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> Side:
-    """Return the memory that a device fills, or refuse."""
+    """Return the memory that a device fills, or refuse an address that no device can access."""
     if not pointer:
         raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
     side = side_of(process, pointer, nbytes, device, READ_WRITE)
@@ -48,13 +48,19 @@ def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> 
 def give_fill(
     process: HipProcess, stream: Stream, work: Work, side: Side, *, is_async: bool
 ) -> None:
-    """Submit a fill to a stream. The host waits for memory that it can access, except if async."""
+    """Submit a fill to a stream.
+
+    The host waits for the fill if it can access the memory, unless the call is asynchronous.
+    """
     is_seen = side.is_device is None or side.is_synchronous
     do_now(process, stream, work, waits=is_seen and not is_async)
 
 
 def _add_fill(name: str, nbytes: int, size: str) -> None:
-    """Register a function that fills memory, and its variant for streams."""
+    """Register a function that fills memory with a value of ``nbytes`` bytes, and its variants.
+
+    ``size`` is the name of the parameter for the number of values.
+    """
     mask = (1 << 8 * nbytes) - 1
 
     def add(name: str, stream_of: Callable[..., Stream], more: str = "") -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pinned memory that the program allocated, and the devices' view of host memory."""
+"""Host memory that the program registers, host memory by its device address, and managed memory."""
 
 from crossmem_emulated import memory
 from crossmem_emulated.hip.blocks import HostBlock, find_host_block, release_host
@@ -14,7 +14,9 @@ __all__: list[str] = []
 def _found(process: HipProcess, pointer: int) -> HostBlock:
     block = find_host_block(process, pointer)
     if block is None:
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is not host memory that devices share")
+        raise Refused(
+            Status.INVALID_VALUE, f"{pointer:#x} is in no host memory that devices can access"
+        )
     return block
 
 
@@ -23,7 +25,8 @@ def _host_register(process: HipProcess, pointer: int, nbytes: int, flags: int) -
     check_safe(process)
     is_device = process.space.region_of(pointer) is not None
     if not pointer or not nbytes or is_device or not memory.is_mapped(pointer, nbytes):
-        raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x}", "HIP-X4")
+        text = f"{nbytes} bytes at {pointer:#x} are not host memory of this process"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
     for block in process.host_blocks.values():
         if block.start < pointer + nbytes and pointer < block.start + block.nbytes:
             text = f"{pointer:#x} is pinned already"
@@ -48,9 +51,9 @@ def _host_unregister(process: HipProcess, pointer: int) -> None:
 @entry("hostGetDevicePointer(intptr_t ptr, unsigned int flags) -> intptr_t")
 def _host_get_device_pointer(process: HipProcess, pointer: int, flags: int) -> int:
     if flags:
-        raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not 0")
+        raise Refused(Status.INVALID_VALUE, f"the flags must be 0, not {flags}")
     _found(process, pointer)
-    # Host and device addresses are one space.
+    # The memory has the same address for the host and for devices.
     return pointer
 
 

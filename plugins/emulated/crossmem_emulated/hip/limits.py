@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a whole device: limits, and hints about caches and waits."""
+"""Settings of a device: limits, and hints about caches and waits."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,7 +15,7 @@ _LARGEST_STACK_NBYTES: Final = (128 << 10) - 16
 _USUAL: Final[Mapping[int, int]] = {_STACK: 1 << 10, _PRINTF: 1 << 20, _HEAP: 8 << 20}
 _OF_AMD: Final = frozenset({_STACK, _HEAP})
 _NUMBERS: Final = {True: 3, False: 7}
-"""The number of limits in the headers of AMD (True) and of NVIDIA (False)."""
+"""How many limits the headers of AMD (True) and of NVIDIA (False) have."""
 _CACHE_CONFIGS: Final = range(4)
 _BANK_SIZES: Final = range(3)
 _FOUR_BYTES: Final = 1
@@ -53,14 +53,14 @@ def forget_limits(process: HipProcess, device: int) -> None:
     process.device_flags.pop(device, None)
 
 
-# Hints, which change nothing ------------------------------------------------------------------
+# Hints, which have no effect ------------------------------------------------------------------
 
 
 def _check_hint(process: HipProcess, value: int, known: range) -> None:
     if value not in known:
-        raise Refused(Status.INVALID_VALUE, f"there is no {value}", "HIP-X10")
+        raise Refused(Status.INVALID_VALUE, f"there is no setting {value}", "HIP-X10")
     if process.profile.is_before_6:
-        raise Refused(Status.NOT_SUPPORTED, "this release takes no such hint")
+        raise Refused(Status.NOT_SUPPORTED, "this release does not have such hints")
 
 
 @entry("deviceGetCacheConfig() -> int")

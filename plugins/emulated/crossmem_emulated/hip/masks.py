@@ -7,18 +7,18 @@ __all__ = ["visible_devices"]
 
 
 def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -> tuple[int, ...]:
-    """Return the host-wide indices of the visible devices, in the order of their numbers here.
+    """Return the visible devices' host-wide indices. A device's position is its number here.
 
     Parameters
     ----------
     devices
         Number of devices of the host.
     environ
-        The variables.
+        The environment variables.
     is_hip
-        Whether AMD's variables count too: first ``ROCR_VISIBLE_DEVICES``, then
-        ``HIP_VISIBLE_DEVICES`` among the remaining devices, or ``CUDA_VISIBLE_DEVICES`` if that is
-        not set.
+        Whether AMD's variables count. If so, ``ROCR_VISIBLE_DEVICES`` selects devices first. Among
+        these, ``HIP_VISIBLE_DEVICES`` selects, or ``CUDA_VISIBLE_DEVICES`` if it is not set. If
+        not, only ``CUDA_VISIBLE_DEVICES`` selects.
     """
     found: Sequence[int] = range(devices)
     if is_hip:
@@ -32,7 +32,7 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
 def _masked(devices: Sequence[int], mask: str | None) -> Sequence[int]:
     """Return the devices that a mask selects, in the order of the mask.
 
-    Entries after the first invalid or repeated one are ignored.
+    The first invalid or repeated entry of the mask and all later ones are ignored.
     """
     if mask is None:
         return devices

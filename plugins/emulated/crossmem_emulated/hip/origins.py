@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The origins of memory at device addresses in HIP."""
+"""How memory at a device address was made."""
 
 from enum import StrEnum
 

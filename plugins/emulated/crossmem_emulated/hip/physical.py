@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual memory: the creation, reference count, export and import of physical memory.
+"""Physical memory, which programs map at reserved addresses: creation, release, export and import.
 
-CuPy has none of these functions. Their arguments are those of the vendors' functions, with each
-field of a struct as a separate argument.
+CuPy has none of these functions. Their arguments are those of the vendors' functions. Each field of
+a struct is an argument of its own.
 """
 
 import os
@@ -42,24 +42,24 @@ _RECOMMENDED: Final = 1
 
 @dataclass(slots=True, eq=False)
 class Physical:
-    """Memory that this process created or imported.
+    """Physical memory that this process created or imported.
 
     Parameters
     ----------
     handle
-        The program's handle.
+        The handle by which the program names the memory.
     pages
         The memory.
     kind
-        The requested type of the memory, which only the creating process can query.
+        The type of the memory, as the creating process requested it. In an importer, ``PINNED``.
     handle_type
-        The type of handle for exports.
+        The type of the handles that exports make; ``NO_HANDLE``: the memory cannot be exported.
     is_imported
         Whether the memory was imported, from another process or this one.
     references
         Number of creations, imports and retains that were not released.
     mappings
-        Number of its mappings.
+        Number of the memory's mappings in this process.
     """
 
     handle: int
@@ -72,13 +72,13 @@ class Physical:
 
 
 def check_virtual(process: HipProcess) -> None:
-    """Refuse releases whose functions for virtual memory have no implementation."""
+    """Refuse the call if the release does not implement the functions for virtual memory."""
     if not process.profile.has_virtual:
         raise Refused(Status.NOT_SUPPORTED, "this release has no virtual memory")
 
 
 def granularity_of(process: HipProcess) -> int:
-    """Return the granularity of sizes and addresses of mappings."""
+    """Return the unit of which sizes and addresses of mappings must be multiples, in bytes."""
     return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
 
 
@@ -91,7 +91,7 @@ def find_physical(process: HipProcess, handle: int) -> Physical:
 
 
 def drop(process: HipProcess, physical: Physical) -> None:
-    """Release memory if neither its handle nor a mapping keeps it in this process."""
+    """Release memory if this process has neither references nor mappings of it."""
     if physical.references:
         return
     if physical.is_imported:
@@ -113,16 +113,16 @@ def _enter(
 def _check_properties(
     process: HipProcess, kind: int, handle_type: int, location_type: int, device: int
 ) -> int:
-    """Return a device's index on the host, or refuse."""
+    """Return a device's host-wide index. Refuse invalid properties of memory."""
     is_known = kind == PINNED or (kind == _UNCACHED and process.profile.has_uncached)
     if not is_known or location_type != ON_DEVICE:
-        text = f"memory of type {kind} at a location of type {location_type}"
+        text = f"there is no memory of type {kind} at a location of type {location_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V1")
     if not 0 <= device < len(process.setup.visible):
         raise Refused(process.profile.no_such_device, f"there is no device {device}", "HIP-V1")
     if handle_type not in _HANDLE_TYPES:
         # Programs request other types to find out whether the runtime offers them.
-        raise Refused(Status.NOT_SUPPORTED, f"handles of type {handle_type} are not offered")
+        raise Refused(Status.NOT_SUPPORTED, f"there are no handles of type {handle_type}")
     return process.setup.visible[device]
 
 
@@ -155,7 +155,9 @@ def _mem_create(  # noqa: PLR0917
 ) -> int:
     check_virtual(process)
     if not size or flags:
-        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}", "HIP-V1")
+        raise Refused(
+            Status.INVALID_VALUE, f"cannot create {size} bytes with flags {flags}", "HIP-V1"
+        )
     index = _check_properties(process, kind, handle_type, location_type, device)
     if size % granularity_of(process):
         text = f"{size} bytes are not a multiple of {granularity_of(process)}"
@@ -183,7 +185,7 @@ def _mem_retain_allocation_handle(process: HipProcess, pointer: int) -> int:
             physical.references += 1
             return physical.handle
         # Before ROCm 7.14, the libraries crashed on such an address.
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is from {piece.origin}", "HIP-V11")
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was made by {piece.origin}", "HIP-V11")
     raise Refused(Status.INVALID_VALUE, f"nothing is mapped at {pointer:#x}")
 
 
@@ -210,11 +212,13 @@ def _mem_export_to_shareable_handle(
     check_virtual(process)
     physical = find_physical(process, handle)
     if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
-        text = f"type {handle_type} with flags {flags}; it was made for {physical.handle_type}"
+        text = (
+            f"handle type {handle_type} is not {physical.handle_type}, or flags {flags} are not 0"
+        )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:
         # Memory that was imported, mapped, released and retained again has no descriptor to export.
-        raise Refused(Status.NOT_SUPPORTED, f"{handle:#x} was imported, and released since")
+        raise Refused(Status.NOT_SUPPORTED, f"{handle:#x} was imported and released since then")
     return os.dup(physical.pages.descriptor)
 
 
@@ -225,7 +229,7 @@ def _mem_import_from_shareable_handle(
     check_virtual(process)
     is_none = descriptor < 0 or (process.profile.takes_descriptors and not descriptor)
     if handle_type != _DESCRIPTOR or is_none:
-        text = f"handle {descriptor} of type {handle_type}"
+        text = f"{descriptor} is not a descriptor, or handle type {handle_type} is not 1"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
     pages = process.store.receive(descriptor)
     if pages is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory with pitched rows: allocations, copies and fills.
+"""Memory that consists of rows with gaps between them: allocations, copies and fills.
 
-The size of such memory is a product. A product that is too large for C's type is refused before any
-other step.
+The distance between the begins of two rows is the pitch. The size of such memory is a product. If
+the product is too large for its C type, the call is refused before any other step.
 """
 
 from collections.abc import Callable, Iterator
@@ -81,16 +81,16 @@ class Plane:
         return self.pitch != self.width or are_planes_apart
 
     def check(self) -> None:
-        """Refuse sizes above the addresses of any process."""
+        """Refuse a null address, and a size for which a process has not enough addresses."""
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.nbytes > LARGEST_NBYTES:
             rows = f"{self.depth} times {self.height} rows"
-            text = f"{rows} of {self.pitch} bytes at {self.pointer:#x}"
+            text = f"{rows} of {self.pitch} bytes at {self.pointer:#x} are too many bytes"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
-        """Yield the bytes of each row, or all rows at once if there are no gaps."""
+        """Yield the parts of each row. If ``is_whole``, yield those of the whole memory at once."""
         if is_whole:
             yield side.parts
             return
@@ -114,12 +114,12 @@ def _cut(parts: Parts, offset: int, nbytes: int) -> Parts:
 def _malloc_pitch(
     process: HipProcess, width: int, height: int, depth: int
 ) -> tuple[int, int | None]:
-    """Return address and pitch; the pitch is None for an empty request."""
+    """Return the address and the pitch. If the memory would be empty, return 0 and None."""
     check_safe(process)
     if not width or not height or not depth:
         return 0, None
     if width > _MOST_NBYTES - _PITCH:
-        raise Refused(Status.INVALID_VALUE, f"rows of {width} bytes", "HIP-X7")
+        raise Refused(Status.INVALID_VALUE, f"rows of {width} bytes are too long", "HIP-X7")
     pitch = -(-width // _PITCH) * _PITCH
     return allocate(process, pitch * height * depth), pitch
 
@@ -130,9 +130,9 @@ def _malloc_pitch(
 def copy_planes(
     process: HipProcess, call: str, stream: Stream, target: Plane, source: Plane, kind: int
 ) -> tuple[Work, bool]:
-    """Return a checked copy of the rows that both sides have, and whether the host waits."""
+    """Check a copy of all rows. Return its work, and whether the host waits for the work."""
     if target.width > min(target.pitch, source.pitch):
-        text = f"rows of {target.width} bytes, {target.pitch} and {source.pitch} bytes apart"
+        text = f"rows of {target.width} bytes overlap: pitches {target.pitch} and {source.pitch}"
         raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
     target.check()
     source.check()
@@ -147,7 +147,7 @@ def copy_planes(
             move(targets, sources)
 
     ranges = ((target.pointer, target.nbytes), (source.pointer, source.nbytes))
-    # Bytes between rows are not written.
+    # If there are gaps, not all bytes of the range are written.
     written = () if target.has_gaps else ranges[:1]
     return Work(call, ranges, run, written=written), is_waiting(to, start)
 
@@ -160,7 +160,10 @@ _ENDS: Final = (
 
 
 def _add_copies(name: str, stream: int | None) -> None:
-    """Register a copy that the vendor calls synchronous."""
+    """Register a function for synchronous copies.
+
+    ``stream`` is the handle of the copies' stream; None is the legacy stream of the current device.
+    """
 
     @entry(f"{name}({_ENDS})", hip_answers=_CUPY_ANSWERS)
     def _memcpy_2d(  # noqa: PLR0917 - as CuPy passes them
@@ -211,9 +214,9 @@ def _memcpy_2d_async(  # noqa: PLR0917 - as CuPy passes them
 def fill_plane(
     process: HipProcess, call: str, stream: Stream, plane: Plane, value: int, *, is_async: bool
 ) -> None:
-    """Submit a fill of all rows with a byte to a stream."""
+    """Submit work to a stream that fills all rows with the byte ``value``."""
     if plane.width > plane.pitch:
-        text = f"rows of {plane.width} bytes, {plane.pitch} bytes apart"
+        text = f"rows of {plane.width} bytes overlap: they begin every {plane.pitch} bytes"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
     plane.check()
     side = filled_side(process, plane.pointer, plane.nbytes, stream.device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools that processes share, and the memory allocated from them (HIP-X12)."""
+"""Pools that processes share, and the sharing of memory from these pools (HIP-X12)."""
 
 import os
 import struct
@@ -20,18 +20,19 @@ __all__: list[str] = []
 
 _DESCRIPTOR: Final = 1
 _NOTE: Final = struct.Struct("<16sQQiI")
-"""The data in the file of a shared pool: magic, host, host-wide index of the pool's device, and
-number of devices with access."""
+"""The begin of the file that describes a shared pool: magic, the host's identity in two numbers,
+the host-wide index of the pool's device, and the number of devices with access."""
 _ACCESS: Final = struct.Struct("<iI")
-"""Index of a device on the host, and its access."""
+"""The rest of the file, for each device with access: its host-wide index, and its access."""
 _MAGIC: Final = b"crossmem a pool "
 _DATA: Final = struct.Struct("<QQ")
-"""The format of AMD's runtime: offset and size, followed by the name of the memory."""
+"""The begin of a handle of pooled memory: offset and size. The memory's token follows. This is the
+format of AMD's runtime."""
 
 
 def _check_release(process: HipProcess) -> None:
     if process.profile.is_before_6:
-        raise Refused(Status.NOT_SUPPORTED, "this release does not share pools")
+        raise Refused(Status.NOT_SUPPORTED, "this release cannot share pools")
 
 
 def _missing(process: HipProcess, text: str, rule: str | None = None) -> Refused:
@@ -50,7 +51,7 @@ def _mem_pool_export_to_shareable_handle(
     pool = find_pool(process, handle)
     _check_release(process)
     if flags or handle_type == NO_HANDLE or handle_type != pool.handle_type:
-        text = f"type {handle_type} with flags {flags}; it was made for {pool.handle_type}"
+        text = f"handle type {handle_type} is not {pool.handle_type}, or flags {flags} are not 0"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     visible = process.setup.visible
     access = [(visible[device], flags) for device, flags in pool.access.items()]
@@ -73,7 +74,7 @@ def _mem_pool_import_from_shareable_handle(
 ) -> int:
     _check_release(process)
     if flags or handle_type != _DESCRIPTOR:
-        text = f"type {handle_type} with flags {flags}"
+        text = f"handle type {handle_type} must be 1, and flags {flags} must be 0"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     found = _read(process, descriptor)
     if found is None:
@@ -90,7 +91,10 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Return a pool's device and the access of other devices, None for another file."""
+    """Return the pool's device, and the access of each device that has any.
+
+    The devices are host-wide indices. The result is None if the file describes no pool.
+    """
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None
     data = os.pread(descriptor, memory.PAGE_NBYTES, 0)
@@ -114,7 +118,7 @@ def _mem_pool_export_pointer(process: HipProcess, pointer: int) -> bytes:
         raise _missing(process, f"{pointer:#x} is not from a pool", "HIP-X12")
     piece, pool = found[0], found[0].source
     if pool.handle_type == NO_HANDLE:
-        raise _missing(process, f"{pointer:#x} is from a pool of this process's own", "HIP-X12")
+        raise _missing(process, f"{pointer:#x} is from a pool that cannot be shared", "HIP-X12")
     numbers = process.exports.setdefault(piece.start, [])
     with process.machine.transaction() as tables:
         if not numbers:
@@ -134,5 +138,5 @@ def _mem_pool_import_pointer(process: HipProcess, handle: int, data: bytes) -> i
     token = data[_DATA.size : _DATA.size + TOKEN_NBYTES]
     found = open_share(process, token, pool)
     if found is None:
-        raise _missing(process, "there is no such memory, or none any more")
+        raise _missing(process, "the memory was not exported, or was freed, or its owner is dead")
     return found

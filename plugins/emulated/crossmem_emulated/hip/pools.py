@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory pools, with allocations in stream order."""
+"""Memory pools. A program allocates from a pool, and frees, in the order of a stream."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -59,14 +59,14 @@ def find_pool(process: HipProcess, handle: int) -> Pool:
 
 
 def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> Pool:
-    """Make a pool."""
+    """Make a pool. ``handle_type`` is the type of the handles by which it can be shared."""
     pool = Pool(next(process.handles), device, handle_type)
     process.pools[pool.handle] = pool
     return pool
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse an allocation from an imported pool. AMD's runtimes allow it."""
+    """Refuse an allocation from an imported pool; in editions that allow it, record a violation."""
     if pool.is_imported:
         text = f"the pool {pool.handle:#x} was imported"
         if process.profile.is_documented:
@@ -75,7 +75,7 @@ def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
 
 
 def _default_of(process: HipProcess, device: int) -> Pool:
-    """Return the initial pool of a device."""
+    """Return the default pool of a device."""
     pool: Pool | None = process.default_pools.get(device)
     if pool is None:
         pool = process.default_pools[device] = new_pool(process, device)
@@ -87,7 +87,7 @@ def _current_of(process: HipProcess, device: int) -> Pool:
 
 
 def forget_pools(process: HipProcess, device: int) -> None:
-    """Remove the pools of a device, which gets a new one at its next use."""
+    """Remove the pools of a device. At its next use, the device gets a new default pool."""
     for pool in [one for one in process.pools.values() if one.device == device]:
         _end(process, pool)
     process.default_pools.pop(device, None)
@@ -132,7 +132,7 @@ def _device_set_mem_pool(process: HipProcess, device: int, handle: int) -> None:
     _check_own(process, "deviceSetMemPool", pool)
     _check_device(process, device)
     if pool.device != device:
-        text = f"the pool {handle:#x} is of device {pool.device}, not {device}"
+        text = f"the pool {handle:#x} belongs to device {pool.device}, not {device}"
         raise Refused(Status.INVALID_DEVICE, text, "HIP-X11")
     process.current_pools[device] = pool
 
@@ -140,7 +140,7 @@ def _device_set_mem_pool(process: HipProcess, device: int, handle: int) -> None:
 @entry("memPoolCreate(MemPoolProps props) -> intptr_t", hip_lacks=_LACKS.format("memPoolCreate"))
 def _mem_pool_create(process: HipProcess, props: MemPoolProps) -> int:
     if props.allocType != PINNED or props.locationType != ON_DEVICE:
-        raise Refused(Status.INVALID_VALUE, f"there are no pools of {props}", "HIP-X11")
+        raise Refused(Status.INVALID_VALUE, f"there are no pools with {props}", "HIP-X11")
     _check_device(process, props.devId)
     return new_pool(process, props.devId, props.handleType).handle
 
@@ -149,7 +149,9 @@ def _mem_pool_create(process: HipProcess, props: MemPoolProps) -> int:
 def _mem_pool_destroy(process: HipProcess, handle: int) -> None:
     pool = find_pool(process, handle)
     if pool is process.default_pools.get(pool.device):
-        raise Refused(Status.INVALID_VALUE, "the device's own pool stays", "HIP-X11")
+        raise Refused(
+            Status.INVALID_VALUE, "the default pool of a device cannot be destroyed", "HIP-X11"
+        )
     _end(process, pool)
 
 
@@ -201,15 +203,15 @@ def _mem_pool_set_access(
 ) -> None:
     pool, wanted = find_pool(process, handle), list(access)
     if len(wanted) > len(process.setup.visible):
-        raise Refused(Status.INVALID_DEVICE, f"{len(wanted)} are more than there are devices")
+        raise Refused(Status.INVALID_DEVICE, f"{len(wanted)} entries, more than there are devices")
     for kind, device, flags in wanted:
         if kind != ON_DEVICE or flags not in ACCESS:
-            text = f"access {flags} for {device}, a place of type {kind}"
+            text = f"access {flags} for location {device} of type {kind} cannot be set"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X11")
         process.check_device(device)
         if device == pool.device and flags != READ_WRITE:
             status = Status.NOT_SUPPORTED if flags else Status.INVALID_DEVICE
-            raise Refused(status, "a device keeps access to its own pool", "HIP-X11")
+            raise Refused(status, "a pool's own device must have access to it", "HIP-X11")
     pool.access.update((device, flags) for _, device, flags in wanted)
 
 
@@ -217,7 +219,7 @@ def _mem_pool_set_access(
 def _mem_pool_get_access(process: HipProcess, handle: int, kind: int, device: int) -> int:
     pool = find_pool(process, handle)
     if kind != ON_DEVICE:
-        raise Refused(Status.INVALID_VALUE, f"a place of type {kind}", "HIP-X11")
+        raise Refused(Status.INVALID_VALUE, f"there is no location of type {kind}", "HIP-X11")
     _check_device(process, device)
     return pool.access.get(device, READ_WRITE if device == pool.device else 0)
 
@@ -255,9 +257,9 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     if piece.origin is Origin.IPC:
         check_from_pool(piece.source)
     submit(process, where, Work("freeAsync", (), lambda: _give_back(process, piece)))
-    # Memory that was opened several times is freed the same number of times.
+    # Imported memory is not marked: a program that opened it several times frees it as often.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # The stream executes its work now, unless a program function must end first.
+    # The stream executes its work now, up to the first function of the application.
     process.queues.drain([where])
 
 

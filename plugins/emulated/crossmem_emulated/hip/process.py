@@ -32,24 +32,27 @@ _SLOW_OPEN_S: Final = 0.5
 
 
 class Again(Exception):  # noqa: N818 - a retry, not a fault
-    """A function has waited and starts again, because other calls may have run."""
+    """A function raises this exception after a wait, to be called again.
+
+    Other calls may have run during the wait and changed the state that the function has read.
+    """
 
 
 class Quirk:
-    """The names of defects of some releases, each selectable (HIP-E23)."""
+    """The names of defects of some releases. A test selects the defects to emulate (HIP-E23)."""
 
     LEAK_ON_CLOSE: Final = "leak-on-close"
     """Closed imports stay mapped until the process ends (up to ROCm 6.2.0)."""
     PIN_AFTER_FREE: Final = "pin-after-free"
-    """Exported memory stays allocated after it was freed (ROCm 7)."""
+    """Exported memory stays allocated when the program frees it (ROCm 7)."""
     NO_EXPORT: Final = "no-export"
     """No memory can be exported (legacy mode on a kernel without AMD's module)."""
     SLOW_OPEN: Final = "slow-open"
-    """Opening takes half a second."""
+    """Each open of a handle takes half a second."""
     IGNORED_FLAG: Final = "ignored-flag"
-    """Opening gives no access to another device's memory (before ROCm 7.0)."""
+    """The flag of an open does not give access to another device's memory (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
-    """A handle names an address, even after a new allocation there (before ROCm 7.1)."""
+    """A handle names an address, so it also opens a later allocation there (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
     """Each export of the same memory returns another handle (2025 and 2026)."""
     NEW_ADDRESSES: Final = "new-addresses"
@@ -67,12 +70,12 @@ class Setup:
     profile
         Edition of the rules.
     strict
-        Whether forbidden and undefined uses are recorded, and device addresses are inaccessible to
-        the host.
+        Whether the emulation records forbidden and undefined uses, and denies the host access to
+        device addresses.
     folder
         The folder of the emulated host.
     visible
-        The host-wide indices of the devices, in the order of their numbers in this process.
+        The host-wide index of each device. The position is the device's number in this process.
     capacity_nbytes
         Memory of each device in bytes.
     slow_streams
@@ -80,7 +83,7 @@ class Setup:
     has_peers
         Whether devices can access each other's memory.
     quirks
-        Names in :class:`Quirk`.
+        The defects to emulate, by their names in :class:`Quirk`.
     """
 
     profile: Profile
@@ -95,21 +98,21 @@ class Setup:
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """The context of a thread that uses a device."""
+    """A context of a device. A thread makes it current, and then uses the device."""
 
     handle: int
     device: int
     """The device's number in this process."""
     is_primary: bool
     peers: set[int] = field(default_factory=set)
-    """The devices whose memory this context's device may use, as their numbers in this process."""
+    """The devices whose memory the context's device may use, by their numbers in this process."""
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams that wait for this stream, and for which this stream waits.
+    """Return the streams of the same device that wait for a stream, and for which it waits.
 
-    For a legacy stream, these are the blocking streams. For a blocking stream, it is the legacy
-    stream.
+    For the legacy stream, these are the other blocking streams. For another blocking stream, it is
+    the legacy stream. For a stream that is not blocking, there are none.
     """
     if not stream.is_blocking:
         return []
@@ -144,8 +147,8 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """The streams. The key is the handle; for legacy and per-thread streams, it also has the
-        device."""
+        """The streams. The key is the handle. A legacy stream or a thread's own stream has a tuple
+        with the device as its key."""
         self.queues = Queues(
             self.lock,
             self.thread,
@@ -158,19 +161,20 @@ class HipProcess:
         self.graphs: dict[int, Any] = {}
         self.events: dict[int, Any] = {}
         self.slabs: list[Any] = []
-        """Memory that serves small requests."""
+        """The pages from which small allocations get memory."""
         self.host_blocks: dict[int, Any] = {}
-        """Memory that the host can use: pinned and managed."""
+        """The pinned and the managed memory, which the host can use. The key is the address."""
         self.exports: dict[int, list[int]] = {}
-        """The numbers of exports. The key is the allocation's address."""
+        """The numbers of each allocation's exports. The key is the allocation's address."""
         self.imports: list[Any] = []
         self.pools: dict[int, Any] = {}
         self.default_pools: dict[int, Any] = {}
         self.current_pools: dict[int, Any] = {}
-        """The pool that the program chose for a device. A device without an entry has its initial
+        """The pool that the program chose for a device. A device without an entry uses its default
         pool."""
         self.limits: dict[tuple[int, int], int] = {}
-        """The limits that a program set. The key has the device and the limit's number."""
+        """The values of the limits that the program set. The key is the device, and the limit's
+        number."""
         self.device_flags: dict[int, int] = {}
         self.physical: dict[int, Any] = {}
         """Physical memory, including released memory that still has mappings. The key is the
@@ -205,15 +209,22 @@ class HipProcess:
         return status, None
 
     def refuse(self, name: str, status: int) -> int:
-        """Return a code for a call, after the checks that each call makes."""
+        """Make a call that fails with ``status`` after the checks that each call makes.
+
+        Return the call's code.
+        """
 
         def function(_process: "HipProcess") -> None:
-            raise Refused(status, f"{name} always answers {status}")
+            raise Refused(status, f"{name} always fails with {status}")
 
         return self.call(Entry(name, name, (), function), [])[0]
 
     def _turn(self, called: Entry) -> threading.RLock:
-        """Return the lock, or a new lock in a forked child."""
+        """Return the lock under which a call runs.
+
+        A forked child starts with new state and a new lock. If its parent has used the library, all
+        calls that need a device are refused.
+        """
         if self._generation != forks.generation():
             if self.is_used and called.needs_device:
                 raise Refused(
@@ -233,13 +244,14 @@ class HipProcess:
 
     def _work(self, called: Entry, values: list[Any]) -> Any:
         if called.needs_device:
-            # This precedes any query of the host, because a child forked meanwhile loses the host.
+            # The flag is set before the call reads the emulated host's state. A child that another
+            # thread forks meanwhile cannot use the host, and must see the flag.
             self.is_used = True
         code = self.faults.take(called.name)
         if code is not None:
             raise Refused(code, f"{called.name} was made to fail with {code}")
         if called.needs_device and not self.setup.visible:
-            # In some releases, all calls except the count of devices returned a wrong code.
+            # In some releases, all calls except getDeviceCount returned a wrong code.
             is_count = called.name == "getDeviceCount"
             status = Status.NO_DEVICE if is_count else self.profile.no_device
             raise Refused(status, "no device is visible")
@@ -252,7 +264,10 @@ class HipProcess:
                 continue
 
     def _check_callback(self, called: Entry) -> None:
-        """Record a forbidden call: program functions in streams must not call the runtime."""
+        """Refuse or record a call by a function of the application that runs as work of a stream.
+
+        Such functions must not call the library.
+        """
         if getattr(self.thread, "callback", None) is None:
             return
         text = "a function that is work of a stream calls the library"
@@ -263,7 +278,7 @@ class HipProcess:
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.setup.strict:
-            # A forked child may have lost the host.
+            # A forked child may have lost the emulated host's folder.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
@@ -272,13 +287,13 @@ class HipProcess:
 
     @property
     def fault(self) -> CrossmemError | None:
-        """The cause of this thread's last failure, if the emulation itself failed."""
+        """The error that made this thread's last call fail, if the emulation itself failed."""
         return getattr(self.thread, "fault", None)
 
     def last_error(self, *, is_cleared: bool) -> int:
         """Return the code of this thread's last failure."""
         if self.profile.is_hip and not self.setup.visible:
-            # AMD's runtime looks for devices before it checks the arguments of a call.
+            # AMD's functions for the last error also look for devices first, and fail without one.
             return int(self.profile.no_device)
         status: int = getattr(self.thread, "last_error", 0)
         if is_cleared:
@@ -291,7 +306,7 @@ class HipProcess:
         self.thread.last_status = 0
         return status
 
-    # What most functions ask ------------------------------------------------------------------
+    # Checks and look-ups that most functions need ---------------------------------------------
 
     def has(self, quirk: str) -> bool:
         """Whether a defect is selected."""
@@ -311,7 +326,7 @@ class HipProcess:
         return context
 
     def current(self) -> Context:
-        """Return the context of the calling thread, by default the context of device 0."""
+        """Return the current context of the calling thread, by default that of device 0."""
         handle = getattr(self.thread, "context", 0)
         if self.profile.has_contexts:
             # Another thread may have destroyed some contexts of the stack.
@@ -328,7 +343,7 @@ class HipProcess:
         return stack
 
     def check_device(self, device: int) -> int:
-        """Return a device's index on the host, or refuse."""
+        """Return a device's host-wide index from its number in this process, or refuse."""
         if not 0 <= device < len(self.setup.visible):
             raise Refused(
                 Status.INVALID_DEVICE,
@@ -337,10 +352,13 @@ class HipProcess:
         return self.setup.visible[device]
 
     def ordinal_of(self, index: int) -> int | None:
-        """Return the number, in this process, of a device of the host."""
+        """Return a device's number in this process, None if this process does not see the device.
+
+        ``index`` is the device's host-wide index.
+        """
         visible = self.setup.visible
         return visible.index(index) if index in visible else None
 
     def can_reach(self, index: int, other: int) -> bool:
-        """Whether a device can access another's memory. Both are host-wide indices."""
+        """Whether a device can access another device's memory, both given as host-wide indices."""
         return index == other or self.setup.has_peers

@@ -18,12 +18,12 @@ __all__ = ["PROFILES", "Profile", "profile_named"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The behaviour of one edition, in the points in which editions differ.
+    """The behaviour of one edition. Each field is a point in which editions differ.
 
     Parameters
     ----------
     name
-        Its name.
+        The edition's name.
     version
         The result of ``runtimeGetVersion``.
     is_hip
@@ -31,21 +31,23 @@ class Profile:
     is_documented
         Whether the edition follows documents, rather than the sources of a runtime.
     stale
-        The code of an open of memory that does not exist any more.
+        The code with which an open fails if the memory does not exist any more.
     unreachable
-        The code of an open of memory that the device cannot access.
+        The code with which an open fails if the device cannot access the memory.
     no_device
-        The code of every call without a visible device.
+        The code with which all calls except ``getDeviceCount`` fail if no device is visible.
     knows_own_pid
         Whether the edition recognises handles of the process itself.
     looks_first
-        Whether the edition recognises an open handle before it queries the exporter.
+        Whether an open of a handle that is open already returns before it queries the exporter.
     keeps_ordinals
-        Whether the edition interprets the exporter's device number as one of the importer's.
+        Whether a handle has the device's number in the exporter, and the importer refuses a number
+        that it does not have.
     closes_inside
-        Whether an address inside a mapping closes the mapping.
+        Whether a close accepts any address inside the opened memory, not only the first one.
     refuses_null
-        Whether the edition refuses queries about null, rather than treating it as unknown memory.
+        Whether the edition refuses a query of the null address. Otherwise, it returns the
+        attributes of unknown memory.
     has_contexts
         Whether a device can have several contexts; otherwise a context is the device itself.
     knows_exportable
@@ -53,22 +55,22 @@ class Profile:
     has_virtual
         Whether the edition has virtual memory.
     no_such_device
-        The code of creating virtual memory for a device that does not exist.
+        The code with which the creation of physical memory fails if the device does not exist.
     takes_descriptors
         Whether an import's argument is the descriptor itself, as in AMD's runtimes since ROCm 7.1.
         In that case 0 means no descriptor.
     keeps_not_ready
-        Whether "not ready" becomes the last error.
+        Whether the code "not ready" becomes the thread's last error.
     frees_null
         Whether null can be freed in a stream, as in HIP 7.
     has_uncached
         Whether physical memory without caching can be created.
     flags_of_write
-        The accepted flags of a stream's write of a value, None if all are ignored.
+        The accepted flags of a write of a value by a stream, None if the flags are ignored.
     is_before_6
         Whether the edition is a ROCm before 6.
     has_old_numbers
-        Whether numbers are those of AMD's headers before ROCm 6, which differ from CUDA's.
+        Whether constants have the numbers of AMD's headers before ROCm 6, which are not CUDA's.
     """
 
     name: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a pool: allocated ones, and unused ones that it keeps."""
+"""The pages of a pool: those of allocations, and unused ones that the pool keeps."""
 
 from dataclasses import dataclass, field
 
@@ -10,23 +10,24 @@ __all__ = ["Pool"]
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """A pool for allocations in stream order, which keeps freed pages for later ones."""
+    """A pool of memory. It keeps the pages of freed allocations for later allocations."""
 
     handle: int
     device: int
     """The device's number in this process."""
     handle_type: int = 0
-    """The type of handle for exports of the pool."""
+    """The type of the handles by which the pool is exported, 0 if it cannot be."""
     is_imported: bool = False
     """Whether the pool was imported, from another process or this one."""
     flags: dict[int, int] = field(default_factory=dict)
     access: dict[int, int] = field(default_factory=dict)
     threshold_nbytes: int = 0
-    """The maximum number of unused bytes that the pool keeps."""
+    """The largest number of unused bytes that the pool keeps after a free."""
     kept: list[Pages] = field(default_factory=list)
     used_nbytes: int = 0
+    """The sum of the sizes of the allocations."""
     taken_nbytes: int = 0
-    """Allocated bytes, in whole pages."""
+    """The sum of the sizes of the allocations' pages."""
     most_used_nbytes: int = 0
     most_reserved_nbytes: int = 0
 
@@ -37,7 +38,7 @@ class Pool:
 
     @property
     def reserved_nbytes(self) -> int:
-        """All bytes of the pool."""
+        """The bytes in all pages of the pool, used and unused."""
         return self.taken_nbytes + self.kept_nbytes
 
     def note(self, nbytes: int, pages: Pages) -> None:
@@ -48,7 +49,7 @@ class Pool:
         self.most_reserved_nbytes = max(self.most_reserved_nbytes, self.reserved_nbytes)
 
     def take_back(self, store: PageStore, nbytes: int, pages: Pages) -> None:
-        """Keep freed pages, up to the threshold."""
+        """Keep the pages of a freed allocation. Release unused pages above the threshold."""
         self.used_nbytes -= nbytes
         self.taken_nbytes -= pages.nbytes
         self.kept.append(pages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of HIP's drivers for the whole host: exported memory and events, and importers."""
+"""The tables for HIP in the emulated host's database: exported memory, importers, and events."""
 
 from typing import Final
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IPC: opening and closing memory of other processes."""
+"""The functions that open and close memory of other processes."""
 
 import os
 import sqlite3
@@ -26,14 +26,14 @@ class Import:
     share: int
     token: bytes
     owner: int
-    """Number of the exporting process on the host."""
+    """The number of the exporting process in the emulated host's database."""
     pid: int
     pages: Pages
     piece: Piece
     pointer: int
     nbytes: int
     device: int
-    """The current device at the last open, as its number in this process."""
+    """The device that was current at the last open, by its number in this process."""
     context: Context
     record: int
     pool: Pool | None = None
@@ -70,7 +70,10 @@ def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
 
 
 def open_share(process: HipProcess, token: bytes, pool: Pool) -> int | None:
-    """Open memory that was exported from a pool, by its token; None if there is none."""
+    """Open memory that was allocated from a pool and exported. Return its address.
+
+    If no living process exports memory with this token, return None.
+    """
     context = process.current()
     with process.machine.transaction() as tables:
         row = _row_of(tables, token)
@@ -95,7 +98,7 @@ def _open(
     token: bytes,
     context: Context,
 ) -> Import | None:
-    """Map exported memory and record the open; None if it was freed."""
+    """Map exported memory and record the open. Return None if the memory was freed."""
     pages = process.store.open(row["pages"], hold=True)
     if pages is None:
         return None
@@ -113,11 +116,13 @@ def _open(
 def _check_arguments(process: HipProcess, parts: Handle, flags: int) -> None:
     profile = process.profile
     if profile.lazy_flag is None and flags != 1:
-        process.violate("ipcOpenMemHandle", "HIP-E3", f"the flags are {flags}")
+        process.violate("ipcOpenMemHandle", "HIP-E3", f"the flags must be 1, not {flags}")
     elif profile.lazy_flag is not None and flags != profile.lazy_flag:
-        raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not {profile.lazy_flag}", "HIP-E3")
+        raise Refused(
+            Status.INVALID_VALUE, f"the flags must be {profile.lazy_flag}, not {flags}", "HIP-E3"
+        )
     if not parts.nbytes and profile.is_hip:
-        raise Refused(Status.INVALID_VALUE, "the handle says 0 bytes")
+        raise Refused(Status.INVALID_VALUE, "the size in the handle is 0")
     if profile.knows_own_pid and parts.pid == os.getpid():
         raise Refused(Status.INVALID_CONTEXT, "this process made the handle itself", "HIP-E3")
     if process.has(Quirk.FOREIGN_NAMESPACE):
@@ -133,7 +138,7 @@ def _find(
     """Return the record of an export, or refuse."""
     found = _row_of(tables, parts.token)
     if found is None:
-        raise Refused(process.profile.stale, "there is no such memory, or none any more")
+        raise Refused(process.profile.stale, "the memory was not exported, or was freed")
     if not is_intact(process.profile, handle, parts, found["nbytes"], found["pid"]):
         raise Refused(process.profile.stale, "the handle was changed")
     if not process.machine.lives(tables, found["owner"]):
@@ -152,7 +157,7 @@ def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
 
 
 def _is_same_place(process: HipProcess, opened: Import, context: Context) -> bool:
-    """Whether a second open in a context returns the existing mapping."""
+    """Whether another open of the same memory, in a context, returns the existing mapping."""
     return not process.profile.has_contexts or opened.context is context
 
 
@@ -184,7 +189,7 @@ def _check_reach(process: HipProcess, context: Context, index: int) -> None:
 def _map(
     process: HipProcess, row: dict[str, Any], token: bytes, pages: Pages, context: Context
 ) -> Import:
-    """Map the whole pages of memory, at other addresses than the exporter's."""
+    """Map the whole pages of exported memory, at an address that differs from the exporter's."""
     size = -(-pages.nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
     avoided: list[Region] = []
     try:
@@ -228,7 +233,7 @@ def _ipc_close_mem_handle(process: HipProcess, pointer: int) -> None:
 
 
 def check_from_pool(opened: Import) -> None:
-    """Refuse to free memory that a handle opened, which must be closed instead."""
+    """Refuse to free memory that was not opened through a pool. It must be closed instead."""
     if opened.pool is None:
         raise Refused(Status.INVALID_VALUE, f"{opened.pointer:#x} was imported", "HIP-E11")
 
@@ -262,6 +267,10 @@ def _opened_at(process: HipProcess, pointer: int) -> Import:
         is_inside = opened.pointer <= pointer < opened.pointer + opened.nbytes
         if pointer == opened.pointer or (is_inside and process.profile.closes_inside):
             if pointer != opened.pointer:
-                process.violate("ipcCloseMemHandle", "HIP-E6", f"{pointer:#x} is inside")
+                process.violate(
+                    "ipcCloseMemHandle",
+                    "HIP-E6",
+                    f"{pointer:#x} is not the first address of opened memory",
+                )
             return opened  # type: ignore[no-any-return]
     raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not opened", "HIP-E6")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: work in order, and the restrictions of captures."""
+"""Streams, which do their work in order, and calls that a capture of a stream forbids."""
 
 import sys
 import threading
@@ -32,18 +32,19 @@ __all__ = [
 
 _LEGACY: Final = frozenset({0, 1})
 PER_THREAD: Final = 2
-"""The handle of the calling thread's own stream."""
+"""The handle that names the calling thread's own stream."""
 _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
-"""The modes of captures: they forbid calls to all threads, to their own thread, or to none."""
+"""The modes of captures. A capture of mode 0 forbids calls to all threads, one of mode 1 to its own
+thread, and one of mode 2 to none."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
-"""The lowest and the highest priority of AMD (True) and of NVIDIA (False)."""
+"""The lowest and the highest priority of a stream, with AMD (True) and with NVIDIA (False)."""
 
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """Work that is recorded and not executed."""
+    """A capture, during which a stream records its work instead of executing it."""
 
     mode: int
     thread: int
@@ -86,7 +87,11 @@ def current_legacy(process: HipProcess) -> Stream:
 
 
 def find_stream(process: HipProcess, handle: int) -> Stream:
-    """Return a stream; 0 and 1 are the current device's legacy stream, 2 the thread's own."""
+    """Return a stream by its handle.
+
+    The handles 0 and 1 name the legacy stream of the current device, and 2 names the calling
+    thread's own stream on that device.
+    """
     device = process.current().device
     if handle in _LEGACY:
         return legacy_of(process, device)
@@ -100,7 +105,11 @@ def find_stream(process: HipProcess, handle: int) -> Stream:
 
 
 def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool = False) -> None:
-    """Submit work to a stream, which executes it at once unless it is slow or captured."""
+    """Submit work to a stream.
+
+    The stream executes the work at once, unless streams are slow. A captured stream does not
+    execute it.
+    """
     if stream.capture is not None:
         return
     if stream.is_legacy:
@@ -109,7 +118,7 @@ def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool 
 
 
 def finish(process: HipProcess, streams: Iterable[Stream], until: int = sys.maxsize) -> bool:
-    """Do the work of some streams; see :meth:`Queues.finish`."""
+    """Wait until the work of some streams is done; see :meth:`Queues.finish`."""
     text = "a function that is work of a stream waits for the stream"
     return process.queues.finish(streams, until, own=Refused(Status.UNKNOWN, text, "HIP-E25"))
 
@@ -119,15 +128,18 @@ def _of_device(process: HipProcess, device: int) -> list[Stream]:
 
 
 def finish_device(process: HipProcess, device: int) -> None:
-    """Do all the work of a device; after a wait, the call starts again."""
+    """Wait until all work of a device is done. After a wait, raise :class:`Again`."""
     if finish(process, _of_device(process, device)):
         raise Again
 
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
-    """Record that a program releases memory of pending work. The work is lost."""
+    """Record a violation for each pending work that uses memory which the program releases.
+
+    This work is lost.
+    """
     for work in process.queues.lose(start, nbytes):
-        text = f"{nbytes} bytes at {start:#x} are taken from a running {work.call}"
+        text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"
         process.violate(call, "HIP-X1", text)
 
 
@@ -135,7 +147,7 @@ def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
 
 
 def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
-    """Refuse a call that a capture forbids. The call breaks the captures."""
+    """If one of the streams is captured, refuse the call. The call breaks all these captures."""
     captured = [one.capture for one in streams if one.capture is not None]
     for capture in captured:
         capture.is_broken = True
@@ -151,18 +163,21 @@ def is_capture_in_way(process: HipProcess, device: int) -> bool:
 
 def _check_implicit(process: HipProcess, device: int) -> None:
     streams = [one for one in _of_device(process, device) if one.is_blocking]
-    _break(streams, Status.CAPTURE_IMPLICIT, "the legacy stream would wait for a captured one")
+    _break(streams, Status.CAPTURE_IMPLICIT, "the legacy stream would wait for a captured stream")
 
 
 def check_wait(process: HipProcess, stream: Stream) -> None:
-    """Refuse a wait for a captured stream, or for a stream that would wait for a captured one."""
+    """Refuse a wait for a captured stream.
+
+    Also refuse a wait for the legacy stream, if a blocking stream of its device is captured.
+    """
     if stream.is_legacy:
         _check_implicit(process, stream.device)
     _break([stream], Status.CAPTURE_UNSUPPORTED, "the stream is captured")
 
 
 def check_safe(process: HipProcess) -> None:
-    """Refuse a call that may synchronise, if a capture forbids that to the calling thread."""
+    """Refuse a call that may wait for a device, if a capture forbids such calls to this thread."""
     mode = getattr(process.thread, "capture_mode", _MODE_GLOBAL)
     streams = [
         one
@@ -173,7 +188,10 @@ def check_safe(process: HipProcess) -> None:
 
 
 def _forbids(capture: Capture, mode: int) -> bool:
-    """Whether a capture forbids synchronising calls to this thread in its chosen mode."""
+    """Whether a capture forbids this thread to make calls that may wait for a device.
+
+    ``mode`` is the mode that the thread chose.
+    """
     if _MODE_RELAXED in {mode, capture.mode}:
         return False
     is_own = capture.thread == threading.get_ident()
@@ -200,7 +218,7 @@ def _stream_create_with_flags(process: HipProcess, flags: int) -> int:
 @entry("streamCreateWithPriority(unsigned int flags, int priority) -> intptr_t")
 def _stream_create_with_priority(process: HipProcess, flags: int, priority: int) -> int:
     handle = _stream_create_with_flags(process, flags)
-    # A value out of range becomes the nearest valid one.
+    # A priority out of range becomes the nearest valid priority.
     lowest, highest = _PRIORITIES[process.profile.is_hip]
     process.streams[handle].priority = min(max(priority, highest), lowest)
     return handle
@@ -225,9 +243,10 @@ def _stream_destroy(process: HipProcess, handle: int) -> None:
 
 
 def _leave(process: HipProcess, stream: Stream) -> None:
-    """Let a destroyed stream do its work later, if this work waits for a value in memory.
+    """Keep a destroyed stream until its work is done.
 
-    The value may never come, and the vendors' documents do not make the host wait for it.
+    The work waits for a value in memory, which may never come. The vendors' documents do not say
+    that the host waits for it.
     """
     key = "destroyed", stream.handle
     process.streams[key] = process.streams.pop(stream.handle)
@@ -236,7 +255,7 @@ def _leave(process: HipProcess, stream: Stream) -> None:
 
 
 def destroy_stream(process: HipProcess, stream: Stream) -> None:
-    """Forget a stream without work. Streams of the device and of threads stay."""
+    """Remove a stream without work. Legacy streams and the streams of threads stay."""
     process.streams.pop(stream.handle, None)
 
 
@@ -252,7 +271,7 @@ def _stream_query(process: HipProcess, handle: int) -> None:
     stream = find_stream(process, handle)
     _break([stream], Status.CAPTURE_UNSUPPORTED, "the stream is captured")
     if stream.queue:
-        raise Refused(Status.NOT_READY, "there is work left")
+        raise Refused(Status.NOT_READY, "the stream's work is not done")
 
 
 @entry("deviceSynchronize()")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that streams write to memory, and values in memory for which streams wait (HIP-E26).
 
-The functions are AMD's ``hipStreamWriteValue64`` and so on. NVIDIA has them in its driver library.
+The functions are AMD's ``hipStreamWriteValue64``, ``hipStreamWaitValue64`` and their variants for
+32 bits. NVIDIA's driver library has such functions, too.
 """
 
 from typing import Final
@@ -20,12 +21,12 @@ __all__: list[str] = []
 
 _RULE: Final = "HIP-E26"
 _FLUSH: Final = 1 << 30
-"""CUDA's flag to flush other devices' writes after the wait."""
+"""CUDA's flag by which a wait also flushes the writes of other devices, at its end."""
 _ALL: Final = (1 << 64) - 1
 
 
 def _place_of(process: HipProcess, stream: Stream, pointer: int, nbytes: int, access: int) -> int:
-    """Return the emulation's own address of a word, or refuse."""
+    """Return the address at which the emulation accesses a word of the program, or refuse."""
     if not pointer or pointer % nbytes:
         text = f"{pointer:#x} is null, or not aligned for {nbytes} bytes"
         raise Refused(Status.INVALID_VALUE, text, _RULE)
@@ -47,7 +48,7 @@ def _write(  # noqa: PLR0917 - as C passes them
     # AMD reserves the flags, and only its newest runtime looks at them.
     known = process.profile.flags_of_write
     if known is not None and flags not in known:
-        raise Refused(Status.INVALID_VALUE, f"flags {flags:#x}", _RULE)
+        raise Refused(Status.INVALID_VALUE, f"there are no flags {flags:#x}", _RULE)
     work = Work(call, ((pointer, nbytes),), lambda: store(place, nbytes, value))
     submit(process, stream, work)
     if process.setup.slow_streams and stream.capture is None:
@@ -69,7 +70,7 @@ def _wait(  # noqa: PLR0917 - as C passes them
     if flags & _FLUSH and not process.profile.is_hip:
         raise Refused(Status.NOT_SUPPORTED, "the device cannot flush other devices' writes", _RULE)
     if flags not in set(Comparison):
-        raise Refused(Status.INVALID_VALUE, f"flags {flags:#x}", _RULE)
+        raise Refused(Status.INVALID_VALUE, f"there are no flags {flags:#x}", _RULE)
     comparison = Comparison(flags)
     masked = mask if process.profile.is_hip else None
 
@@ -82,7 +83,7 @@ def _wait(  # noqa: PLR0917 - as C passes them
 
 
 def _add(bits: int, kind: str) -> None:
-    """Register the functions for words of one size."""
+    """Register the two functions for words of ``bits`` bits. ``kind`` is the words' C type."""
     ends = f"intptr_t stream, intptr_t ptr, {kind} value, unsigned int flags"
     nbytes = bits // 8
 

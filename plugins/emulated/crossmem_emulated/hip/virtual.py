@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual memory: reserved addresses, their mappings, and access."""
+"""Virtual memory: reserved addresses, mappings at them, and the devices' access to mappings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,20 +26,20 @@ __all__ = ["ACCESS", "READ", "READ_WRITE", "Mapping", "access_of"]
 READ: Final = 1
 READ_WRITE: Final = 3
 ACCESS: Final = frozenset({0, READ, READ_WRITE})
-"""The access of a device: none, read, or read and write."""
+"""The values of a device's access to a mapping: 0 is none."""
 
 
 @dataclass(slots=True, eq=False)
 class Mapping:
-    """Memory at reserved addresses.
+    """Physical memory that is mapped at reserved addresses.
 
     Parameters
     ----------
     physical
         The memory.
     access
-        The access of devices. The key is the device's number in this process. A device without an
-        entry has no access.
+        The access of each device. The key is the device's number in this process. A device without
+        an entry has no access.
     """
 
     physical: Physical
@@ -64,10 +64,12 @@ def _mem_address_reserve(
 ) -> int:
     check_virtual(process)
     if not size or flags or size % memory.PAGE_NBYTES or wish % memory.PAGE_NBYTES:
-        text = f"{size} bytes at {wish:#x} with flags {flags}"
+        text = f"{size} bytes at {wish:#x} with flags {flags} cannot be reserved"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V2")
     if alignment & (alignment - 1):
-        raise Refused(Status.INVALID_VALUE, f"alignment {alignment}", "HIP-V2")
+        raise Refused(
+            Status.INVALID_VALUE, f"the alignment {alignment} is not a power of 2", "HIP-V2"
+        )
     unit = max(alignment, granularity_of(process))
     reserve = process.space.reserve
     if wish and not wish % unit:
@@ -101,7 +103,7 @@ def _mem_map(
     check_virtual(process)
     unit, place = granularity_of(process), f"{size} bytes at {pointer:#x}"
     if not pointer or not size or offset or flags:
-        text = f"{place} with offset {offset} and flags {flags}"
+        text = f"{place} cannot be mapped with offset {offset} and flags {flags}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V3")
     physical = find_physical(process, handle)
     region = process.space.region_of(pointer)
@@ -124,11 +126,11 @@ def _mem_map(
 
 
 def _whole_mappings(process: HipProcess, pointer: int, size: int, rule: str) -> list[Piece]:
-    """Return the mappings that together cover exactly a range, or refuse."""
+    """Return the mappings in a range. Refuse the range if mappings do not cover it exactly."""
     pieces = process.space.overlapping(pointer, size) if pointer and size else []
     is_filled = sum(one.nbytes for one in pieces) == size
     if not pieces or not is_filled or pieces[0].start != pointer:
-        text = f"{size} bytes at {pointer:#x} are not what was mapped there"
+        text = f"{size} bytes at {pointer:#x} are not one or more whole mappings"
         raise Refused(Status.INVALID_VALUE, text, rule)
     if any(one.origin is not Origin.VIRTUAL for one in pieces):
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not mapped", rule)
@@ -151,7 +153,7 @@ def _mem_unmap(process: HipProcess, pointer: int, size: int) -> None:
 
 
 def _check_location(process: HipProcess, location_type: int, device: int) -> int:
-    """Return a device's index on the host, or refuse."""
+    """Return the host-wide index of the device at a location, or refuse."""
     if location_type != ON_DEVICE:
         text = f"there is no location of type {location_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V5")

@@ -26,7 +26,7 @@ class Unsupported(NamedTuple):
     result: str
     """The C type of the function's result."""
     code: int | None
-    """The function's result code; None for the common code of unsupported functions."""
+    """The code that the function returns; None: the usual code of unsupported functions."""
 
 
 def unsupported() -> dict[str, Unsupported]:

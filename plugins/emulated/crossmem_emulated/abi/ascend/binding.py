@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python side of ``libascendcl.so``: C arguments in, calls of the emulation, results out."""
+"""The Python side of ``libascendcl.so`` in one process: calls the emulation for the C functions."""
 
 import os
 import threading
@@ -16,14 +16,14 @@ __all__ = ["AclBinding"]
 
 
 class AclBinding:
-    """The functions behind the C functions of one process.
+    """The Python functions that implement the C functions in one process.
 
     Parameters
     ----------
     ffi
         The declarations.
     _soname
-        The library name that the program loaded; there is only one edition.
+        The name of the library that the program loaded. It is not used: all names have one edition.
     """
 
     def __init__(self, ffi: Any, _soname: str) -> None:
@@ -36,7 +36,7 @@ class AclBinding:
         self._shapes = dict(ffi.typeof("struct cm_table").fields)
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the Python function of each C function. The key is the C function's name."""
+        """Return the Python function that implements each C function. The key is the C name."""
         plain = CALLED.keys() - records.FUNCTIONS.keys()
         found = {name: self._convert(name) for name in plain}
         found |= {name: self._bound(name, function) for name, function in records.FUNCTIONS.items()}
@@ -60,7 +60,7 @@ class AclBinding:
     # Calls ------------------------------------------------------------------------------------
 
     def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Call the emulation for a C function; return its outputs and the code."""
+        """Call the emulation's function for a C function. Return the outputs and the code."""
         outputs, code = self.acl.answer(CALLED[name], *values)
         return outputs, self.finish(name, code, None)
 
@@ -79,10 +79,11 @@ class AclBinding:
         return lambda *arguments: function(self, name, *arguments)
 
     def _convert(self, name: str) -> Callable[..., int]:
-        """Return the Python function for a C function whose parameter types suffice.
+        """Return the Python function for a C function, if the C types say how to convert.
 
-        A pointer to a number or to a pointer is an output, in the order of the emulation's outputs.
-        ``char *`` is text. Every other parameter is an input.
+        A parameter that is a pointer to a number or to a pointer gets an output. Such parameters
+        have the order of the emulation's outputs. ``char *`` is text. Every other parameter is an
+        input.
         """
         ffi = self.ffi
         shapes = self._shapes[name].type.args
@@ -110,7 +111,7 @@ class AclBinding:
 
         return function
 
-    # What went wrong --------------------------------------------------------------------------
+    # The last error ---------------------------------------------------------------------------
 
     def _get_recent_err_msg(self) -> Any:
         text = self.acl.get_recent_err_msg()

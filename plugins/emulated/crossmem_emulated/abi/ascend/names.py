@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulation's function behind each C function."""
+"""The names of the emulation's functions that implement the C functions."""
 
 from collections.abc import Mapping
 from typing import Final

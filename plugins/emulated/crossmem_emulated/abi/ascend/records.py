@@ -27,7 +27,7 @@ class _Binding(Protocol):
 
 
 def text_of(ffi: Any, pointer: Any) -> str:
-    """Return C text; every byte is one character."""
+    """Return a C string as text in which every byte is one character."""
     return str(ffi.string(pointer).decode("latin-1"))
 
 
@@ -191,7 +191,7 @@ def _pointer_get_attributes(binding: _Binding, name: str, pointer: Any, attribut
 
 
 def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
-    """Copy in a batch, with an output for the number of a failed copy, and with a stream."""
+    """Copy in a batch. The last arguments are an output for the failed copy and a stream."""
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]
     places = arguments[8:]
@@ -205,7 +205,7 @@ def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
         (_address(ffi, to), room, _address(ffi, start), size)
         for to, room, start, size in zip(targets, rooms, sources, sizes, strict=True)
     ]
-    # A count above the number of copies is refused without reading the rest.
+    # If there are more attributes than copies, the emulation refuses them, so the rest is not read.
     listed = [
         Places(
             int(indexes[one]),

@@ -25,7 +25,7 @@ def _text(name: str) -> str:
 
 
 def _symbols() -> dict[str, str]:
-    """Return the version of each symbol, by name."""
+    """Return the version of each symbol. The key is the symbol's name."""
     found: dict[str, str] = {}
     node = ""
     for line in _text("symbols.txt").splitlines():
@@ -58,7 +58,7 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The entries for functions that share another function's entry, by names without the prefix."""
+"""The entry of each function that has the entry of another function. Keys lack the prefix."""
 
 
 def _entry_of(name: str) -> str | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulation behind the functions of ``libamdhip64`` in one process."""
+"""The Python side of ``libamdhip64`` in one process: calls the emulation for the C functions."""
 
 import os
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _OF_ROCM_5: Final = "libamdhip64.so.5"
 def _runtime(soname: str) -> Runtime:
     options = Options.from_environ(os.environ)
     profile = options.hip_profile
-    # A program linked with this name was compiled with ROCm 5's numbers, in each edition of rules.
+    # A program that was linked with this name uses ROCm 5's numbers, whatever the edition of rules.
     is_old = soname == _OF_ROCM_5
     if is_old and not os.environ.get(_PROFILE_VARIABLE, "").strip():
         profile = "rocm5"

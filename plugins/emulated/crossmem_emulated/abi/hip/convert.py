@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion from C's conventions to the emulation's: output pointers, result codes."""
+"""Makes functions with C's conventions, which return a code and write results through pointers."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,11 +28,11 @@ class Converter:
         self.runtime = runtime
 
     def call(self, name: str, *arguments: Any) -> tuple[int, Any]:
-        """Call an entry; return the code, and the result if the code is 0."""
+        """Call a function of the emulation. Return its code, and its result if the code is 0."""
         return self.runtime.call(name, *arguments)
 
     def null(self, name: str) -> int:
-        """Return the code of a call without a pointer for its result."""
+        """Return the code of a call whose pointer for the result is null."""
         return self.runtime.refuse(name, INVALID_VALUE)
 
     def plain(self, name: str, *more: Any) -> Function:

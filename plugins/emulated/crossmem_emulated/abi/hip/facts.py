@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of the emulated device that CuPy does not query, and the numbers of attributes."""
+"""Properties of the emulated devices that CuPy does not query, and the numbers of attributes."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -100,4 +100,4 @@ ATTRIBUTES: Final[Mapping[int, str]] = {
 """The field for each number of ``hipDeviceAttribute_t``."""
 
 POINTERS: Final = frozenset({"hdpMemFlushCntl", "hdpRegFlushCntl"})
-"""Fields that are written as addresses. The emulated device has no registers."""
+"""The fields that hold addresses of a device's registers. Emulated devices have no registers."""

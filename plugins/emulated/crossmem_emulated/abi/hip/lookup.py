@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hipGetProcAddress``: functions of the library itself, by name."""
+"""``hipGetProcAddress``: finds functions of the library by their names."""
 
 import ctypes
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions about memory: of devices, of the host, and between processes; and copies."""
+"""The functions for memory of devices, memory of the host, shared memory, and copies."""
 
 from typing import Any, Final
 
@@ -11,13 +11,13 @@ _ELEMENTS: Final = frozenset({4, 8, 16})
 """Valid element sizes of :c:func:`hipMemAllocPitch`, in bytes."""
 _DEVICE_POINTER, _HOST_POINTER = 3, 4
 _MANAGED: Final = frozenset({3, 4})
-"""The numbers of managed memory, since ROCm 6 and before."""
+"""The numbers of the type "managed memory": the first since ROCm 6, the second before."""
 # Size of each attribute of an address, in bytes.
 _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
 
 
 class _Memory:
-    """The functions that convert arguments, or that have more than one result."""
+    """The functions that convert arguments, or that write more than one result."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert

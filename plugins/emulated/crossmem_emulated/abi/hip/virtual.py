@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of virtual memory: the fields of their structs become arguments."""
+"""The functions for virtual memory. They pass each field of a struct to the emulation."""
 
 from typing import Any, Final
 
@@ -22,7 +22,10 @@ class _Virtual:
         """Whether the last call of this program used the structs of ROCm 5.2."""
 
     def _fields(self, properties: Any) -> tuple[int, int, int, int]:
-        """Return type, type of handles, and location, from either layout of the struct."""
+        """Return the memory's type, the type of its handles, and its location.
+
+        The struct may have the layout of ROCm 5.2, or the later one.
+        """
         # No memory has type 0, so this program was not compiled for ROCm 6.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
