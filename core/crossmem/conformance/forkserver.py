@@ -36,7 +36,7 @@ _PROGRAM: Final = (
     "from crossmem.conformance.forkserver import serve_forks; serve_forks({descriptor})"
 )
 _MAX_REQUEST_NBYTES: Final = 1 << 18
-_READ_AT_IMPORT: Final = "CROSSMEM_TEST_"
+_READ_AT_IMPORT: Final = ("CROSSMEM_TEST_", "CROSSMEM_BARRIER")
 _NUMBER: Final = struct.Struct("<q")
 
 

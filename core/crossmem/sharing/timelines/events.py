@@ -108,7 +108,8 @@ class EventLevel(Level):
                 if not cast("StreamEvents", self.streams).is_event_done(self._event(entry)):
                     break
                 value = issued
-        return value
+        # The signalling process may have gone on in the meantime, and the value must not shrink.
+        return max(value, self.cell.read(VALUE))
 
     @override
     def _order(self, stream: int) -> None:
