@@ -233,7 +233,9 @@ def test_q05_a_device_without_streams_refuses_them(make_queue: MakeQueue, peer: 
     assert queues.count_free(queue) == queue.depth
 
 
-@pytest.mark.parametrize("wrong", ["text", -1, 1.5, object()], ids=["text", "negative", "fraction", "object"])
+@pytest.mark.parametrize(
+    "wrong", ["text", -1, 1.5, object()], ids=["text", "negative", "fraction", "object"]
+)
 def test_q05_what_is_no_stream_is_refused(make_queue: MakeQueue, wrong: Any) -> None:
     queue = make_queue()
     with queue.allocate() as buffer:
