@@ -38,7 +38,7 @@ MUTATIONS = pytest.mark.parametrize(
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("terms", TERMS, ids=str)
-@pytest.mark.parametrize("role", ["produce", "consume"])
+@pytest.mark.parametrize("role", [pytest.param("produce", marks=pytest.mark.long), "consume"])
 @MUTATIONS
 def test_a_hostile_peer_harms_nobody_else(
     start_peer: "StartPeer", role: str, terms: dict[str, Any], rounds: int, each: int

@@ -7,6 +7,7 @@ All of them are objects of this process, each with a ring or place of its own.
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
@@ -234,5 +235,5 @@ class Machine(RuleBasedStateMachine):
         self.queue.close()
 
 
-TestQueues = Machine.TestCase
+TestQueues = pytest.mark.ci(Machine.TestCase)
 TestQueues.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
