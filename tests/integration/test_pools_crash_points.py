@@ -130,6 +130,8 @@ IMPORTS: dict[str, tuple[Step, Step, list[str]]] = {
 IMPORT_POINTS = [(name, at + 1) for name, case in IMPORTS.items() for at in range(len(case[2]))]
 
 
+# Under a tracer, the hot path is not taken.
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", IMPORTS)
 def test_which_accesses_an_importer_makes(scene: Scene, name: str) -> None:
     before, operation, accesses = IMPORTS[name]
@@ -174,6 +176,8 @@ def test_an_importer_killed_there(scene: Scene, name: str, at: int) -> None:
 STALE = [*STEP, *LEAVE, *HOLD, *LEAVE]
 
 
+# Under a tracer, the hot path is not taken.
+@pytest.mark.usefixtures("unmeasured")
 def test_a_stale_handle(scene: Scene) -> None:
     attach("b")(scene.importer, scene.blobs)
     scene.owner.call(actions.free, "c")
