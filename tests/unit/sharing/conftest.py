@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of memory and timelines on streams have in common."""
+"""What the tests of streams and of queues have in common."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 from busy_streams import Streams
+from in_use import assert_in_use, in_use
+from small_queues import make
+
+import crossmem
+from crossmem import Queue
 
 
 @pytest.fixture
@@ -12,3 +18,19 @@ def streams() -> Iterator[Streams]:
     found = Streams()
     yield found
     found.close()
+
+
+@pytest.fixture
+def no_queue_left() -> Iterator[None]:
+    # The words of leases come with the first export, and stay.
+    before = in_use()
+    yield
+    gc.collect()
+    crossmem.collect()
+    assert_in_use(before)
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    with make() as made:
+        yield made

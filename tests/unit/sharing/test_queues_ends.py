@@ -2,7 +2,6 @@
 """Queues in one process: ends, handles, roles, numbers, threads, select and asyncio."""
 
 import asyncio
-import gc
 import os
 import pickle
 import select
@@ -13,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from in_use import assert_in_use, in_use
+from small_queues import DEPTH, is_right, make, put, take
 
 import crossmem
 from crossmem import (
@@ -33,46 +32,7 @@ from crossmem import (
 )
 from crossmem.models.queue_handle import QueueRole
 
-DEPTH = 4
-NBYTES = 256
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    # The words of leases come with the first export, and stay.
-    before = in_use()
-    yield
-    gc.collect()
-    crossmem.collect()
-    assert_in_use(before)
-
-
-@pytest.fixture
-def queue() -> Iterator[Queue]:
-    with crossmem.device("host").queue(DEPTH, NBYTES) as made:
-        yield made
-
-
-def make(**options: Any) -> Queue:
-    return crossmem.device("host").queue(DEPTH, NBYTES, **options)
-
-
-def is_right(error: CrossmemError) -> bool:
-    """Whether an error is one line with a hint, neither too long."""
-    lines = error.message.splitlines()
-    return len(lines) == 1 and len(lines[0]) <= 200 and 0 < len(error.hint or "") <= 200
-
-
-def put(queue: Queue, data: bytes) -> None:
-    buffer = queue.allocate()
-    buffer.write(data)
-    buffer.data_length = len(data)
-    queue.put(buffer)
-
-
-def take(queue: Queue, timeout: float = 5.0) -> bytes:
-    with queue.get(timeout=timeout) as buffer:
-        return buffer.read(buffer.data_length)
+pytestmark = pytest.mark.usefixtures("no_queue_left")
 
 
 # Ends -------------------------------------------------------------------------------------
