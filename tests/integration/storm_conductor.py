@@ -139,6 +139,9 @@ class Weather(Storm):
             if now < end:
                 self._disturb(min(1.0, max(0.0, now - before)))
                 self._replace_hostile()
+            if end - seconds / 2 < now < end and not self.done["kills"]:
+                # One in ten short storms would have none.
+                self._kill(self.chance.choice(self.workers))
             time.sleep(_TURN_S)
         self._calm()
 
