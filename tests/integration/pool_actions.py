@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import random
+import select
 import signal
 import struct
 import sys
@@ -50,6 +51,19 @@ def give(name: str, pool: str, data: bytes = b"", timeout: float = 0.0) -> bytes
     block.write(data * (block.nbytes // max(1, len(data))))
     blob: bytes = block.export().to_bytes()
     return blob
+
+
+def is_held_after_exit(block: str, pid: int, within_s: float) -> bool:
+    """Whether a row holds a block after the exit of a process that this one takes no notice of."""
+    record = objects[block]._record
+    with record.arena.registry.lock, contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            assert select.select([pidfd], [], [], within_s)[0], f"process {pid} still runs"
+        finally:
+            os.close(pidfd)
+        held: bool = record.arena.is_held(record.index)
+        return held
 
 
 def fill(pool: str, data: bytes) -> int:

@@ -201,6 +201,27 @@ def test_what_is_put_after_the_end_of_a_session_reaches_nobody(crowds: list[Crow
     assert crowd.tend().put == 1
 
 
+def test_who_is_waited_for_gets_everything_from_then_on(
+    crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowds.append(crowd := Crowd(delivery="each"))
+    begin, counts = Consumer._begin_behind_tails, []
+
+    def count(consumer: Consumer) -> None:
+        counts.append(crowd.queue.stats().consumers)
+        begin(consumer)
+
+    monkeypatch.setattr(Consumer, "_begin_behind_tails", count)
+    consumer = crowd.open("consume")
+
+    # What is put before the last of these is not for the new consumer.
+    assert counts == [0, 0]
+    crowd.queue.wait_for(consumers=1, timeout=0)
+    crowd.queue.put(b"first", copy="allow")
+    with consumer.get(timeout=0) as buffer:
+        assert buffer.read(5) == b"first"
+
+
 def test_entries_before_the_session_of_a_consumer_of_each(
     crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:

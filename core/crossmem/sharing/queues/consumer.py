@@ -19,6 +19,7 @@ from crossmem.sharing.queues.layout import (
     HEADER_WORDS,
     LATE,
     MAX_USER_DATA_NBYTES,
+    READS,
     READY,
     SIZES,
     STREAMS,
@@ -99,6 +100,8 @@ class Consumer(Place):
             # that frees one sees the session.
             words.barrier()
             self._begin_behind_tails()
+        words.release()
+        words.store(self.words, READS, self.session)
 
     # Reading ------------------------------------------------------------------------------
 

@@ -47,6 +47,8 @@ HANDED: Final = 2
 """Number of entries read that the owner has handed out."""
 STREAMS: Final = 3
 """1 if streams release buffers, which wakes nobody."""
+READS: Final = 4
+"""The session that gets what is put from now on."""
 # Of control.
 END: Final = 0
 WANT: Final = 1

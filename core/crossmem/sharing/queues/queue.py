@@ -304,7 +304,7 @@ class Queue(Endable):
     def wait_for(
         self, *, producers: int = 0, consumers: int = 0, timeout: float | None = None
     ) -> None:
-        """Wait until that many processes have taken places.
+        """Wait until that many processes take part, and get what is put from then on.
 
         Parameters
         ----------
