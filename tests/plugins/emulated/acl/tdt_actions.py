@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What processes of the tests of queues and buffers do, and what tests tell them to do."""
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -222,3 +223,16 @@ def pass_on(acl: Any, source: int, target: int, lines: int) -> None:
     while True:
         buffer, code = acl.tdt.dequeue(source, FOR_EVER)
         assert (code, acl.tdt.enqueue(target, buffer, FOR_EVER)) == (0, 0)
+
+
+def consume(acl: Any, qid: int) -> None:
+    """Take buffers and check them, until this process is killed."""
+    ok(acl.tdt.attach_queue(qid, 0))
+    user = ctypes.create_string_buffer(1)
+    while True:
+        buffer = ok(acl.tdt.dequeue(qid, FOR_EVER))
+        pointer, _ = ok(acl.tdt.get_buf_data(buffer))
+        ok(acl.tdt.get_buf_user_data(buffer, ctypes.addressof(user), 1, 0))
+        length = ok(acl.tdt.get_buf_data_len(buffer))
+        assert ctypes.string_at(pointer, length) == user.raw * length
+        ok(acl.tdt.free_buf(buffer))

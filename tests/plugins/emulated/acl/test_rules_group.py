@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
@@ -275,33 +273,3 @@ def test_b21_a_chain_that_is_partly_gone_is_consumed(members: Members) -> None:
     rows = owner.call("rows")
     assert (rows["acl_block"], rows["pages"]) == (0, 0)
     assert owner.call("memory_held") == 0
-
-
-@pytest.mark.ci
-@on_device
-def test_processes_die_at_any_line(members: Members) -> None:
-    """A worker passes buffers on and dies: nobody hangs, and nothing of the worker is left."""
-    owner = members(1)[0]
-    free = owner.free_nbytes
-    source, target = new_queue(owner), new_queue(owner)
-    for lines in range(150, 3000, 60):
-        (worker,) = members(1)
-        for qid in (source, target):
-            ok(owner.tdt.grant_queue(qid, worker.pid, 7, 0))
-        for value in range(4):
-            ok(owner.tdt.enqueue(source, new_buffer(owner, bytes([value])), 0))
-        worker.begin("run", "tdt_actions", "pass_on", source, target, lines)
-        with pytest.raises(EOFError):
-            worker.result()
-        worker.wait()
-        taken = []
-        for qid in (target, source):
-            while (answer := owner.tdt.dequeue(qid, 0))[1] == 0:
-                taken.append(contents(owner, answer[0]))
-                ok(owner.tdt.free_buf(answer[0]))
-            assert answer == (0, 500001)
-        # In order, and at most the one that the worker held is lost.
-        values = [one[0] for one in taken]
-        assert values == sorted(set(values))
-        assert len(values) >= 3
-        assert soon(lambda: owner.tdt.dequeue(source, 0)[1] and owner.free_nbytes == free)
