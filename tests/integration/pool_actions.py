@@ -55,15 +55,14 @@ def give(name: str, pool: str, data: bytes = b"", timeout: float = 0.0) -> bytes
 
 def is_held_after_exit(block: str, pid: int, within_s: float) -> bool:
     """Whether a row holds a block after the exit of a process that this one takes no notice of."""
-    record = objects[block]._record
-    with record.arena.registry.lock, contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
+    record, pidfd = objects[block]._record, os.pidfd_open(pid)
+    try:
+        with record.arena.registry.lock:
             assert select.select([pidfd], [], [], within_s)[0], f"process {pid} still runs"
-        finally:
-            os.close(pidfd)
-        held: bool = record.arena.is_held(record.index)
-        return held
+            held: bool = record.arena.is_held(record.index)
+            return held
+    finally:
+        os.close(pidfd)
 
 
 def fill(pool: str, data: bytes) -> int:
