@@ -256,12 +256,12 @@ class AclProcess:
         return self.lock
 
     def _call(self, called: Entry, values: list[Any]) -> Any:
-        code = self.faults.take(called.name)
-        if code is not None:
-            self.recent_error = f"acl.{called.name} was made to fail with {code}"
-            raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
         self._is_exclusive = called.is_exclusive
         try:
+            code = self.faults.take(called.name)
+            if code is not None:
+                self.recent_error = f"acl.{called.name} was made to fail with {code}"
+                raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
             while True:
                 try:
                     return called.function(self, *values)

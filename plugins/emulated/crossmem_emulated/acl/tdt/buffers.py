@@ -102,7 +102,7 @@ def _alloc_buf(process: AclProcess, size: int, kind: int) -> int:
     check_processor(process, lacking=(Processor.HOST,))
     if not 0 < size <= _LARGEST_NBYTES:
         text = f"the size must be 1 to {_LARGEST_NBYTES} bytes, not {size}"
-        raise Refused(Code.RT_PARAM_INVALID, text, "ACL-B1")
+        raise Refused(Code.RT_PARAM_INVALID, text, "ACL-B3" if size else "ACL-B1")
     with tables_of(process) as (tables, pool):
         if not pool.attributes & ALLOC:
             raise Refused(Code.FAILURE, "this process may not allocate in its memory group")

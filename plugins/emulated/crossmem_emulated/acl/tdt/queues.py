@@ -60,12 +60,10 @@ def _create_queue(process: AclProcess, attr_handle: int) -> int:
 
 
 def _free_id(process: AclProcess, tables: sqlite3.Connection, pool: Pool) -> int:
-    used = {
-        one for (one,) in tables.execute("SELECT id FROM acl_queue WHERE pool = ?", (pool.number,))
-    }
+    query = "SELECT 1 FROM acl_queue WHERE pool = ? AND id = ?"
     ids, first = process.profile.queues, process.tdt.next_id
     for one in (number % ids for number in range(first, first + ids)):
-        if one not in used:
+        if not tables.execute(query, (pool.number, one)).fetchone():
             return one
     raise Refused(Code.RT_OVER_LIMIT, f"the device has {ids} queues already")
 
