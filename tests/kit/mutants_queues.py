@@ -10,7 +10,7 @@ from mutation import always, changed, instead, mutant, property_is, timeline_mut
 
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.control import admission, registry, words
-from crossmem.errors import CrossmemError, InvalidHandleError
+from crossmem.errors import CrossmemError
 from crossmem.sharing.queues import (
     buffer,
     consumer,
@@ -317,13 +317,9 @@ def q12_places_are_taken_twice() -> None:
 
 @mutant
 def q12_the_role_of_a_handle_is_not_checked() -> None:
-    @instead(opening, "_read_directory")
-    def _(old: Any, handle: Any, timeout: Any) -> Any:
-        try:
-            return old(handle, timeout)
-        except InvalidHandleError:
-            other = "consume" if handle.role == "produce" else "produce"
-            return old(replace(handle, role=other), timeout)
+    @instead(opening, "_check_directory")
+    def _(old: Any, found: Any, _role: Any) -> Any:
+        return old(found, found["role"])
 
 
 @mutant

@@ -26,8 +26,10 @@ from crossmem.driver.groups import (
     stream_words_of,
     stream_work_of,
     streams_of,
+    vendor_queues_of,
     witness_of,
 )
+from crossmem.driver.queues import VendorBuffer, VendorQueue, VendorQueues
 from crossmem.driver.streams import SharedEvent, StreamEvents, Streams, StreamWords, StreamWork
 from crossmem.driver.tracing import TracingDriver
 
@@ -51,6 +53,9 @@ __all__ = [
     "StreamWork",
     "Streams",
     "TracingDriver",
+    "VendorBuffer",
+    "VendorQueue",
+    "VendorQueues",
     "Witness",
     "address_ranges_of",
     "check_groups",
@@ -60,5 +65,6 @@ __all__ = [
     "stream_words_of",
     "stream_work_of",
     "streams_of",
+    "vendor_queues_of",
     "witness_of",
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
+from crossmem.errors import UnsupportedError
 from crossmem.models import Access, Capabilities, DeviceInfo
 
 __all__ = [
@@ -199,6 +200,14 @@ class Driver(ABC):
         first call for a device may make vendor calls, later calls must not. Core calls this once
         per device, mechanism and process.
         """
+
+    def refusal(self, ordinal: int, mechanism: str) -> UnsupportedError | None:  # noqa: ARG002
+        """Return the error for a mechanism that the backend has and this device does not offer.
+
+        None, the default, if there is no such mechanism, or no more to say. Called when an
+        application has asked for a mechanism that is not in the device's capabilities.
+        """
+        return None
 
     @abstractmethod
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from crossmem.driver.base import Block, Driver, Imported, Mapped, Reserved
+from crossmem.driver.queues import VendorQueues
 from crossmem.driver.streams import StreamEvents, Streams, StreamWords, StreamWork
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "stream_words_of",
     "stream_work_of",
     "streams_of",
+    "vendor_queues_of",
     "witness_of",
 ]
 
@@ -144,6 +146,7 @@ _GROUPS: tuple[type, ...] = (
     StreamWords,
     StreamEvents,
     StreamWork,
+    VendorQueues,
     Witness,
 )
 
@@ -191,6 +194,11 @@ def stream_work_of(driver: Driver) -> StreamWork | None:
     return cast("StreamWork", driver) if _offers(driver, StreamWork) else None
 
 
+def vendor_queues_of(driver: Driver) -> VendorQueues | None:
+    """Return the driver as :class:`VendorQueues`, None if it does not offer the group."""
+    return cast("VendorQueues", driver) if _offers(driver, VendorQueues) else None
+
+
 def witness_of(driver: Driver) -> Witness | None:
     """Return the driver as a :class:`Witness`, None if it does not offer the group."""
     return cast("Witness", driver) if _offers(driver, Witness) else None
@@ -216,6 +224,7 @@ def check_groups(driver: Driver) -> list[str]:
     for says, group in (
         (any(one.address_ranges for one in said), AddressRanges),
         (any(one.foreign_memory for one in said), ForeignMemory),
+        (any(one.vendor_queues for one in said), VendorQueues),
         (any("event" in one.timeline_levels for one in said), StreamEvents),
         # Devices without streams have the level without the group.
         (

@@ -20,9 +20,12 @@ from crossmem.driver.groups import (
     stream_words_of,
     stream_work_of,
     streams_of,
+    vendor_queues_of,
 )
 from crossmem.driver.ledger import RangeLedger
+from crossmem.driver.tracing_queues import QUEUE_METHODS, QueueTracer
 from crossmem.driver.tracing_streams import STREAM_GROUPS, StreamTracer
+from crossmem.errors import UnsupportedError
 from crossmem.locks import forbidden_ranks
 from crossmem.models import Access, Capabilities, DeviceInfo
 
@@ -79,6 +82,7 @@ class TracingDriver(Driver):
         self._aliases: Counter[_Key] = Counter()
         self._ranges = RangeLedger()
         self._stream_tracer = StreamTracer(inner, self._note, self._lock)
+        self._queue_tracer = QueueTracer(inner, self._note, self._lock)
 
     @property
     def live(self) -> dict[str, int]:
@@ -91,6 +95,7 @@ class TracingDriver(Driver):
                 "mappings": len(self._mapped) + self._aliases.total() + self._ranges.pieces,
                 "ranges": self._ranges.ranges,
                 **self._stream_tracer.live,
+                **self._queue_tracer.live,
             }
 
     def _note(self, method: str, *rules: tuple[bool, str]) -> None:
@@ -110,6 +115,8 @@ class TracingDriver(Driver):
             return getattr(self, f"_{name}")
         if name in _STREAM_METHODS and _STREAM_METHODS[name](self.inner):
             return self._stream_tracer.method(name)
+        if name in QUEUE_METHODS and vendor_queues_of(self.inner):
+            return getattr(self._queue_tracer, name)
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -121,6 +128,10 @@ class TracingDriver(Driver):
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
         return self.inner.capabilities(ordinal, mechanism)
+
+    @override
+    def refusal(self, ordinal: int, mechanism: str) -> UnsupportedError | None:
+        return self.inner.refusal(ordinal, mechanism)
 
     @override
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:

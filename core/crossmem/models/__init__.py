@@ -8,6 +8,7 @@ from crossmem.models.events import Event, EventKind
 from crossmem.models.handle import MAX_HANDLE_NBYTES, ShareableHandle
 from crossmem.models.handle_core import Access
 from crossmem.models.identity import ProcessIdentity, process_start_time
+from crossmem.models.queue_handle import QueueRole
 from crossmem.models.ready_handle import ReadyHandle
 from crossmem.models.timeline_handle import TimelineHandle
 
@@ -23,6 +24,7 @@ __all__ = [
     "LeaseEnd",
     "PoolCore",
     "ProcessIdentity",
+    "QueueRole",
     "ReadyHandle",
     "ShareableHandle",
     "TimelineHandle",

@@ -85,6 +85,11 @@ class Capabilities:
     when a call returns. ``"event"``: streams record and await events that processes share.
     ``"host"``: a signal waits on the host until the stream's work is complete."""
 
+    vendor_queues: bool = False
+    """Queues of this mechanism are the vendor's, with what the vendor keeps of the laws of queues.
+    The mechanism shares nothing else: it has no allocations. The optional group
+    :class:`crossmem.driver.VendorQueues` is implemented."""
+
     lease_end: LeaseEnd = "process"
     """The event that ends a lease which its holder does not release (C11). ``"process"``: the death
     of the importer. ``"process-if-visible"``: the death of an importer that has a pid in the

@@ -7,7 +7,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from crossmem.driver import Block, CopyKind, Exported, Imported, Peer
+from crossmem.driver import Block, CopyKind, Exported, Imported, Peer, VendorQueues
 from crossmem.driver.cleanup import in_any_case
 from crossmem.driver.recording import call_into
 from crossmem.driver.vendor import VendorDriver
@@ -20,12 +20,15 @@ from crossmem.errors import (
 )
 from crossmem.guards import clause
 from crossmem.models import Access, Capabilities
+from crossmem_ascend.buffers import MAX_BUFFER_NBYTES
 from crossmem_ascend.context import Contexts
 from crossmem_ascend.devices import find_devices
 from crossmem_ascend.errors import BACKEND
 from crossmem_ascend.key import Key
+from crossmem_ascend.library import open_tdt
 from crossmem_ascend.mechanism import GRANULARITY_NBYTES, Mechanism
 from crossmem_ascend.peers import PeerAccess
+from crossmem_ascend.queues import NAME, QueueMechanism, obstacle
 from crossmem_ascend.runtime import PEER_ACCESS, Acl, Vendor
 from crossmem_ascend.shareable import Shareable
 from crossmem_ascend.streams import StreamOrder
@@ -96,37 +99,63 @@ class AscendDriver(VendorDriver):
         if "word" in order.levels:
             self.register_host, self.unregister_host = order.register_host, order.unregister_host
             self.write_value, self.wait_value = order.write_value, order.wait_value
+        self._tdt = open_tdt(acl)
+        self._has_queues = not obstacle(self._vendor, self._tdt, 0, os.environ)
+        if self._has_queues:
+            self._offer_queues()
         if hasattr(acl, "violations"):
             self.violations = lambda: [str(one) for one in acl.violations]
+
+    def _offer_queues(self) -> None:
+        """Offer the group :class:`crossmem.driver.VendorQueues`."""
+        queues = QueueMechanism(self._vendor, self._tdt, self._on, self._about)
+        for name in (one for one in vars(VendorQueues) if not one.startswith("_")):
+            setattr(self, name, getattr(queues, name))
+
+    @override
+    def refusal(self, ordinal: int, mechanism: str) -> UnsupportedError | None:
+        if mechanism == NAME:
+            return obstacle(self._vendor, self._tdt, ordinal, os.environ)
+        return None
 
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
         found = self._capabilities.get((ordinal, mechanism))
         if found is None:
             peer_access = self._reaches_all(ordinal)
-            for name in (None, *self._mechanisms):
-                self._capabilities[ordinal, name] = self._capabilities_of(name, peer_access)
+            names = tuple(self._mechanisms)
+            if self._has_queues and not ordinal:
+                names += (NAME,)
+            for name in (None, *names):
+                found = self._capabilities_of(name, names, peer_access)
+                self._capabilities[ordinal, name] = found
             found = self._capabilities[ordinal, mechanism]
         return found
 
-    def _capabilities_of(self, mechanism: str | None, peer_access: bool) -> Capabilities:  # noqa: FBT001
-        names = tuple(self._mechanisms)
+    def _capabilities_of(
+        self,
+        mechanism: str | None,
+        names: tuple[str, ...],
+        peer_access: bool,  # noqa: FBT001
+    ) -> Capabilities:
+        is_queue = mechanism == NAME
         is_shareable = (mechanism or names[0]) == self._shareable.name
         return Capabilities(
             mechanisms=names,
             granularity_nbytes=GRANULARITY_NBYTES,
-            max_allocation_nbytes=_MAX_ALLOCATION_NBYTES,
+            max_allocation_nbytes=MAX_BUFFER_NBYTES if is_queue else _MAX_ALLOCATION_NBYTES,
             host_visible=False,
             readonly_exports=False,
             readonly_imports=False,
             peer_access=is_shareable and peer_access,
             fork_safe=False,
             survives_owner=is_shareable,
-            raw_handles=True,
+            raw_handles=not is_queue,
             address_ranges=is_shareable,
             foreign_memory=False,
             dlpack_device_type=_DLPACK_EXTENSION,
             timeline_levels=self._order.levels,
+            vendor_queues=is_queue,
         )
 
     def _reaches_all(self, ordinal: int) -> bool:

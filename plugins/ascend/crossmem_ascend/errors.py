@@ -21,9 +21,13 @@ __all__ = [
     "BACKEND",
     "CODES",
     "CONTEXT_NULL",
+    "DRV_INTERNAL_ERROR",
+    "FAILURE",
     "FEATURE_NOT_SUPPORT",
     "INVALID_HANDLE",
     "PARAM_INVALID",
+    "QUEUE_EMPTY",
+    "QUEUE_FULL",
     "REPEAT_INITIALIZE",
     "SUCCESS",
     "Code",
@@ -38,7 +42,10 @@ PARAM_INVALID: Final = 107000
 CONTEXT_NULL: Final = 107002
 INVALID_HANDLE: Final = 107017
 FEATURE_NOT_SUPPORT: Final = 207000
-_DRV_INTERNAL_ERROR: Final = 507899
+QUEUE_EMPTY: Final = 207013
+QUEUE_FULL: Final = 207014
+FAILURE: Final = 500001
+DRV_INTERNAL_ERROR: Final = 507899
 
 
 class Code(NamedTuple):
@@ -193,6 +200,10 @@ _REFUSALS: Final = {
     "memory is smaller than its exporter says",
     "rt.unmap_mem": "nothing is mapped there, or a key of this memory was not closed",
     "rt.release_mem_address": "something is still mapped there",
+    "tdt.attach_queue": "the queue was destroyed",
+    "tdt.grant_queue": "the queue was destroyed",
+    "tdt.enqueue": "another process died while it put, or the queue was destroyed",
+    "tdt.dequeue": "another process died while it got, or the queue was destroyed",
 }
 """The usual cause of code 507899. The key is the call."""
 
@@ -216,7 +227,7 @@ def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
     if code == INVALID_HANDLE and call in _IMPORTS:
         kind = StaleHandleError
         hint = "the exporter freed the memory, or is dead"
-    if code == _DRV_INTERNAL_ERROR and call in _REFUSALS:
+    if code == DRV_INTERNAL_ERROR and call in _REFUSALS:
         hint = f"{_REFUSALS[call]}; see also the plog files of CANN (~/ascend/log)"
     said = f"; CANN says: {clause(detail, 80)}" if detail else ""
     if kind is DriverError:

@@ -9,16 +9,17 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any, Final, cast
 
 from crossmem.driver.native import Functions, LibraryNotFoundError, open_library
 from crossmem.errors import BackendUnavailableError
 from crossmem_ascend.errors import BACKEND, FEATURE_NOT_SUPPORT
-from crossmem_ascend.prototypes import ACL, RT
+from crossmem_ascend.prototypes import ACL, RT, TDT
 from crossmem_ascend.pyacl import INSTALL_HINT
 from crossmem_ascend.runtime import Acl
 
-__all__ = ["LibraryAcl", "acl_library", "folders", "open_acl"]
+__all__ = ["LibraryAcl", "acl_library", "folders", "open_acl", "open_tdt"]
 
 _STEM: Final = "libascendcl.so"
 _NAMES: Final = (_STEM, f"{_STEM}.1")
@@ -29,26 +30,35 @@ _FABRIC: Final = 2
 _NUMBER_NBYTES: Final = 8
 
 
-class _Rt:
-    """``acl.rt``, with the functions that the library exports."""
+class _Module:
+    """A module of ``acl``, with the functions that the library exports."""
 
-    def __init__(self, functions: Functions) -> None:
+    def __init__(self, name: str, functions: Functions) -> None:
+        self._name = name
         self._functions = functions
-        self._others: dict[str, Callable[..., Any]] = {
-            "ipc_mem_get_export_key": self._get_export_key,
-            "mem_export_to_shareable_handle_v2": self._export_v2,
-            "notify_get_export_key": self._get_notify_key,
-        }
+        self._others: dict[str, Callable[..., Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._functions:
-            msg = f"{_STEM} has no function for acl.rt.{name}"
+            msg = f"{_STEM} has no function for acl.{self._name}.{name}"
             raise AttributeError(msg)
         return self._others.get(name) or partial(self._call, name)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         answer = self._functions.call(name, *arguments)
         return answer if len(answer) > 1 else answer[0]
+
+
+class _Rt(_Module):
+    """``acl.rt``. Some functions need more than a prototype."""
+
+    def __init__(self, functions: Functions) -> None:
+        super().__init__("rt", functions)
+        self._others = {
+            "ipc_mem_get_export_key": self._get_export_key,
+            "mem_export_to_shareable_handle_v2": self._export_v2,
+            "notify_get_export_key": self._get_notify_key,
+        }
 
     def _get_export_key(self, pointer: int, size: int, length: int, flags: int) -> tuple[str, int]:
         key = ctypes.create_string_buffer(length)
@@ -88,6 +98,7 @@ class LibraryAcl:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._functions = Functions(library, ACL)
         self.rt = _Rt(Functions(library, RT))
+        self.tdt = _Module("tdt", Functions(library, TDT))
 
     def init(self) -> int:
         """Initialise ACL; return the code."""
@@ -142,3 +153,16 @@ def open_acl() -> Acl:
             str(error), hint=INSTALL_HINT, details=error.details, backend=BACKEND
         ) from error
     return cast("Acl", LibraryAcl(library))
+
+
+def open_tdt(acl: Acl) -> object | None:
+    """Return the functions for queues and buffers that go with a runtime, None without them.
+
+    pyACL has none. They are those of the library that pyACL has loaded.
+    """
+    if hasattr(acl, "tdt") or not isinstance(acl, ModuleType):
+        return getattr(acl, "tdt", None)
+    try:
+        return LibraryAcl(acl_library()).tdt
+    except LibraryNotFoundError:
+        return None

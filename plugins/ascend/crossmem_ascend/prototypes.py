@@ -3,7 +3,8 @@
 
 A function that pyACL lacks has a name in pyACL's style.
 
-The sources are ``acl/acl_rt.h`` and ``acl/acl.h`` of ACL 1.17.0 (CANN of 2026).
+The sources are ``acl/acl_rt.h``, ``acl/acl.h`` and ``acl/acl_tdt_queue.h`` of ACL 1.17.0 (CANN of
+2026).
 """
 
 import ctypes
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from crossmem.driver.native import Array, Fixed, In, Out, Parameter, Prototype
 
-__all__ = ["ACL", "RT"]
+__all__ = ["ACL", "RT", "TDT"]
 
 _FABRIC_NBYTES: Final = 128
 _UUID_NBYTES: Final = 16
@@ -94,6 +95,8 @@ _POINTER: Final = In(ctypes.c_void_p)
 """An address, or a handle of the vendor, which is an address."""
 
 _INT_OUT: Final = Out(ctypes.c_int32)
+_UINT_OUT: Final = Out(ctypes.c_uint32)
+_SIZE_OUT: Final = Out(ctypes.c_size_t)
 _POINTER_OUT: Final = Out(ctypes.c_void_p)
 _TEXT: Final = _Text()
 _PIDS: Final = Array(ctypes.c_int32)
@@ -120,6 +123,7 @@ RT: Final = {
     "device_peer_access_status": Prototype("aclrtDevicePeerAccessStatus", _INT, _INT, _INT_OUT),
     "get_context": Prototype("aclrtGetCurrentContext", _POINTER_OUT),
     "get_device": Prototype("aclrtGetDevice", _INT_OUT),
+    "get_run_mode": Prototype("aclrtGetRunMode", _INT_OUT),
     "get_device_count": Prototype("aclrtGetDeviceCount", Out(ctypes.c_uint32)),
     "set_context": Prototype("aclrtSetCurrentContext", _POINTER),
     "set_device": Prototype("aclrtSetDevice", _INT),
@@ -194,3 +198,25 @@ RT: Final = {
     ),
 }
 """Functions of the module ``acl.rt``."""
+
+TDT: Final = {
+    # Queues. The permissions are bits: manage 1, dequeue 2, enqueue 4. Timeouts are milliseconds.
+    "attach_queue": Prototype("acltdtAttachQueue", _UINT, _INT, _UINT_OUT),
+    "create_queue": Prototype("acltdtCreateQueue", _POINTER, _UINT_OUT),
+    "create_queue_attr": Prototype("acltdtCreateQueueAttr", restype=ctypes.c_void_p),
+    "dequeue": Prototype("acltdtDequeue", _UINT, _POINTER_OUT, _INT),
+    "destroy_queue": Prototype("acltdtDestroyQueue", _UINT),
+    "destroy_queue_attr": Prototype("acltdtDestroyQueueAttr", _POINTER),
+    "enqueue": Prototype("acltdtEnqueue", _UINT, _POINTER, _INT),
+    "grant_queue": Prototype("acltdtGrantQueue", _UINT, _INT, _UINT, _INT),
+    "set_queue_attr": Prototype("acltdtSetQueueAttr", _POINTER, _INT, _SIZE, _POINTER),
+    # Buffers.
+    "alloc_buf": Prototype("acltdtAllocBuf", _SIZE, _UINT, _POINTER_OUT),
+    "free_buf": Prototype("acltdtFreeBuf", _POINTER),
+    "get_buf_data": Prototype("acltdtGetBufData", _POINTER, _POINTER_OUT, _SIZE_OUT),
+    "get_buf_data_len": Prototype("acltdtGetBufDataLen", _POINTER, _SIZE_OUT),
+    "get_buf_user_data": Prototype("acltdtGetBufUserData", _POINTER, _POINTER, _SIZE, _SIZE),
+    "set_buf_data_len": Prototype("acltdtSetBufDataLen", _POINTER, _SIZE),
+    "set_buf_user_data": Prototype("acltdtSetBufUserData", _POINTER, _POINTER, _SIZE, _SIZE),
+}
+"""Functions for queues and buffers. pyACL lacks them; its name for such a module is ``acl.tdt``."""

@@ -145,6 +145,9 @@ class LocalDevice:
         if mechanism == self.mechanism:
             return self
         if mechanism not in self.capabilities.mechanisms:
+            refuse_foreign(self._process, self)
+            if (refusal := self.driver.refusal(self.ordinal, mechanism)) is not None:
+                raise refusal
             known = ", ".join(self.capabilities.mechanisms)
             msg = f"{self.name} does not offer mechanism {shorten(mechanism, 40)}"
             msg = f"{msg}; it has: {clause(known, 80)}"

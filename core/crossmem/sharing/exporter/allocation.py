@@ -285,6 +285,10 @@ def record_of(allocation: Allocation) -> AllocationRecord:
 def allocate(process: Process, device: LocalDevice, nbytes: object) -> Allocation:
     """Allocate memory; see :meth:`crossmem.Device.allocate`."""
     size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
+    if device.capabilities.vendor_queues:
+        msg = f"mechanism {device.mechanism!r} shares queues, and no memory of its own"
+        hint = "leave out mechanism=, or make a queue"
+        raise UnsupportedError(msg, operation="allocate", hint=hint, backend=device.backend)
     record = AllocationRecord(process, device, BlockRecord(device, Rank.ALLOCATION))
     try:
         try:

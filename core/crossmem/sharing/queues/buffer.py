@@ -12,17 +12,57 @@ from crossmem.guards import is_within, shorten
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.streams import stream_of
+from crossmem.sharing.base.usage import Usage
 from crossmem.sharing.queues.layout import MAX_USER_DATA_NBYTES
-from crossmem.sharing.queues.place import Opened
 
-__all__ = ["BufferRecord", "SharedBuffer", "stream_on", "taken_from"]
+__all__ = ["BufferRecord", "Holder", "SharedBuffer", "Source", "stream_on", "taken_from"]
+
+
+class _Terms(Protocol):
+    @property
+    def nbytes(self) -> int:
+        """Capacity of a buffer."""
+        ...
+
+
+class Source(Protocol):
+    """The queue in this process, as far as its buffers use it."""
+
+    @property
+    def process(self) -> Process:
+        """The process of this queue object."""
+        ...
+
+    @property
+    def device(self) -> LocalDevice:
+        """The device that uses the buffers here."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """The users of the memory."""
+        ...
+
+    @property
+    def terms(self) -> _Terms:
+        """What was declared when the queue was made."""
+        ...
+
+    def pointer(self, producer: int, buffer: int) -> int:
+        """Return the address of a buffer."""
+        ...
 
 
 class Holder(Protocol):
     """The producer or consumer that has a buffer."""
 
-    opened: Opened
+    @property
+    def opened(self) -> Source:
+        """The queue."""
+        ...
+
     is_readonly: bool
     """Whether the application may only read its buffers."""
 

@@ -10,16 +10,20 @@ from crossmem.guards import check_choice, check_flag, check_size, check_timeout,
 from crossmem.models.queue_handle import QueueHandle, QueueRole
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.queues.layout import Delivery, Overflow, Terms
 from crossmem.sharing.queues.opening import (
     MAX_DEPTH,
     MAX_PLACES,
     Queues,
     open_segments,
+    read_directory,
 )
 from crossmem.sharing.queues.owner import QueueOwner
 from crossmem.sharing.queues.queue import Queue
 from crossmem.sharing.queues.record import QueueRecord
+from crossmem.sharing.queues.vendor_making import make_vendor_queue, open_vendor_queue
+from crossmem.sharing.queues.vendor_terms import VendorTerms, refuse_features
 
 __all__ = ["make_queue", "open_queue"]
 
@@ -45,6 +49,7 @@ def make_queue(
     """Make a queue; see :meth:`crossmem.Device.queue`."""
     check_choice("delivery", delivery, ("one", "each"), "queue")
     check_choice("overflow", overflow, ("wait", "raise", "drop"), "queue")
+    is_default = prefetch is None
     if prefetch is None:
         prefetch = depth if consumers == 1 else _PREFETCH
     counts = (
@@ -62,9 +67,28 @@ def make_queue(
     if redeliver and delivery == "each":
         msg = "redeliver=True needs delivery='one': with 'each', every consumer has its own copy"
         raise ConfigurationError(msg, operation="queue", hint="leave out one of the two")
-    size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
-    alignment = _HOST_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
     counted: Any = {name: value for name, value, _most in counts}
+    size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
+    if device.capabilities.vendor_queues:
+        refuse_features(
+            device,
+            {
+                'delivery="each"': delivery == "each",
+                'overflow="drop"': overflow == "drop",
+                "redeliver=True": redeliver,
+                "prefetch=": not is_default,
+            },
+        )
+        asked = VendorTerms(counted["depth"], size, overflow == "wait")
+        return make_vendor_queue(
+            process,
+            device,
+            asked,
+            allow,
+            produce=counted["producers"],
+            consume=counted["consumers"],
+        )
+    alignment = _HOST_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
     stride = -(-size // alignment) * alignment
     total = stride * counted["depth"] * counted["producers"]
     if total > device.capabilities.max_allocation_nbytes:
@@ -131,7 +155,11 @@ def open_queue(
         msg = "this process owns the queue, and cannot open it again"
         raise UnsupportedError(msg, operation="open_queue", hint="use the object that made it")
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
-    opened, mine = open_segments(process, handle, device, timeout_s)
+    with attach(handle.directory, readonly="advisory", timeout=timeout_s) as directory:
+        found = read_directory(directory)
+        if "vendor" in found:
+            return open_vendor_queue(process, handle, found, device, timeout_s)
+    opened, mine = open_segments(process, handle, found, device, timeout_s)
     queue = Queue(QueueRecord(opened, {handle.role: mine}))
     try:
         cast("QueueRecord", queue._record).join(handle.role, timeout_s)

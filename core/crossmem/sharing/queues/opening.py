@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening a queue of another process: its directory, its segments, and a place in it."""
+"""Opening a queue of another process: its directory and its segments."""
 
 import base64
 import json
-import time
-from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, ClassVar, Final, get_args
 
 from typing_extensions import override
 
 from crossmem.control.barrier import IS_REGISTERED, WHY_NOT
-from crossmem.errors import BusyError, InvalidHandleError, UnsupportedError
+from crossmem.errors import InvalidHandleError, UnsupportedError
 from crossmem.guards import check_timeout, is_within, shorten
 from crossmem.models import ShareableHandle
 from crossmem.models.queue_handle import QueueHandle, QueueRole
@@ -23,12 +20,20 @@ from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import request_of
 from crossmem.sharing.importer.table import ImportTable
-from crossmem.sharing.queues.layout import MAX_STAMP, TAIL, Delivery, Overflow, Terms
+from crossmem.sharing.queues.layout import Delivery, Overflow, Terms
 from crossmem.sharing.queues.owner import QueueOwner
 from crossmem.sharing.queues.place import Opened
 from crossmem.sharing.queues.segments import LENGTH_NBYTES
 
-__all__ = ["MAX_DEPTH", "MAX_PLACES", "Queues", "open_segments", "take_place"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_PLACES",
+    "Queues",
+    "handle_in",
+    "open_segments",
+    "read_directory",
+    "refusal_of",
+]
 
 MAX_DEPTH: Final = 2**16
 MAX_PLACES: Final = 64
@@ -39,20 +44,16 @@ _LIMITS: Final = {
     "consumers": MAX_PLACES,
     "prefetch": MAX_DEPTH,
 }
-_GRACE_S: Final = 0.5
-"""How long a place may take to become free after its process has died."""
-_PAUSE_S: Final = 2e-3
 
 
 class Queues(Part):
-    """The queues of this process, and its places in queues, by the core of their handles."""
+    """The queues of this process."""
 
     closing: ClassVar = -4
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.owned: dict[QueueOwner, None] = {}
-        self.taken: set[bytes] = set()
 
     @override
     def close_at_exit(self) -> None:
@@ -61,35 +62,50 @@ class Queues(Part):
             owner.close()
 
 
-def _unpack(text: str) -> ShareableHandle:
+def handle_in(text: str) -> ShareableHandle:
+    """Return a handle of a directory."""
     return ShareableHandle.from_bytes(base64.b64decode(text))
 
 
-def _read_directory(
-    handle: QueueHandle, timeout: float | None
-) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
-    """Return the contents of a directory, after all checks: its writer is another process."""
-    with attach(handle.directory, readonly="advisory", timeout=timeout) as mapping:
-        blob = mapping.read()
+def read_directory(mapping: Mapping) -> dict[str, Any]:
+    """Return the contents of a directory, which another process wrote, without a check."""
+    blob = mapping.read()
+    size = int.from_bytes(blob[:LENGTH_NBYTES], "little")
     try:
-        size = int.from_bytes(blob[:LENGTH_NBYTES], "little")
         found = json.loads(blob[LENGTH_NBYTES : LENGTH_NBYTES + size])
+        if not isinstance(found, dict):
+            raise TypeError(shorten(found))
+    except (ValueError, TypeError) as error:
+        raise refusal_of(error) from error
+    return found
+
+
+def refusal_of(error: Exception) -> InvalidHandleError:
+    """Return the error for a directory with wrong contents."""
+    msg = f"the directory of the queue cannot be read: {shorten(str(error), 80)}"
+    hint = "pass the bytes of queue.export(role=...).to_bytes() unchanged"
+    return InvalidHandleError(msg, operation="open_queue", hint=hint)
+
+
+def _check_directory(
+    found: dict[str, Any], role: QueueRole
+) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
+    """Return the contents of a directory, after all checks."""
+    try:
         terms = Terms(**found["terms"])
-        named, mine = ([_unpack(one) for one in found[name]] for name in ("shared", "mine"))
+        named, mine = ([handle_in(one) for one in found[name]] for name in ("shared", "mine"))
         if not (
             all(is_within(getattr(terms, name), 1, most) for name, most in _LIMITS.items())
             and is_within(terms.nbytes, 1, terms.stride)
             and terms.delivery in get_args(Delivery)
             and terms.overflow in get_args(Overflow)
-            and found["role"] == handle.role
+            and found["role"] == role
             and len(named) == 2 + terms.places
-            and len(mine) == getattr(terms, handle.role + "rs")
+            and len(mine) == getattr(terms, role + "rs")
         ):
             raise ValueError(shorten(terms))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"the directory of the queue cannot be read: {shorten(str(error), 80)}"
-        hint = "pass the bytes of queue.export(role=...).to_bytes() unchanged"
-        raise InvalidHandleError(msg, operation="open_queue", hint=hint) from error
+        raise refusal_of(error) from error
     if not (IS_REGISTERED or terms.is_fenced):
         msg = f"this process takes no part in the barriers of the queue's owner: {WHY_NOT}"
         hint = "set CROSSMEM_BARRIER=fence for the owner, too, before it starts"
@@ -100,11 +116,12 @@ def _read_directory(
 def open_segments(
     process: Process,
     handle: QueueHandle,
+    found: dict[str, Any],
     device: LocalDevice | str | None,
     timeout: float | None,
 ) -> tuple[Opened, list[ShareableHandle]]:
-    """Map the segments of a queue; return the handles of the role's places, too."""
-    terms, (arena_handle, *handles), mine = _read_directory(handle, timeout)
+    """Map the segments that a directory names; return the handles of the role's places, too."""
+    terms, (arena_handle, *handles), mine = _check_directory(found, handle.role)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     readonly: Any = False
     if handle.role == "consume" and terms.delivery == "each" and arena_handle.access == "rw":
@@ -151,39 +168,3 @@ def open_segments(
         lambda: mapped.owner_alive,
     )
     return opened, mine
-
-
-def take_place(
-    opened: Opened, role: QueueRole, mine: Sequence[ShareableHandle], timeout_s: float
-) -> tuple[int, Mapping]:
-    """Take a ring or place, which no other process has from then on.
-
-    Raises
-    ------
-    BusyError
-        All of them are taken.
-    """
-    taken = opened.process.part(Queues).taken
-    first = 0 if role == "produce" else opened.terms.producers
-    end = time.monotonic() + min(timeout_s, _GRACE_S)
-    while True:
-        for index in sorted(range(len(mine)), key=lambda one: opened.member(first + one) > 0):
-            core, place = mine[index].core, first + index
-            # A ring with rubbish in its tail can never be used again.
-            if core in taken or (not first and opened.segments[place][TAIL] > MAX_STAMP):
-                continue
-            taken.add(core)
-            try:
-                with suppress(BusyError):
-                    return place, attach(mine[index], timeout=timeout_s)
-            except BaseException:
-                taken.discard(core)
-                raise
-            taken.discard(core)
-        if time.monotonic() > end:
-            break
-        time.sleep(_PAUSE_S)
-    places = "producers" if role == "produce" else "consumers"
-    msg = f"all {len(mine)} places for {places} of this queue are taken"
-    hint = f"close one of them, or make the queue with more {places}"
-    raise BusyError(msg, operation="open_queue", hint=hint)

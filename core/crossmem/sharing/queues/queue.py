@@ -32,7 +32,13 @@ from crossmem.sharing.queues.record import QueueRecord
 from crossmem.sharing.queues.stats import QueueStats, stats_of
 from crossmem.sharing.queues.waiting import may_look, repeat, wait_s
 
-__all__ = ["Queue"]
+__all__ = ["Queue", "refuse_other"]
+
+
+def refuse_other(operation: str) -> UnsupportedError:
+    """Return the error for a method that only the owner has."""
+    msg = f"only the process that made a queue may call {operation}()"
+    return UnsupportedError(msg, operation=operation, hint="call it there")
 
 
 class Queue(Endable):
@@ -90,8 +96,7 @@ class Queue(Endable):
     def _owner(self, operation: str) -> QueueOwner:
         owner = self._usable().owner
         if owner is None:
-            msg = f"only the process that made a queue may call {operation}()"
-            raise UnsupportedError(msg, operation=operation, hint="call it there")
+            raise refuse_other(operation)
         return owner
 
     def export(self, *, role: QueueRole) -> QueueHandle:

@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a queue's resources in one process."""
 
-import time
 from contextlib import ExitStack
-from threading import get_ident
 
 from typing_extensions import override
 
-from crossmem.errors import AccessDeniedError, ClosedError
-from crossmem.models import ShareableHandle
-from crossmem.models.queue_handle import QueueRole
-from crossmem.sharing.base.deferred import Record
+from crossmem.models import QueueRole, ShareableHandle
 from crossmem.sharing.base.memory import leave_to_views
-from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.queues.consumer import Consumer
-from crossmem.sharing.queues.opening import Queues, take_place
+from crossmem.sharing.queues.layout import MAX_STAMP, TAIL
+from crossmem.sharing.queues.opening import Queues
 from crossmem.sharing.queues.owner import QueueOwner
-from crossmem.sharing.queues.place import PAUSE_S, Opened
+from crossmem.sharing.queues.place import Opened
+from crossmem.sharing.queues.places import Places, take_place
 from crossmem.sharing.queues.producer import Producer
 
 __all__ = ["QueueRecord"]
 
 
-class QueueRecord(Record):
+class QueueRecord(Places):
     """The resources of a queue in this process.
 
     Parameters
@@ -35,16 +31,7 @@ class QueueRecord(Record):
         The queue's owner, if that is this process.
     """
 
-    __slots__ = (
-        "_joining",
-        "consumer",
-        "is_finished",
-        "mappings",
-        "mine",
-        "opened",
-        "owner",
-        "producer",
-    )
+    __slots__ = ("consumer", "opened", "owner", "producer")
 
     def __init__(
         self,
@@ -52,37 +39,16 @@ class QueueRecord(Record):
         mine: dict[QueueRole, list[ShareableHandle]],
         owner: QueueOwner | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(opened.process, mine)
         self.opened = opened
-        self.mine = mine
         self.owner = owner
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
-        self.is_finished = False
-        """Whether this process puts nothing more."""
-        self.mappings: list[Mapping] = []
-        """Those of the places that this process has taken."""
-        self._joining: dict[QueueRole, int] = {}
-        """By role, the thread that takes a place."""
 
-    def join(self, role: QueueRole, timeout_s: float) -> None:
-        """Take a place for a role, unless this process has one.
-
-        Raises
-        ------
-        AccessDeniedError, BusyError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
-            It gets none.
-        """
-        me = get_ident()
-        # No lock is held, because the driver maps the place. A signal handler that raises may leave
-        # this thread's number, which this thread takes for its own.
-        while self._joining.setdefault(role, me) != me:
-            time.sleep(PAUSE_S)
-        try:
-            if (self.producer if role == "produce" else self.consumer) is None:
-                self._take_place(role, timeout_s)
-        finally:
-            self._joining.pop(role, None)
+    @override
+    def has_place(self, role: QueueRole) -> bool:
+        """Whether this process has a place for a role."""
+        return (self.producer if role == "produce" else self.consumer) is not None
 
     def produce(self, timeout_s: float) -> Producer:
         """Return the place as a producer, taken at the first call; see :meth:`join`."""
@@ -96,15 +62,23 @@ class QueueRecord(Record):
         assert self.consumer is not None  # noqa: S101 - join() has set it
         return self.consumer
 
-    def _take_place(self, role: QueueRole, timeout_s: float) -> None:
-        if role not in self.mine:
-            msg = f"this process opened the queue to {next(iter(self.mine))}, not to {role}"
-            hint = f"open it with the handle of queue.export(role={role!r})"
-            raise AccessDeniedError(msg, operation=role, hint=hint)
-        if self.is_finished and role == "produce":
-            msg = "this process has called finish(), and puts nothing more"
-            raise ClosedError(msg, operation="put", hint="open the queue again")
-        index, mapping = take_place(self.opened, role, self.mine[role], timeout_s)
+    @override
+    def begin(self, role: QueueRole, timeout_s: float) -> None:
+        """Take a ring or place, and begin a session."""
+        opened = self.opened
+        first = 0 if role == "produce" else opened.terms.producers
+
+        def order() -> list[int]:
+            # A ring with rubbish in its tail can never be used again.
+            usable = [
+                one
+                for one in range(len(self.mine[role]))
+                if first or opened.segments[one][TAIL] <= MAX_STAMP
+            ]
+            return sorted(usable, key=lambda one: opened.member(first + one) > 0)
+
+        index, mapping = take_place(self.process, role, self.mine[role], timeout_s, order)
+        index += first
         self.mappings.append(mapping)
         try:
             view = mapping.view()
@@ -118,16 +92,8 @@ class QueueRecord(Record):
                 self.consumer = consumer
         except BaseException:
             self.mappings.remove(mapping)
-            self._unmap([mapping])
+            self.leave([mapping])
             raise
-
-    def _unmap(self, mappings: list[Mapping]) -> None:
-        """Let places end as soon as no view of them is left."""
-        taken = self.opened.process.part(Queues).taken
-        while mappings:
-            mapping = mappings.pop()
-            taken.discard(mapping.handle.core)
-            leave_to_views(mapping)
 
     def finish(self) -> None:
         """End the session of the producer."""
@@ -150,7 +116,7 @@ class QueueRecord(Record):
             # If one step raises, the others still run. The last one here runs first.
             if owner is not None:
                 steps.callback(owner.segments.free)
-            steps.callback(self._unmap, self.mappings)
+            steps.callback(self.leave, self.mappings)
             for memory in self.opened.kept:
                 leave_to_views(memory)
             for place in places:

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An optional group of driver methods: queues and buffers of the vendor, for a mechanism."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from crossmem.driver.base import Peer
+from crossmem.models.queue_handle import QueueRole
+
+__all__ = ["VendorBuffer", "VendorQueue", "VendorQueues"]
+
+
+@dataclass(slots=True)
+class VendorQueue:
+    """A queue of the vendor in one of its processes. Made by the driver, owned by core.
+
+    Parameters
+    ----------
+    ordinal
+        The device.
+    payload
+        The bytes by which other processes attach the queue; at most 112.
+    reference
+        The driver's own reference to the queue. The driver sets it to None right before the vendor
+        call that ends the queue here, and back if the vendor refuses.
+    """
+
+    ordinal: int
+    payload: bytes
+    reference: Any
+
+
+@dataclass(slots=True)
+class VendorBuffer:
+    """A buffer that this process has. Made by the driver, owned by core.
+
+    Parameters
+    ----------
+    ordinal
+        The device.
+    pointer
+        Address of the data in this process. The driver sets it to 0 right before the vendor call
+        that frees the buffer, and back if the vendor refuses; and when the buffer was handed over.
+    capacity
+        Size of the data area in bytes.
+    length
+        Number of valid bytes of a received buffer.
+    user_data
+        The 96 bytes of user data of a received buffer.
+    reference
+        The driver's own reference to the buffer.
+    """
+
+    ordinal: int
+    pointer: int = 0
+    capacity: int = 0
+    length: int = 0
+    user_data: bytes = b""
+    reference: Any = None
+
+
+class VendorQueues(Protocol):
+    """Queues that the vendor keeps, and that hand buffers of the vendor to other processes.
+
+    The capability ``vendor_queues`` names the mechanisms. Core calls these methods from any thread,
+    but uses a buffer in one thread at a time.
+    """
+
+    def create_queue(self, ordinal: int, depth: int, mechanism: str) -> VendorQueue:
+        """Create a queue that holds ``depth`` buffers. This process may use it in both roles.
+
+        Raises
+        ------
+        InvalidSizeError
+            The vendor has no queues of that depth.
+        """
+        ...
+
+    def attach_queue(
+        self, ordinal: int, payload: bytes, role: QueueRole, mechanism: str
+    ) -> VendorQueue:
+        """Attach another process's queue, after its owner has granted the role.
+
+        Parameters
+        ----------
+        ordinal
+            The device.
+        payload
+            The payload of :class:`VendorQueue` in the owner. It is untrusted.
+        role
+            What this process does with the queue.
+        mechanism
+            The owner's mechanism.
+
+        Raises
+        ------
+        InvalidHandleError
+            No queue can have this payload.
+        AccessDeniedError
+            The vendor does not permit the role.
+        """
+        ...
+
+    def close_queue(self, queue: VendorQueue) -> None:
+        """End the use of a queue here; if this process has created it, for all processes.
+
+        The buffers in a queue that its creator closes are freed. Waits of other threads and
+        processes end with an error of the vendor.
+        """
+        ...
+
+    def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
+        """Permit a process a role in a queue that this process has created.
+
+        Called on the lease server's thread before the process attaches the queue, under the rules
+        of :meth:`crossmem.driver.Driver.grant`.
+        """
+        ...
+
+    def allocate_buffer(self, ordinal: int, nbytes: int, mechanism: str) -> VendorBuffer:
+        """Allocate a buffer. Its contents are undefined."""
+        ...
+
+    def free_buffer(self, buffer: VendorBuffer) -> None:
+        """Free a buffer that was allocated or received here, and not handed over."""
+        ...
+
+    def enqueue(
+        self,
+        queue: VendorQueue,
+        buffer: VendorBuffer,
+        length: int,
+        user_data: bytes,
+        timeout_s: float,
+    ) -> bool:
+        """Hand a buffer over; return False if the queue stayed full.
+
+        If this returns False or raises, the buffer still belongs to this process, unless its
+        pointer is 0.
+
+        Parameters
+        ----------
+        queue, buffer
+            The queue, and a buffer that was allocated here.
+        length
+            Number of valid bytes; at most the capacity.
+        user_data
+            At most 96 bytes; zeros fill the rest.
+        timeout_s
+            The longest wait, at most a second; 0 looks once. Signal handlers do not run during a
+            call of the vendor, so core repeats short waits.
+        """
+        ...
+
+    def dequeue(self, queue: VendorQueue, timeout_s: float) -> VendorBuffer | None:
+        """Receive the next buffer; return None if the queue stayed empty.
+
+        Core frees it. If the vendor cannot say what was received, the method frees the buffer, and
+        raises.
+        """
+        ...

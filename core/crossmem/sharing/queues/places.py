@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The places of one process in a queue: exclusive imports, one for each role."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from threading import get_ident
+from typing import ClassVar, Final
+
+from crossmem.errors import AccessDeniedError, BusyError, ClosedError
+from crossmem.models import QueueRole, ShareableHandle
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.importer.attach import attach
+from crossmem.sharing.importer.mapping import Mapping
+
+__all__ = ["JOIN_PAUSE_S", "Places", "TakenPlaces", "take_place"]
+
+JOIN_PAUSE_S: Final = 1e-3
+_GRACE_S: Final = 0.5
+"""How long a place may take to become free after its process has died."""
+_PAUSE_S: Final = 2e-3
+
+
+class TakenPlaces(Part):
+    """The places of this process in queues, by the core of their handles."""
+
+    closing: ClassVar = -4
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self.taken: set[bytes] = set()
+
+
+class Places(Record):
+    """The record of a queue in one process that takes places.
+
+    Parameters
+    ----------
+    process
+        This process.
+    mine
+        By role, the handles of the places that this process may take.
+    """
+
+    __slots__ = ("_joining", "is_finished", "mappings", "mine", "process")
+
+    def __init__(self, process: Process, mine: dict[QueueRole, list[ShareableHandle]]) -> None:
+        super().__init__()
+        self.process = process
+        self.mine = mine
+        self.is_finished = False
+        """Whether this process puts nothing more."""
+        self.mappings: list[Mapping] = []
+        """Those of the places that this process has taken."""
+        self._joining: dict[QueueRole, int] = {}
+        """By role, the thread that takes a place."""
+
+    def has_place(self, role: QueueRole) -> bool:
+        """Whether this process has a place for a role."""
+        raise NotImplementedError
+
+    def begin(self, role: QueueRole, timeout_s: float) -> None:
+        """Take a place for a role and begin to use it. Calls :meth:`take`."""
+        raise NotImplementedError
+
+    def join(self, role: QueueRole, timeout_s: float) -> None:
+        """Take a place for a role, unless this process has one.
+
+        Raises
+        ------
+        AccessDeniedError, BusyError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
+            It gets none.
+        """
+        me = get_ident()
+        # No lock is held, because the driver maps the place. A signal handler that raises may leave
+        # this thread's number, which this thread takes for its own.
+        while self._joining.setdefault(role, me) != me:
+            time.sleep(JOIN_PAUSE_S)
+        try:
+            if not self.has_place(role):
+                if role not in self.mine:
+                    msg = f"this process opened the queue to {next(iter(self.mine))}, not to {role}"
+                    hint = f"open it with the handle of queue.export(role={role!r})"
+                    raise AccessDeniedError(msg, operation=role, hint=hint)
+                if self.is_finished and role == "produce":
+                    msg = "this process has called finish(), and puts nothing more"
+                    raise ClosedError(msg, operation="put", hint="open the queue again")
+                self.begin(role, timeout_s)
+        finally:
+            self._joining.pop(role, None)
+
+    def leave(self, mappings: list[Mapping]) -> None:
+        """Let places end as soon as no view of them is left."""
+        taken = self.process.part(TakenPlaces).taken
+        while mappings:
+            mapping = mappings.pop()
+            taken.discard(mapping.handle.core)
+            leave_to_views(mapping)
+
+
+def take_place(
+    process: Process,
+    role: QueueRole,
+    mine: Sequence[ShareableHandle],
+    timeout_s: float,
+    order: Callable[[], Iterable[int]] | None = None,
+) -> tuple[int, Mapping]:
+    """Take a place, which no other process has from then on; return its index, too.
+
+    Parameters
+    ----------
+    process
+        This process.
+    role
+        The role of the places.
+    mine
+        The handles of the places.
+    timeout_s
+        How long the owner may take to reply.
+    order
+        Returns the indices of the places that may be tried, in order; None: all.
+
+    Raises
+    ------
+    BusyError
+        All of them are taken.
+    """
+    taken = process.part(TakenPlaces).taken
+    end = time.monotonic() + min(timeout_s, _GRACE_S)
+    while True:
+        for index in range(len(mine)) if order is None else order():
+            core = mine[index].core
+            if core in taken:
+                continue
+            taken.add(core)
+            try:
+                with suppress(BusyError):
+                    return index, attach(mine[index], timeout=timeout_s)
+            except BaseException:
+                taken.discard(core)
+                raise
+            taken.discard(core)
+        if time.monotonic() > end:
+            break
+        time.sleep(_PAUSE_S)
+    places = "producers" if role == "produce" else "consumers"
+    msg = f"all {len(mine)} places for {places} of this queue are taken"
+    hint = f"close one of them, or make the queue with more {places}"
+    raise BusyError(msg, operation="open_queue", hint=hint)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers of a vendor's queue in this process."""
+
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from crossmem.driver import VendorBuffer, VendorQueues
+from crossmem.errors import CrossmemError
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer, Source
+from crossmem.sharing.queues.vendor_terms import refuse
+
+__all__ = ["BufferOfVendor", "Side", "VendorBufferRecord", "VendorBuffers"]
+
+
+class VendorBuffers(Part):
+    """The vendor's buffers that this process has."""
+
+    closing: ClassVar = -5
+    """Before the queues."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self.live: dict[VendorBufferRecord, None] = {}
+
+    @override
+    def close_at_exit(self) -> None:
+        """Free all buffers."""
+        for record in list(self.live):
+            record.give_back(blocking=True)
+
+
+class Side:
+    """The side of this process that has a buffer: the holder for its record.
+
+    Parameters
+    ----------
+    opened
+        The queue.
+    driver
+        The driver of its device.
+    """
+
+    def __init__(self, opened: Source, driver: VendorQueues) -> None:
+        self.is_readonly = False
+        self.opened = opened
+        self.driver = driver
+        self.held: dict[VendorBufferRecord, None] = {}
+        """The buffers that the application has."""
+
+    def end_plainly(self, _buffer: SharedBuffer, /) -> bool:
+        """Say that there is no shorter way to release a buffer."""
+        return False
+
+    def take_back(self, record: BufferRecord, _stream: int | None) -> None:
+        """Free a buffer. Running work may use it, so that comes first."""
+        assert isinstance(record, VendorBufferRecord)  # noqa: S101
+        failure = finish_work(self.opened.device)
+        if record.vendor.pointer:
+            self.driver.free_buffer(record.vendor)
+        record.forget()
+        if failure is not None:
+            raise failure
+
+
+def finish_work(device: LocalDevice) -> CrossmemError | None:
+    """Wait for the work of a device, and return its failure."""
+    return None if device.capabilities.host_visible else wait_for_work(device)
+
+
+class VendorBufferRecord(BufferRecord):
+    """A buffer of the vendor in the hands of this process.
+
+    Parameters
+    ----------
+    side
+        The side that has it.
+    vendor
+        The buffer.
+    is_received
+        Whether another process has put it.
+    """
+
+    __slots__ = ("_side", "vendor")
+
+    def __init__(self, side: Side, vendor: VendorBuffer, *, is_received: bool) -> None:
+        super().__init__(side, 0, vendor.pointer, int(is_received), 1)
+        self.vendor = vendor
+        self._side = side
+        side.held[self] = None
+        side.opened.process.part(VendorBuffers).live[self] = None
+
+    def forget(self) -> None:
+        """Forget a buffer that was freed or handed over."""
+        self.is_done = True
+        self._side.held.pop(self, None)
+        self._side.opened.process.part(VendorBuffers).live.pop(self, None)
+
+
+class BufferOfVendor(SharedBuffer):
+    """A buffer of a vendor's queue, with the methods of :class:`crossmem.SharedBuffer`."""
+
+    __slots__ = ()
+
+    def __init__(self, record: VendorBufferRecord, length: int, user_data: bytes) -> None:
+        super().__init__(record, length, user_data)
+        # A program of the vendor may put buffers of another size.
+        self.nbytes = record.vendor.capacity
+        # The last statement: from here on, the finaliser of this object releases the buffer.
+        self._record = record
+
+    @override
+    def release(self, *, stream: Any = None) -> None:
+        """Free the buffer; see :meth:`crossmem.SharedBuffer.release`.
+
+        Parameters
+        ----------
+        stream
+            Not offered: the vendor's buffers have no order with streams.
+
+        Raises
+        ------
+        UnsupportedError
+            ``stream`` is given.
+        """
+        if stream is not None:
+            self._usable()
+            raise refuse(self.device, "release(stream=)", "synchronize the stream first")
+        super().release()

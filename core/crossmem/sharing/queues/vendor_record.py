@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a vendor's queue in one process, and the waits for it.
+
+The memory of the directory ends with a byte that the owner sets when it closes the queue, because
+the vendor has one code for a closed queue and for other failures.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from time import monotonic
+from typing import ClassVar, Final, TypeVar
+
+from typing_extensions import override
+
+from crossmem.driver import VendorBuffer, VendorQueue, VendorQueues
+from crossmem.driver.recording import call_into
+from crossmem.errors import ClosedError, DriverError, OwnerGoneError
+from crossmem.models import QueueRole, ShareableHandle
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.memory import Memory, leave_to_views
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.base.usage import Usage
+from crossmem.sharing.queues.place import LOOK_S
+from crossmem.sharing.queues.places import Places, take_place
+from crossmem.sharing.queues.vendor_buffer import Side, VendorBufferRecord, finish_work
+from crossmem.sharing.queues.vendor_terms import VendorTerms
+
+__all__ = ["VendorQueueRecord", "VendorQueueTable"]
+
+_T = TypeVar("_T")
+_CLOSED: Final = b"\1"
+
+
+class VendorQueueTable(Part):
+    """The vendor's queues that this process has open."""
+
+    closing: ClassVar = -4
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self.live: dict[VendorQueueRecord, None] = {}
+
+    @override
+    def close_at_exit(self) -> None:
+        """Close all queues: those of a process that has ended would stay."""
+        for record in list(self.live):
+            record.give_back(blocking=True)
+
+
+class VendorQueueRecord(Places):
+    """The resources of a vendor's queue in this process; the :class:`Source` of its buffers.
+
+    Parameters
+    ----------
+    process, device
+        This process, and the device.
+    driver
+        The driver of the device.
+    terms
+        What was declared when the queue was made.
+    mine
+        By role, the handles of the places that this process may take.
+    """
+
+    __slots__ = (
+        "consuming",
+        "device",
+        "directories",
+        "driver",
+        "is_owner",
+        "is_owner_alive",
+        "kept",
+        "marks",
+        "producing",
+        "queues",
+        "roles",
+        "terms",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        process: Process,
+        device: LocalDevice,
+        driver: VendorQueues,
+        terms: VendorTerms,
+        mine: dict[QueueRole, list[ShareableHandle]],
+    ) -> None:
+        super().__init__(process, mine)
+        self.device = device
+        self.driver = driver
+        self.terms = terms
+        self.usage = Usage()
+        self.producing = Side(self, driver)
+        self.consuming = Side(self, driver)
+        self.queues: list[VendorQueue] = []
+        """The vendor's queue, until it is closed."""
+        self.roles: set[QueueRole] = set()
+        """The roles for which this process has a place."""
+        self.is_owner = False
+        self.directories: dict[QueueRole, ShareableHandle] = {}
+        """In the owner: by role, the handle of its directory."""
+        self.kept: list[Memory] = []
+        """The memory of places and directories."""
+        self.marks: Sequence[memoryview | bytes] = ()
+        """In the owner, the last byte of each directory; in other processes, of their own one."""
+        self.is_owner_alive: Callable[[], bool] = lambda: True
+        process.part(VendorQueueTable).live[self] = None
+
+    def pointer(self, _producer: int, buffer: int) -> int:
+        """Return the address of a buffer."""
+        return buffer
+
+    @override
+    def has_place(self, role: QueueRole) -> bool:
+        """Whether this process has a place for a role."""
+        return role in self.roles
+
+    @override
+    def begin(self, role: QueueRole, timeout_s: float) -> None:
+        """Take a place. Its lease server grants the role to other processes before it answers."""
+        _, mapping = take_place(self.process, role, self.mine[role], timeout_s)
+        self.mappings.append(mapping)
+        self.roles.add(role)
+
+    # Hand-overs ---------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise if the queue was closed here or by its owner."""
+        if bytes(self.marks[0]) == _CLOSED:
+            msg = "this queue was closed"
+            raise ClosedError(msg, hint="make a new queue")
+
+    def _check_owner(self) -> None:
+        if not self.is_owner_alive():
+            msg = "the process that owns this queue is dead"
+            raise OwnerGoneError(msg, hint="make a new queue in a living process")
+
+    def _repeat(self, once: Callable[[VendorQueue, float], _T], timeout_s: float) -> _T | None:
+        """Repeat a short wait of the vendor, until it gives something or time is up."""
+        end = monotonic() + timeout_s
+        while True:
+            self.check_open()
+            queue = next(iter(self.queues), None)
+            try:
+                # Only this statement uses the queue, which another thread may close.
+                found = once(queue, min(max(end - monotonic(), 0.0), LOOK_S)) if queue else None
+            except DriverError:
+                # The vendor's code does not tell whether there is still a queue.
+                self.check_open()
+                self._check_owner()
+                raise
+            if found:
+                return found
+            self._check_owner()
+            if monotonic() >= end:
+                return None
+
+    def put(
+        self, record: VendorBufferRecord, length: int, user_data: bytes, timeout_s: float
+    ) -> bool:
+        """Hand a buffer over; return False if there was no room in time.
+
+        If this returns False or raises, the record is done only if the buffer was handed over.
+        """
+        driver, buffer = self.driver, record.vendor
+        if (failure := finish_work(self.device)) is not None:
+            raise failure
+        try:
+            return bool(
+                self._repeat(
+                    lambda queue, s: driver.enqueue(queue, buffer, length, user_data, s), timeout_s
+                )
+            )
+        finally:
+            if not buffer.pointer:
+                record.forget()
+
+    def get(self, timeout_s: float) -> VendorBufferRecord | None:
+        """Return the record of the next buffer, None if none came in time."""
+        made: list[VendorBuffer | None] = []
+
+        def receive(queue: VendorQueue, wait_s: float) -> VendorBuffer | None:
+            return call_into(made, self.driver.dequeue, queue, wait_s)
+
+        try:
+            found = self._repeat(receive, timeout_s)
+            return (
+                None
+                if found is None
+                else VendorBufferRecord(self.consuming, found, is_received=True)
+            )
+        except BaseException:
+            self._drop(self.consuming, made)
+            raise
+
+    def allocate(self) -> VendorBufferRecord:
+        """Return the record of a new buffer."""
+        made: list[VendorBuffer | None] = []
+        device = self.device
+        try:
+            call_into(
+                made,
+                self.driver.allocate_buffer,
+                device.ordinal,
+                self.terms.nbytes,
+                device.mechanism,
+            )
+            assert made[-1] is not None  # noqa: S101
+            return VendorBufferRecord(self.producing, made[-1], is_received=False)
+        except BaseException:
+            self._drop(self.producing, made)
+            raise
+
+    def _drop(self, side: Side, made: Sequence[VendorBuffer | None]) -> None:
+        """Free the buffer of a call that a signal handler has interrupted, if there is one."""
+        found = made[-1] if made else None
+        if found is not None and not any(one.vendor is found for one in list(side.held)):
+            record = VendorBufferRecord(side, found, is_received=True)
+            self.process.deferred.ready[record] = None
+            self.process.drain()
+
+    # The end ------------------------------------------------------------------------------
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Close the vendor's queue, then leave the places. The owner tells the others before."""
+        for mark in self.marks:
+            if self.is_owner and isinstance(mark, memoryview):
+                mark[:] = _CLOSED
+        with ExitStack() as steps:
+            # If one step raises, the others still run. The last one here runs first.
+            steps.callback(self._leave_all)
+            if self.queues:
+                self.driver.close_queue(self.queues[0])
+                self.queues.clear()
+        self.process.part(VendorQueueTable).live.pop(self, None)
+        self.is_done = True
+
+    def _leave_all(self) -> None:
+        self.marks = (_CLOSED,)
+        self.leave(self.mappings)
+        while self.kept:
+            leave_to_views(self.kept.pop())

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was declared of a vendor's queue, and the refusal of what such queues lack."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from crossmem.errors import UnsupportedError
+from crossmem.sharing.base.devices import LocalDevice
+
+__all__ = ["VendorTerms", "refuse", "refuse_features"]
+
+_OWN: Final = "leave out mechanism=: then crossmem makes a queue of its own, which has it"
+
+
+class VendorTerms(NamedTuple):
+    """What was declared when the queue was made."""
+
+    depth: int
+    nbytes: int
+    waits: bool
+    """Whether a put waits for room."""
+
+
+def refuse(device: LocalDevice, what: str, hint: str = _OWN) -> UnsupportedError:
+    """Return the error for a use that the vendor's queues do not offer."""
+    msg = f"queues of mechanism {device.mechanism!r} have no {what} (capability vendor_queues)"
+    return UnsupportedError(msg, hint=hint, backend=device.backend, device=device.identity)
+
+
+def refuse_features(device: LocalDevice, asked: Mapping[str, bool]) -> None:
+    """Refuse the first argument that asks for more than the vendor offers.
+
+    Raises
+    ------
+    UnsupportedError
+        The message names the argument.
+    """
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise refuse(device, name)

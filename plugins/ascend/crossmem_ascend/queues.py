@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vendor's queues and buffers: the mechanism ``acltdt``.
+
+The vendor offers them between processes only to programs on the device's own processor (run mode
+device) that share a memory group, which somebody else has made.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any, Final
+
+from crossmem.driver import Peer, VendorQueue
+from crossmem.driver.cleanup import noting
+from crossmem.driver.recording import call_into
+from crossmem.errors import (
+    AccessDeniedError,
+    InvalidHandleError,
+    InvalidSizeError,
+    UnsupportedError,
+)
+from crossmem.models import QueueRole
+from crossmem_ascend.buffers import MAX_QUEUES, About, Attached, HandOvers, number_of
+from crossmem_ascend.errors import BACKEND, FAILURE, SUCCESS
+from crossmem_ascend.runtime import Vendor
+
+__all__ = ["NAME", "QueueMechanism", "obstacle"]
+
+NAME: Final = "acltdt"
+_NEEDS: Final = (
+    *("alloc_buf", "attach_queue", "create_queue", "create_queue_attr", "dequeue"),
+    *("destroy_queue", "destroy_queue_attr", "enqueue", "free_buf", "get_buf_data"),
+    *("get_buf_data_len", "get_buf_user_data", "grant_queue", "set_buf_data_len"),
+    *("set_buf_user_data", "set_queue_attr"),
+)
+"""Functions of ``acl.tdt`` that the mechanism needs."""
+_RUNS_ON_HOST: Final = 1
+_SHARE_GROUP: Final = "SHAREGROUP_PRECONFIG"
+"""If this variable exists, the vendor's queues work between the processes of a memory group."""
+_DEPTH_ATTR: Final = 1
+_MAX_DEPTH: Final = 8191
+"""The vendor's greatest depth is 8192, and a queue of a depth holds one buffer less."""
+_ID_NBYTES: Final = 4
+_BITS: Final[Mapping[QueueRole, int]] = {"produce": 4, "consume": 2}
+
+
+def obstacle(
+    vendor: Vendor, tdt: object | None, ordinal: int, environ: Mapping[str, str]
+) -> UnsupportedError | None:
+    """Return why the vendor's queues cannot be used between processes, None if they can."""
+    missing = [name for name in _NEEDS if not hasattr(tdt, name)]
+    code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
+    if missing:
+        reason = f"this runtime has no function acl.tdt.{missing[0]}"
+    elif not vendor.has("get_run_mode"):
+        reason = "this runtime has no function acl.rt.get_run_mode"
+    elif vendor.value("rt.get_run_mode", vendor.rt.get_run_mode()) == _RUNS_ON_HOST:
+        reason = f"{code} buffers of acltdt in run mode host"
+    elif _SHARE_GROUP not in environ:
+        reason = f"{code} acltdtGrantQueue without a share group ({_SHARE_GROUP})"
+    elif ordinal:
+        reason = "acltdt uses device 0 alone"
+    else:
+        return None
+    return UnsupportedError(
+        f"{BACKEND}:{ordinal} does not offer mechanism {NAME!r}: {reason}",
+        hint=f"crossmem.device('{BACKEND}:{ordinal}').queue(...) makes a queue of crossmem's own, "
+        "over shareable handles",
+        backend=BACKEND,
+    )
+
+
+class QueueMechanism(HandOvers):
+    """The driver's methods for the group :class:`crossmem.driver.VendorQueues`.
+
+    Parameters
+    ----------
+    vendor
+        The runtime.
+    tdt
+        Its functions for queues and buffers.
+    on, about
+        Make a device current, and name it in errors. Queues and buffers need no current device, but
+        the device must have been opened.
+    """
+
+    def __init__(self, vendor: Vendor, tdt: Any, on: About, about: About) -> None:
+        super().__init__(vendor, tdt, about)
+        self._on = on
+
+    # Queues -------------------------------------------------------------------------------
+
+    def create_queue(self, ordinal: int, depth: int, mechanism: str) -> VendorQueue:  # noqa: ARG002
+        """Create a queue."""
+        if depth > _MAX_DEPTH:
+            msg = f"depth is {depth}; a queue of the vendor has at most {_MAX_DEPTH} buffers"
+            hint = "make the queue less deep"
+            raise InvalidSizeError(msg, operation="queue", hint=hint, backend=BACKEND)
+        queue = VendorQueue(ordinal, b"", None)
+        made: list[tuple[int, int]] = []
+        try:
+            with self._on(ordinal, "queue"):
+                self._create(depth + 1, made)
+                number = self._vendor.value("tdt.create_queue", made[0])
+            queue.reference = Attached(number, is_own=True)
+            queue.payload = number.to_bytes(_ID_NBYTES, "little")
+        except BaseException as error:
+            if made and made[0][1] == SUCCESS:
+                queue.reference = Attached(made[0][0], is_own=True)
+            with noting(error):
+                self.close_queue(queue)
+            raise
+        return queue
+
+    def _create(self, depth: int, made: list[tuple[int, int]]) -> None:
+        tdt, check, value = self._tdt, self._vendor.check, ctypes.c_uint32(depth)
+        attrs: list[int | None] = []
+        try:
+            attr = call_into(attrs, tdt.create_queue_attr)
+            if not attr:
+                check("tdt.create_queue_attr", FAILURE)
+            code = tdt.set_queue_attr(
+                attr, _DEPTH_ATTR, ctypes.sizeof(value), ctypes.addressof(value)
+            )
+            check("tdt.set_queue_attr", code)
+            call_into(made, tdt.create_queue, attr)
+        finally:
+            if attrs and attrs[0]:
+                check("tdt.destroy_queue_attr", tdt.destroy_queue_attr(attrs.pop()))
+
+    def attach_queue(
+        self,
+        ordinal: int,
+        payload: bytes,
+        role: QueueRole,
+        mechanism: str,  # noqa: ARG002
+    ) -> VendorQueue:
+        """Attach a queue. The vendor has no call that ends the attachment."""
+        number = int.from_bytes(payload, "little")
+        if len(payload) != _ID_NBYTES or number >= MAX_QUEUES:
+            msg = f"the id of a queue is a number below {MAX_QUEUES}, not {payload[:16].hex()}"
+            raise InvalidHandleError(msg, operation="open_queue", backend=BACKEND)
+        with self._on(ordinal, "open_queue"):
+            answer = self._tdt.attach_queue(number, 0)
+            bits = self._vendor.value("tdt.attach_queue", answer)
+        if not bits & _BITS[role]:
+            msg = f"the vendor permits this process {bits} of the queue, which is not to {role}"
+            raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
+        return VendorQueue(ordinal, payload, Attached(number, is_own=False))
+
+    def close_queue(self, queue: VendorQueue) -> None:
+        """Destroy an own queue."""
+        attached, destroy = queue.reference, self._tdt.destroy_queue
+        if attached is not None and attached.is_own:
+            with self._about(queue.ordinal, "close"):
+                # No signal handler runs between these two statements.
+                queue.reference = None
+                code = destroy(attached.number)
+                if code != SUCCESS:
+                    queue.reference = attached
+                self._vendor.check("tdt.destroy_queue", code)
+        queue.reference = None
+
+    def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
+        """Permit a process a role."""
+        if not peer.pid:
+            msg = "the vendor grants queues by pid, and this process has none here"
+            raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
+        with self._about(queue.ordinal, "open_queue"):
+            code = self._tdt.grant_queue(number_of(queue), peer.pid, _BITS[role], 0)
+            self._vendor.check("tdt.grant_queue", code)
