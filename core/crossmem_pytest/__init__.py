@@ -112,6 +112,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "crossmem_requires(capability): skip on devices without that capability"
     )
     config.addinivalue_line(
+        "markers",
+        "crossmem_with_vendor_queues: of mechanisms that have nothing but queues of the vendor, too",
+    )
+    config.addinivalue_line(
         "markers", "crossmem_not_of_blocks(reason): skip with --crossmem-blocks"
     )
     if _names_kit(config):

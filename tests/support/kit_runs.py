@@ -62,6 +62,13 @@ class KitRun(NamedTuple):
     def environment(self) -> dict[str, str]:
         """The variables that choose the profile and the speed of streams."""
         api = "ACL" if self.backend == "ascend" else "HIP"
+        if self.mechanism == "acltdt":
+            # Emulated programs on the device's own processor, in one memory group.
+            return {
+                "CROSSMEM_EMULATED_ACL_PROFILE": self.profile,
+                "CROSSMEM_EMULATED_ACL_GROUP": "kit",
+                "SHAREGROUP_PRECONFIG": "1",
+            }
         found = {f"CROSSMEM_EMULATED_{api}_PROFILE": self.profile} if self.profile else {}
         return found | ({"CROSSMEM_EMULATED_SLOW_STREAMS": "1"} if self.slow_streams else {})
 
@@ -82,7 +89,8 @@ RUNS: Final = (
     KitRun("hip", "vmm", "whole", "long"),
     KitRun("cuda", "legacy", "whole", "long"),
     KitRun("cuda", "vmm", "whole", "long"),
-    # On "310b-rc" there is nothing that could be shared.
+    # "310b-rc" shares nothing else.
+    KitRun("ascend", "acltdt", "whole", "ci", "310b-rc"),
     *(
         KitRun("ascend", mechanism, "whole", "long", profile)
         for profile in ("cann8", "a2", "a3", "950", "old-driver")
@@ -203,8 +211,9 @@ def tables() -> str:
         tiers = {
             run.part: run.tier
             for run in RUNS
-            if (run.backend, run.mechanism, run.profile, run.on_blocks, run.slow_streams)
-            == (backend, mechanism, "", False, False)
+            if (run.backend, run.mechanism, run.on_blocks, run.slow_streams)
+            == (backend, mechanism, False, False)
+            and (not run.profile or mechanism == "acltdt")
         }
         on_blocks = {
             run.part: run.tier

@@ -46,6 +46,7 @@ __all__ = [
     "keep_tracer",
     "live",
     "map_",
+    "memory_device",
     "objects",
     "offer",
     "pid",
@@ -101,6 +102,12 @@ def device(spec: str | None = None) -> crossmem.Device:
     return crossmem.device(spec or _spec, runtime=_runtime, mechanism=_mechanism)
 
 
+def memory_device(spec: str | None = None) -> crossmem.Device:
+    """Return a device for memory: as :func:`device`, or the host if the mechanism has none."""
+    found = device(spec)
+    return crossmem.device("host") if found.capabilities.vendor_queues else found
+
+
 def tracer() -> TracingDriver:
     """Return the tracing driver of the device under test."""
     driver: Driver = device().driver
@@ -113,7 +120,7 @@ def tracer() -> TracingDriver:
 
 def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
     """Allocate memory for exports with these options; return its address and capacity."""
-    allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
+    allocation = objects[name] = blocks.allocate(memory_device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
 

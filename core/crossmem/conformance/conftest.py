@@ -85,8 +85,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
             pytest.skip(f"not of blocks: {marker.args[0]}")
+    capabilities = _kit_of(item.config).device.capabilities
+    if capabilities.vendor_queues and not any(item.iter_markers("crossmem_with_vendor_queues")):
+        pytest.skip("the mechanism has nothing but queues of the vendor (capability vendor_queues)")
     for marker in item.iter_markers("crossmem_requires"):
-        capabilities = _kit_of(item.config).device.capabilities
         for name in marker.args:
             if not getattr(capabilities, name):
                 pytest.skip(f"the device's capability {name} is false")
@@ -257,6 +259,8 @@ def make_queue(device: crossmem.Device, guarded: None) -> Iterator[MakeQueue]:
     made: list[crossmem.Queue] = []
 
     def make(depth: int = 4, nbytes: int = BUFFER_NBYTES, **options: Any) -> crossmem.Queue:
+        if device.capabilities.vendor_queues and options.get("delivery") == "each":
+            pytest.skip("queues of the vendor give each buffer to one (capability vendor_queues)")
         made.append(device.queue(depth, nbytes, **options))
         return made[-1]
 

@@ -112,7 +112,7 @@ class Kit:
         preload(*plugin_modules())
         # The first export starts the lease server, which stays. It is started here, so that it does
         # not count as the leak of a test.
-        with self.device.allocate(1) as allocation:
+        with actions.memory_device().allocate(1) as allocation:
             allocation.export()
         # Each test collects garbage twice. The freeze makes that faster: the collector skips the
         # objects that exist now, mostly those of pytest.

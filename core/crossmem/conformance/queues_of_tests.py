@@ -23,6 +23,8 @@ __all__ = [
     "MakeQueue",
     "allocate",
     "allocate_all",
+    "check_free",
+    "check_stats",
     "disable_polling",
     "get",
     "get_each",
@@ -35,11 +37,13 @@ __all__ = [
     "scribble",
     "stats",
     "take",
+    "user_data_of",
 ]
 
 NBYTES: Final = 4096
 """Capacity of a buffer of a test."""
 _LABEL: Final = struct.Struct("<II")
+_USER_NBYTES: Final = 96
 
 # Buffers end first: a queue with buffers in hand does not close.
 ends[:0] = [(crossmem.SharedBuffer, "release"), (crossmem.Queue, "close")]
@@ -124,7 +128,7 @@ def put_buffer(
 
 def read_item(buffer: crossmem.SharedBuffer) -> Item:
     """Return what a buffer contains, after a check of its data."""
-    label = buffer.user_data
+    label = user_data_of(buffer, _LABEL.size)
     who, number = _LABEL.unpack(label)
     data = buffer.read(buffer.data_length)
 
@@ -174,6 +178,12 @@ def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
             return found
 
 
+def check_free(name: str | crossmem.Queue, count: int) -> None:
+    """Check how many buffers are free, if the queue has them from its beginning."""
+    if not _find(name).device.capabilities.vendor_queues:
+        assert count_free(name) == count
+
+
 def count_free(name: str | crossmem.Queue) -> int:
     """Return how many buffers are free now."""
     found = allocate_all(name)
@@ -185,6 +195,27 @@ def count_free(name: str | crossmem.Queue) -> int:
 def stats(name: str | crossmem.Queue) -> crossmem.QueueStats:
     """Return the state of a queue."""
     return _find(name).stats()
+
+
+def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
+    """Check some numbers of the state of a queue, if the queue has them."""
+    queue = _find(name)
+    if not queue.device.capabilities.vendor_queues:
+        found = queue.stats()
+        assert {key: getattr(found, key) for key in expected} == expected
+
+
+def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
+    """Return the user data of a buffer, of which so many bytes were set.
+
+    A vendor's queue does not keep that number, and gives all 96 bytes.
+    """
+    found = buffer.user_data
+    if buffer.device.capabilities.vendor_queues:
+        assert len(found) == _USER_NBYTES
+        assert not any(found[nbytes:])
+        return found[:nbytes]
+    return found
 
 
 # Faults -----------------------------------------------------------------------------------

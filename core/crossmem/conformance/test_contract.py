@@ -9,8 +9,10 @@ import pytest
 import crossmem
 from crossmem.driver import DRIVER_API_VERSION, Driver, TracingDriver, check_groups
 
+pytestmark = pytest.mark.crossmem_with_vendor_queues
+
 ABSTRACT = sorted(Driver.__abstractmethods__)
-OPTIONAL = ["after_fork_in_child", "grant", "peer_identity", "release_export"]
+OPTIONAL = ["after_fork_in_child", "grant", "peer_identity", "refusal", "release_export"]
 
 
 def parameters(function: Callable[..., object]) -> list[tuple[str, inspect._ParameterKind]]:

@@ -31,6 +31,7 @@ USES: Final[dict[str, Callable[[crossmem.SharedBuffer], object]]] = {
 # Q4: one side has a buffer ----------------------------------------------------------------
 
 
+@pytest.mark.crossmem_with_vendor_queues
 @pytest.mark.crossmem_core
 def test_q04_a_buffer_that_was_handed_over_or_released_refuses_every_use(
     make_queue: MakeQueue, peer: Peer
@@ -54,8 +55,8 @@ def test_q04_a_buffer_that_was_handed_over_or_released_refuses_every_use(
             peer.call(_use, "buffer", name)
 
     # Neither was counted twice.
-    assert queues.count_free(queue) == queue.depth
-    assert queue.stats().put == 1
+    queues.check_free(queue, queue.depth)
+    queues.check_stats(queue, put=1)
 
 
 def _use(name: str, use: str) -> None:
@@ -117,6 +118,7 @@ def _read_again(name: str) -> int:
     return queues.read_item(actions.objects[name]).number
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_q04_the_only_consumer_may_write(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue(depth=1)
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
@@ -135,6 +137,7 @@ def setattr_of(name: str, attribute: str, value: Any) -> None:
     setattr(actions.objects[name], attribute, value)
 
 
+@pytest.mark.crossmem_with_vendor_queues
 @pytest.mark.crossmem_core
 def test_q04_only_a_queues_own_buffers_are_put(make_queue: MakeQueue, peer: Peer) -> None:
     queue, other = make_queue(), make_queue()
@@ -153,12 +156,13 @@ def test_q04_only_a_queues_own_buffers_are_put(make_queue: MakeQueue, peer: Peer
         own.put(got)
 
     queues.put_buffer(other, foreign, 4)
-    assert other.stats().put == 1
+    queues.check_stats(other, put=1)
     assert numbers_of(peer.call(queues.get_each, "queue", 2)) == [1, 2]
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0)
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_q04_a_buffer_has_no_handle(make_queue: MakeQueue) -> None:
     queue = make_queue()
     with queue.allocate() as buffer:
@@ -167,6 +171,7 @@ def test_q04_a_buffer_has_no_handle(make_queue: MakeQueue) -> None:
                 use(buffer)
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_q04_a_buffer_that_is_dropped_is_released(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue(depth=2)
     for role in ("produce", "consume"):
@@ -178,7 +183,7 @@ def test_q04_a_buffer_that_is_dropped_is_released(make_queue: MakeQueue, peer: P
         peer.call(actions.drop, "mine", "theirs")
 
     peer.call(crossmem.collect)
-    assert peer.call(queues.count_free, "produce") == 2
+    peer.call(queues.check_free, "produce", 2)
 
 
 # Q6: free after the last consumer ---------------------------------------------------------

@@ -19,6 +19,7 @@ from crossmem.conformance.queues_of_tests import NBYTES, MakeQueue
 
 
 @pytest.mark.parametrize("delivery", ["one", "each"])
+@pytest.mark.crossmem_with_vendor_queues
 @pytest.mark.crossmem_core
 def test_q11_data_user_data_and_length_arrive_as_they_were_put(
     make_queue: MakeQueue, peer: Peer, delivery: str
@@ -36,14 +37,17 @@ def test_q11_data_user_data_and_length_arrive_as_they_were_put(
         buffer.data_length, buffer.user_data = data_nbytes, user_data
         queue.put(buffer)
 
-        assert peer.call(_get_all, "queue") == (data, user_data, data_nbytes)
+        found = peer.call(_get_all, "queue", user_nbytes)
+        assert found == (data, user_data, data_nbytes)
 
 
-def _get_all(name: str) -> tuple[bytes, bytes, int]:
+def _get_all(name: str, user_nbytes: int) -> tuple[bytes, bytes, int]:
     with actions.objects[name].get(timeout=SOON_S) as buffer:
-        return buffer.read(buffer.data_length), buffer.user_data, buffer.data_length
+        user_data = queues.user_data_of(buffer, user_nbytes)
+        return buffer.read(buffer.data_length), user_data, buffer.data_length
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_q11_what_does_not_fit_is_refused(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue()
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
@@ -65,9 +69,9 @@ def test_q11_what_does_not_fit_is_refused(make_queue: MakeQueue, peer: Peer) -> 
         queue.put(bytes(NBYTES + 1), copy="allow")
     queue.put(b"copied", copy="allow")
 
-    assert peer.call(_get_all, "queue") == (b"after ", b"before", 6)
-    assert peer.call(_get_all, "queue") == (b"copied", b"", 6)
-    assert queues.count_free(queue) == queue.depth
+    assert peer.call(_get_all, "queue", 6) == (b"after ", b"before", 6)
+    assert peer.call(_get_all, "queue", 0) == (b"copied", b"", 6)
+    queues.check_free(queue, queue.depth)
 
 
 class Bomb:
@@ -78,6 +82,7 @@ class Bomb:
         return os.abort, ()
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_q11_nothing_is_unpickled(make_queue: MakeQueue, peer: Peer) -> None:
     queue, bomb = make_queue(), pickle.dumps(Bomb())
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
@@ -87,7 +92,7 @@ def test_q11_nothing_is_unpickled(make_queue: MakeQueue, peer: Peer) -> None:
         buffer.data_length = len(bomb)
         queue.put(buffer)
 
-    assert peer.call(_get_all, "queue") == (bomb, bomb[:96], len(bomb))
+    assert peer.call(_get_all, "queue", len(bomb[:96])) == (bomb, bomb[:96], len(bomb))
 
 
 @pytest.mark.parametrize("delivery", ["one", "each"])

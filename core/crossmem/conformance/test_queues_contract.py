@@ -23,6 +23,7 @@ from crossmem.models.queue_handle import ROLES
 # Handles ----------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_c03_a_queue_keeps_its_handles(make_queue: MakeQueue) -> None:
     queue, other = make_queue(), make_queue()
     handles = {role: queue.export(role=role) for role in ROLES}
@@ -35,6 +36,7 @@ def test_c03_a_queue_keeps_its_handles(make_queue: MakeQueue) -> None:
     assert len({*handles.values(), *(other.export(role=role) for role in ROLES)}) == 4
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_c06_a_closed_queue_is_stale(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue()
     blobs = {role: queues.handle_of(queue, role) for role in ROLES}
@@ -47,6 +49,7 @@ def test_c06_a_closed_queue_is_stale(make_queue: MakeQueue, peer: Peer) -> None:
         assert queues.handle_of(later, role) not in blobs.values()
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_c12_a_dead_processs_queue_is_not_opened(fresh_peer: FreshPeer, peer: Peer) -> None:
     owner = fresh_peer()
     blob = owner.call(queues.make, "queue")["consume"]
@@ -58,6 +61,7 @@ def test_c12_a_dead_processs_queue_is_not_opened(fresh_peer: FreshPeer, peer: Pe
     assert time.monotonic() - start < SOON_S
 
 
+@pytest.mark.crossmem_with_vendor_queues
 @pytest.mark.crossmem_core
 def test_c13_only_admitted_processes_open_a_queue(
     make_queue: MakeQueue, peer: Peer, peer2: Peer
@@ -70,7 +74,7 @@ def test_c13_only_admitted_processes_open_a_queue(
     peer.call(queues.put, "produce", [1])
 
     assert peer.call(queues.get, "consume").number == 1
-    assert (queue.stats().producers, queue.stats().consumers) == (1, 1)
+    queues.check_stats(queue, producers=1, consumers=1)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,7 @@ def test_c13_only_admitted_processes_open_a_queue(
     [b"", b"XMQU", bytes(200), b"\xff" * 100, b"XMQU" * 1000, bytearray(64), "text", 17, None],
     ids=lambda bad: f"{type(bad).__name__}-{len(bad) if hasattr(bad, '__len__') else bad}",
 )
+@pytest.mark.crossmem_with_vendor_queues
 def test_c14_what_is_no_handle_of_a_queue_is_refused(device: crossmem.Device, bad: Any) -> None:
     with pytest.raises(crossmem.InvalidHandleError):
         crossmem.open_queue(bad, device=device)
@@ -111,6 +116,7 @@ def test_c14_damaged_handles_of_queues_are_refused(
     assert peer.call(queues.get, "queue").number == 1
 
 
+@pytest.mark.crossmem_with_vendor_queues
 @pytest.mark.crossmem_core
 def test_c16_a_queue_out_of_bounds_is_refused(
     device: crossmem.Device, state: Callable[[], dict[str, Any]]
@@ -152,6 +158,7 @@ USES: dict[str, Callable[[crossmem.Queue], object]] = {
 }
 
 
+@pytest.mark.crossmem_with_vendor_queues
 @pytest.mark.crossmem_core
 def test_c17_a_closed_queue_refuses_every_use(make_queue: MakeQueue, peer: Peer) -> None:
     mine = make_queue()
@@ -167,6 +174,7 @@ def test_c17_a_closed_queue_refuses_every_use(make_queue: MakeQueue, peer: Peer)
         assert "closed" in repr(one)
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_c17_a_queue_with_buffers_in_hand_is_not_closed(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue()
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
@@ -181,6 +189,7 @@ def test_c17_a_queue_with_buffers_in_hand_is_not_closed(make_queue: MakeQueue, p
 
 
 @pytest.mark.parametrize("use", USES)
+@pytest.mark.crossmem_with_vendor_queues
 def test_c18_an_inherited_queue_refuses_every_use(
     make_queue: MakeQueue, peer: Peer, use: str
 ) -> None:
@@ -228,6 +237,7 @@ def test_c20_an_owner_can_exit(fresh_peer: FreshPeer, peer: Peer) -> None:
     peer.call(actions.call, "buffer", "release")
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_c26_a_stopped_owner_is_asked_as_long_as_was_said(
     fresh_peer: FreshPeer, device: crossmem.Device
 ) -> None:
@@ -273,6 +283,7 @@ def _role_of(name: str) -> str:
     return "produce" if "produce" in repr(actions.objects[name]) else "consume"
 
 
+@pytest.mark.crossmem_with_vendor_queues
 @pytest.mark.crossmem_core
 def test_q12_a_handle_gives_no_other_role(make_queue: MakeQueue, peer: Peer, peer2: Peer) -> None:
     queue = make_queue()
@@ -281,13 +292,14 @@ def test_q12_a_handle_gives_no_other_role(make_queue: MakeQueue, peer: Peer, pee
         forged = crossmem.QueueHandle(other, queue.export(role=role).directory)
         with pytest.raises((crossmem.AccessDeniedError, crossmem.InvalidHandleError)):
             peer2.call(queues.open_, "never", forged.to_bytes())
-    assert (queue.stats().producers, queue.stats().consumers) == (0, 1)
+    queues.check_stats(queue, producers=0, consumers=1)
     queues.put(queue, [1])
 
     assert peer.call(queues.get, "queue") == Item(0, 1, 1)
 
 
 @pytest.mark.parametrize("role", ROLES)
+@pytest.mark.crossmem_with_vendor_queues
 def test_q12_no_more_processes_than_declared_take_a_role(
     make_queue: MakeQueue, peer: Peer, peer2: Peer, fresh_peer: FreshPeer, role: str
 ) -> None:

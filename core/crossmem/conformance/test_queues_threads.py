@@ -237,6 +237,7 @@ def _put_in_thread(thread: int, name: str, count: int) -> None:
     queues.put(name, range(count), who=thread)
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_q15_a_close_ends_the_waits_of_other_threads(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue()
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))

@@ -213,6 +213,7 @@ def _get_many(name: str, timeout: float) -> None:
     actions.objects[name].get_many(3, timeout=timeout)
 
 
+@pytest.mark.crossmem_with_vendor_queues
 def test_q14_a_timeout_of_nothing_takes_what_is_there(make_queue: MakeQueue, peer: Peer) -> None:
     queue = make_queue(depth=1)
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
@@ -222,6 +223,7 @@ def test_q14_a_timeout_of_nothing_takes_what_is_there(make_queue: MakeQueue, pee
 
 
 @pytest.mark.parametrize("wrong", [-1, -1e-9, "1", float("nan"), True, [1]])
+@pytest.mark.crossmem_with_vendor_queues
 def test_q14_what_is_no_timeout_is_refused(make_queue: MakeQueue, wrong: Any) -> None:
     queue = make_queue()
     queues.put(queue, [1])
@@ -229,5 +231,5 @@ def test_q14_what_is_no_timeout_is_refused(make_queue: MakeQueue, wrong: Any) ->
         with pytest.raises(crossmem.ConfigurationError):
             call(timeout=wrong)
 
-    assert queue.stats().put == 1
+    queues.check_stats(queue, put=1)
     assert queues.get(queue, timeout=0).number == 1
