@@ -113,7 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "crossmem_with_vendor_queues: of mechanisms that have nothing but queues of the vendor, too",
+        "crossmem_with_vendor_queues: not skipped if the device has only queues of the vendor",
     )
     config.addinivalue_line(
         "markers", "crossmem_not_of_blocks(reason): skip with --crossmem-blocks"

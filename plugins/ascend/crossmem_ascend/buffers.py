@@ -8,7 +8,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from typing_extensions import override
@@ -53,6 +53,8 @@ class Attached:
     number: int
     is_own: bool
     """Whether this process has created it."""
+    granted: dict[tuple[int, int | None], int] = field(default_factory=dict)
+    """The permissions of other processes. The key is pid and start time."""
 
 
 def number_of(queue: VendorQueue) -> int:

@@ -42,6 +42,7 @@ PARAM_INVALID: Final = 107000
 CONTEXT_NULL: Final = 107002
 INVALID_HANDLE: Final = 107017
 FEATURE_NOT_SUPPORT: Final = 207000
+_RESOURCE_ALLOC_FAIL: Final = 207005
 QUEUE_EMPTY: Final = 207013
 QUEUE_FULL: Final = 207014
 FAILURE: Final = 500001
@@ -207,6 +208,11 @@ _REFUSALS: Final = {
 }
 """The usual cause of code 507899. The key is the call."""
 
+_LOST: Final = (
+    "the process that allocated the buffer ended before another one received it: keep producers "
+    "until their buffers were received"
+)
+
 
 def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
     """Return the error for a result of ACL.
@@ -229,6 +235,8 @@ def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
         hint = "the exporter freed the memory, or is dead"
     if code == DRV_INTERNAL_ERROR and call in _REFUSALS:
         hint = f"{_REFUSALS[call]}; see also the plog files of CANN (~/ascend/log)"
+    if (call, code) == ("tdt.dequeue", _RESOURCE_ALLOC_FAIL):
+        hint = _LOST
     said = f"; CANN says: {clause(detail, 80)}" if detail else ""
     if kind is DriverError:
         message = f"ACL refused {call}{said}"

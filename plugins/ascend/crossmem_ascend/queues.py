@@ -18,8 +18,8 @@ from crossmem.errors import (
     InvalidSizeError,
     UnsupportedError,
 )
-from crossmem.models import QueueRole
-from crossmem_ascend.buffers import MAX_QUEUES, About, Attached, HandOvers, number_of
+from crossmem.models import QueueRole, process_start_time
+from crossmem_ascend.buffers import MAX_QUEUES, About, Attached, HandOvers
 from crossmem_ascend.errors import BACKEND, FAILURE, SUCCESS
 from crossmem_ascend.runtime import Vendor
 
@@ -166,5 +166,10 @@ class QueueMechanism(HandOvers):
             msg = "the vendor grants queues by pid, and this process has none here"
             raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
         with self._about(queue.ordinal, "open_queue"):
-            code = self._tdt.grant_queue(number_of(queue), peer.pid, _BITS[role], 0)
+            # A grant may replace an earlier one of the same process.
+            attached: Attached = queue.reference
+            process = peer.pid, process_start_time(peer.pid)
+            bits = attached.granted.get(process, 0) | _BITS[role]
+            code = self._tdt.grant_queue(attached.number, peer.pid, bits, 0)
             self._vendor.check("tdt.grant_queue", code)
+            attached.granted[process] = bits

@@ -18,7 +18,7 @@ from crossmem import Queue, QueueEmptyError, QueueFullError
 from crossmem.models.queue_handle import QueueRole
 from crossmem.sharing.queues.consumer import Consumer
 from crossmem.sharing.queues.layout import DROPPING, READY, SIZES, TAIL, WANTED, WISH
-from crossmem.sharing.queues.opening import Queues
+from crossmem.sharing.queues.places import TakenPlaces
 from crossmem.sharing.queues.producer import Producer
 from crossmem.sharing.queues.record import QueueRecord
 
@@ -64,7 +64,7 @@ class Crowd:
         """Give a place up as a process does that dies, before the owner sees it."""
         record = self.record_of(queue)
         queue._record = None
-        taken = self.opened.process.part(Queues).taken
+        taken = self.opened.process.part(TakenPlaces).taken
         for mapping in record.mappings:
             taken.discard(mapping.handle.core)
             mapping._is_left = True

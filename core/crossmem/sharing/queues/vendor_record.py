@@ -31,6 +31,10 @@ _T = TypeVar("_T")
 _CLOSED: Final = b"\1"
 
 
+def _always() -> bool:
+    return True
+
+
 class VendorQueueTable(Part):
     """The vendor's queues that this process has open."""
 
@@ -104,7 +108,7 @@ class VendorQueueRecord(Places):
         """The memory of places and directories."""
         self.marks: Sequence[memoryview | bytes] = ()
         """In the owner, the last byte of each directory; in other processes, of their own one."""
-        self.is_owner_alive: Callable[[], bool] = lambda: True
+        self.is_owner_alive: Callable[[], bool] = _always
         process.part(VendorQueueTable).live[self] = None
 
     def pointer(self, _producer: int, buffer: int) -> int:
@@ -239,6 +243,8 @@ class VendorQueueRecord(Places):
 
     def _leave_all(self) -> None:
         self.marks = (_CLOSED,)
+        # It refers to the mapping of the directory.
+        self.is_owner_alive = _always
         self.leave(self.mappings)
         while self.kept:
             leave_to_views(self.kept.pop())
