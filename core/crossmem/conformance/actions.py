@@ -18,7 +18,7 @@ from typing import Any
 import crossmem
 from crossmem.conformance import blocks, resources
 from crossmem.conformance.ends import ends
-from crossmem.driver import Driver, TracingDriver, vendor_queues_of, witness_of
+from crossmem.driver import Driver, TracingDriver, witness_of
 from crossmem.sharing.base.process import current
 from crossmem.sharing.importer import messages
 from crossmem.sharing.importer.attach import attach_reserved as attach_message
@@ -46,7 +46,6 @@ __all__ = [
     "keep_tracer",
     "live",
     "map_",
-    "memory_device",
     "objects",
     "offer",
     "pid",
@@ -102,12 +101,6 @@ def device(spec: str | None = None) -> crossmem.Device:
     return crossmem.device(spec or _spec, runtime=_runtime, mechanism=_mechanism)
 
 
-def memory_device(spec: str | None = None) -> crossmem.Device:
-    """Return a device for memory: as :func:`device`, or the host if the mechanism has none."""
-    found = device(spec)
-    return crossmem.device("host") if found.capabilities.vendor_queues else found
-
-
 def tracer() -> TracingDriver:
     """Return the tracing driver of the device under test."""
     driver: Driver = device().driver
@@ -120,7 +113,7 @@ def tracer() -> TracingDriver:
 
 def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
     """Allocate memory for exports with these options; return its address and capacity."""
-    allocation = objects[name] = blocks.allocate(memory_device(spec), nbytes, **options)
+    allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
 
@@ -398,10 +391,7 @@ def state(ignored: frozenset[int] = frozenset()) -> dict[str, Any]:
     """Return the resources that this process has now. Tests compare them before and after."""
     blocks.close_pools()
     crossmem.collect()
-    here, queues = device(), vendor_queues_of(device().driver)
-    if here.capabilities.vendor_queues and queues is not None:
-        # A vendor gives memory that other processes have freed back with its next call.
-        queues.free_buffer(queues.allocate_buffer(here.ordinal, 1, here.mechanism))
+    resources.collect_of_vendor(device())
     return {
         "live": live(),
         "violations": violations(),

@@ -70,8 +70,11 @@ def allocate(
     """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
     Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``: each
-    export of an allocation has its own.
+    export of an allocation has its own. If the device's mechanism has no memory, but queues of the
+    vendor, return host memory: processes get to know each other by it.
     """
+    if device.capabilities.vendor_queues:
+        device = crossmem.device("host")
     if _allocate is None:
         return device.allocate(nbytes)
     part = current().part(_Pools)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, blocks
 from crossmem.conformance.forkserver import plugin_modules
 from crossmem.conformance.peers import Peer, kill_all
 from crossmem.conformance.pool import PeerPool
@@ -112,7 +112,7 @@ class Kit:
         preload(*plugin_modules())
         # The first export starts the lease server, which stays. It is started here, so that it does
         # not count as the leak of a test.
-        with actions.memory_device().allocate(1) as allocation:
+        with blocks.allocate(self.device, 1) as allocation:
             allocation.export()
         # Each test collects garbage twice. The freeze makes that faster: the collector skips the
         # objects that exist now, mostly those of pytest.

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Final, Self
 
 import crossmem
-from crossmem.conformance import actions, streams_of_tests
+from crossmem.conformance import actions, blocks, streams_of_tests
 from crossmem.conformance.peers import Peer, PeerDiedError, PeerTimeoutError, kit_descriptors
 from crossmem.conformance.speed import SLOWNESS
 
@@ -120,7 +120,7 @@ class PeerPool:
         blob = peer.call(actions.offer, "hello", 1)
         # The page of a first timeline stays, too.
         peer.call(streams_of_tests.make, "first")
-        with actions.memory_device().allocate(1) as mine:
+        with blocks.allocate(actions.device(), 1) as mine:
             crossmem.attach(blob).unmap()
             peer.call(actions.attach, "mine", mine.export().to_bytes())
             for other in self._peers:

@@ -12,11 +12,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import crossmem
 from crossmem.control.descriptors import is_closing
 from crossmem.control.segments import CONTROL_NAME, ROW_NAME
+from crossmem.driver import vendor_queues_of
 
 __all__ = [
     "NamedFile",
+    "collect_of_vendor",
     "descriptors",
     "lease_words",
     "limit_descriptors",
@@ -31,6 +34,16 @@ NamedFile = tuple[str, int, int]
 
 
 _CLOSED_WITHIN_S: Final = 0.5
+
+
+def collect_of_vendor(device: crossmem.Device) -> None:
+    """Let a vendor with queues take back buffers of this process that other processes have freed.
+
+    It may do so only at its next call.
+    """
+    queues = vendor_queues_of(device.driver)
+    if device.capabilities.vendor_queues and queues is not None:
+        queues.free_buffer(queues.allocate_buffer(device.ordinal, 1, device.mechanism))
 
 
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Final, Protocol
 
 from typing_extensions import override
@@ -177,7 +178,7 @@ class HandOvers:
         end = began + timeout_s
         while True:
             start = time.monotonic()
-            wait_ms = int(1000 * max(0.0, end - start))
+            wait_ms = ceil(1000 * max(0.0, end - start))
             code = once(wait_ms)
             now = time.monotonic()
             if code == SUCCESS:

@@ -47,13 +47,15 @@ def obstacle(
     vendor: Vendor, tdt: object | None, ordinal: int, environ: Mapping[str, str]
 ) -> UnsupportedError | None:
     """Return why the vendor's queues cannot be used between processes, None if they can."""
-    missing = [name for name in _NEEDS if not hasattr(tdt, name)]
     code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
+    missing = [f"tdt.{name}" for name in _NEEDS if not hasattr(tdt, name)]
+    missing += ["rt.get_run_mode"] if not vendor.has("get_run_mode") else []
+    mode, failure = (0, 0) if missing else vendor.rt.get_run_mode()
     if missing:
-        reason = f"this runtime has no function acl.tdt.{missing[0]}"
-    elif not vendor.has("get_run_mode"):
-        reason = "this runtime has no function acl.rt.get_run_mode"
-    elif vendor.value("rt.get_run_mode", vendor.rt.get_run_mode()) == _RUNS_ON_HOST:
+        reason = f"this runtime has no function acl.{missing[0]}"
+    elif failure != SUCCESS:
+        reason = f"acl.rt.get_run_mode failed with {failure}"
+    elif mode == _RUNS_ON_HOST:
         reason = f"{code} buffers of acltdt in run mode host"
     elif _SHARE_GROUP not in environ:
         reason = f"{code} acltdtGrantQueue without a share group ({_SHARE_GROUP})"
