@@ -138,11 +138,13 @@ def test_host_memory_has_the_capabilities_of_the_table(backend: str, page: GetPa
     assert {name: said[name] for name in flags} == flags
 
 
-@pytest.mark.parametrize("mechanism", ["shareable", "key"])
+@pytest.mark.parametrize("mechanism", ["shareable", "key", "acltdt"])
 def test_the_ascend_backend_has_the_capabilities_of_the_table(
-    mechanism: str, page: GetPage, tmp_path: Path
+    mechanism: str, page: GetPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = AscendDriver(Acl(options=options.Options(state=tmp_path)))
+    monkeypatch.setenv("SHAREGROUP_PRECONFIG", "")
+    profile = "310b-rc" if mechanism == "acltdt" else "documented"
+    driver = AscendDriver(Acl(profile, options=options.Options(state=tmp_path)))
     actual = asdict(driver.capabilities(0, mechanism))
     flags = {name: value for name, value in actual.items() if type(value) is bool}
     said = capabilities_said(page, f"`ascend`, `{mechanism}`")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process does with queues of Ascend's while the vendor's calls fail, one after the other."""
+"""What a process does with Ascend's queues while the vendor's calls fail, one after the other."""
 
 import os
 from collections.abc import Callable
@@ -30,7 +30,7 @@ CODES: dict[str, tuple[int, ...]] = {
     "rt.memcpy": (107000,),
     "rt.synchronize_device": (107002, 107019, BUSY),
 }
-"""What each call may answer. 500001, 207013 and 207014 say at the end of a wait that it has ended."""
+"""What each call may answer. 500001, 207013 and 207014 say that a wait has ended."""
 
 Objects = dict[str, Any]
 
@@ -206,8 +206,13 @@ def fail(call: str, code: int) -> None:
 def die_inside(call: str, name: str) -> None:
     """Get or put, and die inside of the vendor's call."""
     _acl().faults.add(f"{call}.inside", 9, pid=os.getpid())
+    use(call, name)
+
+
+def use(call: str, name: str) -> None:
+    """Get or put, and wait without a limit."""
     queue = actions.objects[name]
     if call == "tdt.dequeue":
-        queue.get(timeout=5)
+        queue.get().release()
     else:
-        queue.put(b"x", copy="allow", timeout=5)
+        queue.put(b"x", copy="allow")

@@ -77,10 +77,7 @@ def test_a_death_inside_of_a_call_is_an_error_of_the_others(
         answer.result(SOON_S)
     start_s = time.monotonic()
     with pytest.raises(crossmem.DriverError, match="507899") as caught:
-        if role == "consume":
-            peer.call(queues.get, "queue", timeout=None)
-        else:
-            peer.call(queues.put, "queue", [2], timeout=None)
+        peer.call(acltdt_fault_actions.use, call, "queue")
 
     assert time.monotonic() - start_s < SOON_S
     assert "another process died" in str(caught.value.hint)

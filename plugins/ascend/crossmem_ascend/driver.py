@@ -48,7 +48,8 @@ class AscendDriver(VendorDriver):
     """Memory of Ascend NPUs, through pyACL or a binding with pyACL's interface.
 
     It has the methods of :class:`crossmem.driver.AddressRanges` if the runtime offers shareable
-    handles, those of :class:`crossmem.driver.StreamWords` if its streams write values,
+    handles, those of :class:`crossmem.driver.StreamWords` if its streams write values, those of
+    :class:`crossmem.driver.VendorQueues` if the vendor offers queues between processes here,
     and ``violations`` if the runtime is a checking emulation.
 
     Parameters

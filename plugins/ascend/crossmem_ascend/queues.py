@@ -23,10 +23,10 @@ from crossmem_ascend.buffers import MAX_QUEUES, About, Attached, HandOvers
 from crossmem_ascend.errors import BACKEND, FAILURE, SUCCESS
 from crossmem_ascend.runtime import Vendor
 
-__all__ = ["NAME", "QueueMechanism", "obstacle"]
+__all__ = ["NAME", "NEEDS", "QueueMechanism", "obstacle"]
 
 NAME: Final = "acltdt"
-_NEEDS: Final = (
+NEEDS: Final = (
     *("alloc_buf", "attach_queue", "create_queue", "create_queue_attr", "dequeue"),
     *("destroy_queue", "destroy_queue_attr", "enqueue", "free_buf", "get_buf_data"),
     *("get_buf_data_len", "get_buf_user_data", "grant_queue", "set_buf_data_len"),
@@ -48,7 +48,7 @@ def obstacle(
 ) -> UnsupportedError | None:
     """Return why the vendor's queues cannot be used between processes, None if they can."""
     code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
-    missing = [f"tdt.{name}" for name in _NEEDS if not hasattr(tdt, name)]
+    missing = [f"tdt.{name}" for name in NEEDS if not hasattr(tdt, name)]
     missing += ["rt.get_run_mode"] if not vendor.has("get_run_mode") else []
     mode, failure = (0, 0) if missing else vendor.rt.get_run_mode()
     if missing:

@@ -115,6 +115,7 @@ FUNCTIONS: list[Case] = [
     ("free_physical", (POINTER,), f"aclrtFreePhysical {P}", 0),
     ("get_context", (), "aclrtGetCurrentContext", (POINTER, 0)),
     ("get_device", (), "aclrtGetDevice", (1, 0)),
+    ("get_run_mode", (), "aclrtGetRunMode", (1, 0)),
     ("get_device_count", (), "aclrtGetDeviceCount", (2, 0)),
     ("ipc_mem_close", (KEY,), f"aclrtIpcMemClose {KEY}", 0),
     (
