@@ -9,14 +9,13 @@ from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.tdt.programs import read, write
-from crossmem_emulated.acl.tdt.state import QueueAttr, Route
+from crossmem_emulated.acl.tdt.state import LONGEST_NAME, QueueAttr, Route
 
 __all__ = ["RouteQuery", "find_object"]
 
 _NAME, _DEPTH = 0, 1
 _POINTER_NBYTES: Final = 8
 _NUMBER_NBYTES: Final = 4
-_LONGEST_NAME: Final = 127
 _SOURCE, _TARGET, _STATUS = 0, 1, 2
 _Object = TypeVar("_Object")
 
@@ -98,10 +97,10 @@ def _set_queue_attr(process: AclProcess, handle: int, kind: int, nbytes: int, po
     name = bytearray()
     while (byte := read(process, text + len(name), 1)) != b"\0":
         name += byte
-        if len(name) > _LONGEST_NAME:
-            raise Refused(Code.INVALID_PARAM, f"the name has more than {_LONGEST_NAME} bytes")
-    # Programs may still have the address of the earlier name, so the memory is changed in place.
-    attr.name = ctypes.create_string_buffer(bytes(name), _LONGEST_NAME + 1)
+        if len(name) > LONGEST_NAME:
+            raise Refused(Code.INVALID_PARAM, f"the name has more than {LONGEST_NAME} bytes")
+    # Programs may have the address of the earlier name, so the memory stays.
+    attr.name.value = bytes(name)
 
 
 @entry("tdt.get_queue_attr", "kikk", 0)

@@ -10,8 +10,19 @@ from typing import Any, Final
 from crossmem_emulated.addresses import Piece
 from crossmem_emulated.pages import Pages
 
-__all__ = ["USER_NBYTES", "Block", "Buffer", "Processor", "QueueAttr", "Route", "TdtState"]
+__all__ = [
+    "LONGEST_NAME",
+    "USER_NBYTES",
+    "Block",
+    "Buffer",
+    "Processor",
+    "QueueAttr",
+    "Route",
+    "TdtState",
+]
 
+LONGEST_NAME: Final = 127
+"""Longest name of a queue in bytes, without the NUL at its end."""
 USER_NBYTES: Final = 256
 """The driver's area for user data. ACL gives access to its first 96 bytes."""
 _DEFAULT_DEPTH: Final = 8
@@ -74,7 +85,7 @@ class Buffer:
 class QueueAttr:
     """The attributes of a queue to create."""
 
-    name: Any = field(default_factory=lambda: ctypes.create_string_buffer(1))
+    name: Any = field(default_factory=lambda: ctypes.create_string_buffer(LONGEST_NAME + 1))
     """The name in memory that the program can read."""
     depth: int = _DEFAULT_DEPTH
 
