@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The consumer's side: it reads rings, and alone writes its positions."""
+"""The consumer's side of a queue. A consumer reads all rings, and writes only its own place."""
 
 from sys import gettrace
 from typing import Final, TypeAlias
@@ -42,7 +42,7 @@ _Entry: TypeAlias = tuple[int, bytes]
 """Length and user data of an entry, after all checks."""
 
 _LATER: Final[_Entry] = (-1, b"")
-"""Stands for an entry that is not ready yet."""
+"""The value for an entry that is not ready yet."""
 
 
 class Consumer(Place):
@@ -58,30 +58,33 @@ class Consumer(Place):
         """The buffers that this process has received and not released."""
         self._turn = 0
         self._late: set[int] = set()
-        """Producers whose next entry was not ready at the last look."""
+        """Producers whose next entry was not ready in the last call of :meth:`look`."""
         self._hand: dict[tuple[int, int], tuple[int, int]] = {}
-        """By producer and buffer: stamp and count of entries that the owner has handed out, and
-        that this process has not received. More than one only if some are not ready."""
+        """Entries that the owner has handed to this consumer, and that it has not received. A key
+        is (producer, buffer), a value (stamp, delivery count)."""
         self._is_plain_reader = self.is_plain and terms.overflow != "drop"
-        """Whether entries are read without a word that says so, and without fences."""
+        """Whether this consumer reads entries without fences, and without ``held`` words."""
         self._producers = range(terms.producers)
         self._bytes = [one.cast("B") for one in opened.segments[: terms.producers]]
-        # The places of words that hand-overs use.
+        # Indices of the words that each hand-over uses.
         self._reads, self._entries = terms.read(0), terms.entry(0)
         self._handed = terms.handed(self.index)
         self._released = terms.released(0, 0)
 
     @override
     def begin(self) -> None:
-        """Begin with the next entries. With ``"one"``, nothing before them is for this session."""
+        """Write the words of a new session, which reads each ring from its present tail on.
+
+        With delivery ``"one"``, the earlier entries of a ring have other targets.
+        """
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
         self._hand.clear()
         for producer in range(terms.producers):
             for buffer in range(terms.depth):
-                # A predecessor may have held entries. What it has released stays released, but it
-                # may have written stamps that are still to come.
+                # The releases of an earlier session stay valid. Stamps above the tail are invalid,
+                # because the producer will use them later.
                 words.store(mine, terms.held(producer, buffer), 0)
                 at = terms.released(producer, buffer)
                 if mine[at] > self.opened.tail(producer):
@@ -100,8 +103,8 @@ class Consumer(Place):
         """Begin a session; see :meth:`Place.join`."""
         super().join(timeout_s)
         if self.opened.terms.delivery == "each":
-            # Entries from before the session may have been freed. After the barrier, a producer
-            # that frees one sees the session.
+            # Producers may have reclaimed the buffers of earlier entries. After the barrier, a
+            # producer sees this session before it reclaims another buffer.
             words.barrier()
             self._begin_behind_tails()
         words.release()
@@ -113,7 +116,7 @@ class Consumer(Place):
         """Return the next buffer for this consumer, None if there is none now."""
         opened, mine, control = self.opened, self.words, self.opened.control
         segments, reads = opened.segments, self._reads
-        # A look that finds nothing needs no lock and no order.
+        # Polling an empty queue takes no lock and no fence.
         for producer in self._producers:
             if mine[reads + producer] < segments[producer][TAIL]:
                 break
@@ -127,8 +130,8 @@ class Consumer(Place):
             late = self._late
             late.clear()
             count = len(self._producers)
-            # Before the look for entries that the owner hands out: these come before those that
-            # were put after them.
+            # The tails are read before the entries that the owner has handed out. So an entry that
+            # was put after those is also delivered after them.
             tails = [opened.tail(0)]
             if count > 1:
                 tails += [opened.tail(producer) for producer in range(1, count)]
@@ -156,7 +159,7 @@ class Consumer(Place):
                     return None
                 continue
             (producer, buffer), (stamp, count) = one, hand[one]
-            # What the producer itself gave to this consumer before that comes first.
+            # An earlier entry that the producer itself gave to this consumer comes first.
             before = self._look_in_ring(producer, min(stamp - 1, tails[producer]))
             if before is not None:
                 return before
@@ -172,12 +175,12 @@ class Consumer(Place):
                 made._record = record
                 return made
             del hand[one]
-            # This makes room, as a release does.
+            # The consumer has room for another entry now, as after a release.
             if words.load(self.opened.control, WANT):
                 ring(self.opened.owner_bell)
 
     def _take_in_hand(self) -> bool:
-        """Take the next entry that the owner has handed out; False if there is none."""
+        """Add the next entry that the owner has handed out; return False if there is none."""
         control, terms, mine = self.opened.control, self.opened.terms, self.words
         position = mine[HANDED]
         if position >= words.observe(control, self._handed):
@@ -185,9 +188,9 @@ class Consumer(Place):
         at = terms.hand(self.index, position)
         stamp, where = control[at], control[at + 1]
         one, count = (where & 255, where >> 8 & 0xFFFFFF), where >> 32
-        # Else it is rubbish of the owner.
+        # The owner is not trusted: numbers out of range are ignored.
         if one[0] < terms.producers and one[1] < terms.depth:
-            # An earlier entry of the buffer does not exist any more.
+            # A buffer has one entry, so the new entry replaces an earlier one.
             self._hand.pop(one, None)
             self._hand[one] = stamp, count
         words.store(mine, HANDED, position + 1)
@@ -201,7 +204,7 @@ class Consumer(Place):
             stamp = number + 1
             buffer = ring_[HEADER_WORDS + stamp % depth]
             if self._is_plain_reader and buffer < depth:
-                # The usual entry, which nobody drops, and for which no stream works.
+                # The usual case: producers drop no entries, and no stream fills this buffer.
                 first = self._entries + ENTRY_WORDS * buffer
                 if (
                     ring_[first] == stamp
@@ -215,7 +218,7 @@ class Consumer(Place):
                         user_data = self._bytes[producer][start:last].tobytes()
                     record = BufferRecord(self, producer, buffer, stamp, 1)
                     made = SharedBuffer(record, min(sizes >> 8, terms.nbytes), user_data)
-                    # Another stamp is there if this session has ended meanwhile.
+                    # If this session has ended, the producer may have reused the buffer.
                     if ring_[first] == stamp:
                         # One step, as in _deliver().
                         mine[at] = stamp
@@ -223,7 +226,8 @@ class Consumer(Place):
                         made._record = record
                         return made
             if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
-                # Its buffer was put again, so it is not for this consumer, or was dropped.
+                # The buffer has another entry now. The entry of this stamp was dropped, or it was
+                # not for this consumer.
                 found = [
                     (later, one)
                     for one in range(terms.depth)
@@ -243,7 +247,7 @@ class Consumer(Place):
         return None
 
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
-        """Return an entry, None if it is dropped or has another target. It may be rubbish."""
+        """Return a checked entry, or None if it was dropped or has another target."""
         opened, terms = self.opened, self.opened.terms
         ring_, at, held = opened.segments[producer], self._entries + ENTRY_WORDS * buffer, 0
         if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
@@ -260,7 +264,7 @@ class Consumer(Place):
             last = first + (min(MAX_USER_DATA_NBYTES, size))
             user_data = self._bytes[producer][first:last].tobytes()
         entry: _Entry | None = (min(terms.nbytes, length), user_data)
-        # A stream writes this word after the data.
+        # A stream writes the word READY after the data.
         is_ready = ring_[at + READY] >= ring_[at + WANTED]
         if not IS_ORDERED:
             words.fence()
@@ -269,7 +273,8 @@ class Consumer(Place):
             return entry
         is_open = opened.member(producer)
         if found == stamp | DROPPING and is_ready and not is_open:
-            # The producer died before it dropped the entry. Another one sees that it is held.
+            # The producer died before it dropped the entry. The next producer of the ring sees
+            # that this consumer holds the entry.
             return entry
         if found & ~DROPPING == stamp and is_open:
             entry = _LATER
@@ -294,13 +299,13 @@ class Consumer(Place):
         Raises
         ------
         QueueEndedError, ClosedError, OwnerGoneError, AccessDeniedError
-            The queue has ended, was closed, its owner is dead, or it has revoked the role.
+            The queue has ended or was closed, or its owner is dead or has revoked the role.
         """
         opened, terms, control = self.opened, self.opened.terms, self.opened.control
         if opened.member(self.place) != self.session:
             self.check()
         end = opened.end
-        # A consumer that holds buffers itself does not wait until others have released theirs.
+        # A consumer that holds buffers does not wait for the releases of other consumers.
         if (end == ENDED or (end == FINISHED and self.held)) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)
@@ -313,20 +318,20 @@ class Consumer(Place):
             msg = "the queue has ended: its producers have closed, and everything was read"
             raise QueueEndedError(msg, operation="get")
         if self.waits_for_streams() and words.load(control, WANT):
-            # Streams may have made entries ready since, or have released buffers.
+            # A stream may have made an entry ready, or released a buffer. Streams ring no bell.
             ring(opened.owner_bell)
         self.check()
 
     @override
     def waits_for_streams(self) -> bool:
-        """Whether a stream will make an entry ready, or has to release one, which wakes nobody."""
+        """Whether this process waits for a word that a stream writes. Streams ring no bell."""
         want = words.load(self.opened.control, WANT)
         return bool(self._late) or want == LATE or bool(self._pages and want)
 
     # Release ------------------------------------------------------------------------------
 
     def end_plainly(self, buffer: SharedBuffer, /) -> bool:
-        """End and release a buffer on the hot path; False has changed nothing."""
+        """End and release a buffer on the hot path. If this returns False, nothing has changed."""
         record, anchor, process = buffer._record, buffer._anchor, self.opened.process
         if not self.is_plain or record is None or record.stream is not None:
             return False
@@ -335,7 +340,7 @@ class Consumer(Place):
         deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
-        # Whoever prevents the end enters first and then looks at the record.
+        # A thread that prevents the end sets its mark first, and then reads ``buffer._record``.
         if (
             buffer._record is record
             and buffer._anchor is anchor
@@ -354,13 +359,13 @@ class Consumer(Place):
         return True
 
     def _tell(self, producer: int) -> None:
-        """Wake those who wait for a release."""
+        """Wake the processes that wait for a release."""
         self.opened.wake(producer)
         if self.opened.control[WANT]:
             ring(self.opened.owner_bell)
 
     def take_back(self, record: BufferRecord, stream: int | None) -> None:
-        """Tell the producer that this process is done with a buffer."""
+        """Release a buffer to its producer."""
         terms = self.opened.terms
         if record not in self.held:
             return
@@ -381,7 +386,7 @@ class Consumer(Place):
             raise failure
 
     def _release_on(self, stream: int, at: int, stamp: int) -> bool:
-        """Release on a stream, without a wait; False after a wait for the stream."""
+        """Let a stream write the release; return False after a wait if streams write no words."""
         driver = self.words_driver(stream)
         if driver is None:
             return False

@@ -14,7 +14,7 @@ __all__ = ["copied"]
 
 
 class _Copy(NamedTuple):
-    """A copy that was not made yet."""
+    """A copy that is planned."""
 
     nbytes: int
     copy_into: Callable[[SharedBuffer], object]
@@ -32,9 +32,9 @@ def copied(
     nbytes
         Capacity of a buffer.
     allocate
-        Returns a free buffer. Called when the object was checked.
+        Returns a free buffer. Called after the checks of the object.
     copy
-        What the caller allows.
+        The argument of :meth:`crossmem.Queue.put`.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def _copy_of_bytes(item: Any, contiguous: Any) -> _Copy:
 
 def _copy_of_array(item: Any) -> _Copy | None:
     """Return the copy of an array or tensor in C order, None for other objects."""
-    # Most queues carry no arrays, and import none of this.
+    # A queue without arrays needs none of these modules.
     from crossmem.arrays import Layout
     from crossmem.arrays.adapters import ADAPTERS, describe
     from crossmem.arrays.libraries import require
@@ -82,7 +82,8 @@ def _copy_of_array(item: Any) -> _Copy | None:
     if info is None:
         return None
     if info.kind == "numpy":
-        # Any device takes bytes of the host. NumPy's buffers have formats that a cast refuses.
+        # write() accepts host bytes on each device. A view as bytes is needed, because memoryviews
+        # cannot cast the formats of some dtypes.
         whole = require("numpy").ascontiguousarray(item)
         return _copy_of_bytes(item, whole.reshape(-1).view("uint8"))
     layout = Layout(info.layout.dtype, info.layout.shape)
