@@ -53,7 +53,7 @@ READS: Final = 4
 # Words of control.
 END: Final = 0
 WANT: Final = 1
-"""1 if each release must ring the owner's bell; :data:`LATE` if the owner also waits for a stream."""
+"""1 if each release must ring the owner's bell; :data:`LATE` if streams must finish first, too."""
 LATE: Final = 2
 LOST: Final = 2
 """Number of entries that were lost with consumers."""
