@@ -13,7 +13,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["ArrayIndex", "Indexed"]
 
 _MOST_NEW: Final = 64
-"""Most views live for so short a time that they never enter the lists."""
+"""Number of new entries at which an addition updates the lists. Most views end before that, so they
+never enter the lists."""
 
 
 class Indexed(Protocol):
@@ -44,7 +45,7 @@ class ArrayIndex:
     addresses.
 
     A finaliser or a signal handler may interrupt a thread inside this class at any point, and may
-    make arrays or look them up. Therefore only the outermost call changes the lists. Inner calls
+    itself add or look up arrays. Therefore only the outermost call changes the lists. Inner calls
     read the lists without a change.
 
     Parameters
@@ -73,11 +74,12 @@ class ArrayIndex:
         self._entered: set[int] = set()
         """Numbers of the entries that are, or are about to be, in the lists."""
         self._gone: deque[tuple[int, int, int]] = deque()
-        """Start, end and number of dead entries in the lists; the garbage collector fills this."""
+        """Start, end and number of dead entries in the lists. Callbacks of weak references add
+        them."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
-        """Enter the addresses of memory, for as long as ``anchor`` lives."""
+        """Add the addresses of memory. The entry exists as long as ``anchor`` lives."""
         new, entered, gone = self._new, self._entered, self._gone
         key = (pointer, pointer + memory.nbytes, number := next(self._numbers))
 
@@ -89,8 +91,9 @@ class ArrayIndex:
         new[number] = _Spot(*key, weakref.ref(memory), weakref.ref(anchor, forget))
         if len(new) < _MOST_NEW:
             return
-        # To wait for the lock could deadlock: its holder may run a finaliser that waits for a lock
-        # of this thread. If the lock is taken, the next lookup updates the lists.
+        # A wait for the lock could deadlock, because the holder of the lock may run a finaliser
+        # that waits for a lock of this thread. If the lock is taken, the next lookup updates the
+        # lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003
@@ -103,7 +106,7 @@ class ArrayIndex:
     def find(self, pointer: int, nbytes: int) -> Indexed | None:
         """Return usable memory that contains all of these addresses, None if there is none.
 
-        If several objects qualify, the one with the last start is returned.
+        If several objects qualify, the one with the highest start address is returned.
         """
         with self._lock:
             was_busy = self._is_busy
@@ -166,7 +169,7 @@ class ArrayIndex:
                     if not is_there:
                         spots.insert(index, spot)
                     if self._new.pop(number, None) is None:
-                        # It died before it was among those that have entered.
+                        # The anchor died before the callback could see the number in "_entered".
                         self._gone.append(spot[:3])
                 if self._gone:
                     # The key leaves the queue last: after an interrupt, the removal is repeated,

@@ -102,7 +102,8 @@ class BlockMapping(Mapping):
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # it needs no lock. Whoever prevents the end enters first and then looks at the record.
+            # it needs no lock. A thread that prevents the end first sets its mark, and then reads
+            # the record.
             if not (
                 self._record is None
                 or process.is_inherited

@@ -129,7 +129,7 @@ class Pool(Endable):
         """Return when a block is free; raise if none becomes free in time."""
         if arena.refill():
             return
-        # This frees blocks whose objects were dropped.
+        # drain() frees the blocks whose objects were dropped.
         drain()
         arena.reclaim(all_of_them=True)
         arena.tell()
