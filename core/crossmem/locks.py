@@ -38,7 +38,7 @@ class Rank(IntEnum):
     FORK = 1
     """The state of the process, while it is made or forked."""
     PROCESS = 2
-    """Starting the lease server, and the list of devices."""
+    """The start of the lease server, and the list of devices."""
     IMPORT = 3
     """One import: held while the vendor opens, maps or closes it."""
     ALLOCATION = 4

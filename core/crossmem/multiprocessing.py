@@ -167,8 +167,8 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
-        # A tensor that was computed with gradients has a history. PyTorch's own reducer gets it,
-        # which refuses to send it.
+        # A tensor that was computed with gradients has a history. PyTorch's own reducer refuses to
+        # send such a tensor.
         if learns and not array.is_leaf:
             return fallback(array)
         is_parameter = type(array).__name__ == "Parameter"
@@ -186,11 +186,11 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor in crossmem's memory that cannot travel as a handle.
+    """Return a copy of a tensor in crossmem's memory that cannot be sent as a handle.
 
-    For other arrays, return None. Such a tensor has no elements, for example, or lies in memory
-    that this process inherited through fork. PyTorch would send the tensor's whole storage, which
-    is the whole allocation.
+    A tensor without elements cannot be sent as a handle, for example, nor a tensor in memory that
+    this process inherited through fork. Without the copy, PyTorch would send the tensor's whole
+    storage, which is the whole allocation. For other arrays, return None.
     """
     try:
         found = describe(array)

@@ -159,8 +159,9 @@ class Settings:
     """How many allocations of this process the messages of one sender may reserve."""
 
     barrier: str = "membarrier"
-    """How accesses to shared words are ordered. ``"membarrier"``: only the exporter pays, if the
-    kernel allows that. ``"fence"``: both sides pay. The import of crossmem reads the variable."""
+    """How accesses to shared words are ordered. ``"membarrier"``: a system call of the exporter
+    orders the accesses of all processes, if the kernel allows that. ``"fence"``: each process uses
+    fences. The import of crossmem reads the variable."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins in addition to the entry points, in this order."""

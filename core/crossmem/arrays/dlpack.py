@@ -35,7 +35,7 @@ ROCM: Final = 10
 """DLPack's device type of AMD GPUs, which CuPy and PyTorch use."""
 
 EXT_DEV: Final = 12
-"""DLPack's device type of Ascend NPUs. torch_npu 2.14 exports it, and imports only it and type 1.
+"""DLPack's device type of Ascend NPUs. torch_npu 2.14 imports only this type and type 1.
 
 This was found in torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and in the machine
 code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement first
@@ -96,7 +96,7 @@ _BYTE: Final = ctypes.c_ubyte()
 
 
 class _Base:
-    """An object whose array interface describes two bytes. NumPy keeps it as long as the capsule.
+    """An object whose array interface describes two bytes. The capsule keeps this object alive.
 
     NumPy 2.1 omits the strides of contiguous arrays. These bytes are not contiguous, so the capsule
     has room for strides.
@@ -149,7 +149,7 @@ def make_capsule(
     ------
     BufferError
         DLPack cannot express the dtype or the strides. Also raised if the memory is read-only and
-        the consumer requests an unversioned capsule, which cannot say so.
+        the consumer requests an unversioned capsule, which has no read-only flag.
     UnsupportedError
         NumPy, which makes the capsules, is missing or older than 2.1.
     """

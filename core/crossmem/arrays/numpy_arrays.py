@@ -18,7 +18,7 @@ def classes(numpy: Any) -> tuple[type, ...]:
 
 
 def maker(view: memoryview) -> Callable[[Layout], Any]:
-    """Return a function that makes arrays in a buffer. Each array holds a reference to it."""
+    """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
     # A read-only memoryview may lie over a writable object. A user could then switch an array that
     # lies directly over the view back to writable. NumPy refuses this for an array over a read-only

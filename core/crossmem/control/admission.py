@@ -70,7 +70,7 @@ class Admission:
     ) -> Admitted | Refusal:
         """Grant an export to a peer that may have it.
 
-        If the vendor has a whitelist, the peer enters it first.
+        If the vendor has a whitelist, the peer is added to it first.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class Admission:
             # A fault of a plugin, even SystemExit, must not end this thread. No signal handler runs
             # in it, so this catches no KeyboardInterrupt of the user.
             reason = f"grant() of backend {export.handle.backend} raised {shorten(error)}"
-            self._log.warning(holder.pid, f"it gets no lease: {reason}", error)
+            self._log.warning(holder.pid, f"its request is refused: {reason}", error)
             return Refusal(Status.FAILED, reason)
         return None
 
@@ -212,14 +212,14 @@ class Admission:
         """Return a peer's row for a control segment; ``made`` receives a new row's descriptor."""
         key = request.session, which
         row = holder.rows.get(key)
-        # The importer does not know a row yet in requests that it sent before it read the reply
-        # with the row. Such a request has a smaller number, because numbers grow over all
-        # connections of a program.
+        # The importer may have sent a request before it read the reply with the row. Such a request
+        # does not name the row. It has a smaller number than the request of that reply, because
+        # numbers grow over all connections of a program.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # The importer does not know the row even in a later request. So the reply with the row
-            # was lost, and the row holds nothing.
+            # Even a later request does not name the row. So the reply with the row was lost, and
+            # the row holds nothing.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())

@@ -31,7 +31,7 @@ BATCH: Final = 32
 _FRESH: Final = 64
 """Number of unused blocks that enter the free list at once."""
 _LOOK_S: Final = 1e-3
-"""The longest wait between two looks at the work of streams."""
+"""The longest wait between two checks of the work of streams."""
 _SPREAD: Final = 4
 """A range of words is read as a whole if it has at most this many words for each block."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
@@ -80,14 +80,15 @@ class Arena:
         self.held: dict[int, None] = {}
         """Freed blocks that a row, a message or this process itself held at the last read."""
         self.streamed: dict[int, Callable[[], bool]] = {}
-        """Freed blocks whose work was issued on one stream, and what says that it is complete."""
+        """Freed blocks whose work was issued on one stream, each with a function that returns
+        whether the work is complete."""
         self.reserved: dict[int, Unit] = {}
         """The lease units of the blocks that messages in transit reserve. The key is the block."""
         self.waiting: dict[object, None] = {}
-        """Calls that wait for a block, or free one unless it is held. While there is one, each free
-        takes the lock of the state."""
+        """Calls that wait for a block, or that free a block unless it is held. During such a call,
+        each free takes the lock of the state."""
         self._reclaims = 0
-        """Number of the times at which freed blocks were moved."""
+        """How often freed blocks were moved to the other lists."""
         with registry.lock:
             slot = registry.slots.take_range(self.blocks + BLOCKS_AT)
             slot.move_on(is_live=True)
@@ -171,8 +172,8 @@ class Arena:
         return moved
 
     def _reclaim(self, *, all_of_them: bool) -> int | None:
-        """Do the same, or return None if another call has moved blocks meanwhile."""
-        # Blocks that are freed during the waits are not looked at.
+        """Do the work of :meth:`reclaim`, or return None if another call has moved blocks."""
+        # Blocks that are freed during the waits are left to the next call.
         number, looked_at = self._reclaims, tuple(self.freed)
         first = slice(len(looked_at))
         if all_of_them:
@@ -193,7 +194,7 @@ class Arena:
                 idle = tuple([one for one in looked_at if one not in busy])
                 still = dict.fromkeys([one for one in looked_at if one in busy])
             if self.streamed:
-                # If a signal handler interrupts this, the next call waits for the device.
+                # If a signal handler interrupts this loop, the next call waits for the device.
                 for one in idle:
                     self.streamed.pop(one, None)
             if idle and not IS_ORDERED:
@@ -225,7 +226,7 @@ class Arena:
                 if has_ended is not None and not has_ended():
                     running.add(one)
             except CrossmemError:
-                # The vendor refuses to say, so the caller waits for the device.
+                # The vendor's query failed, so the caller waits for the device.
                 self.streamed.pop(one, None)
         return running
 
@@ -268,8 +269,8 @@ class Arena:
     def wait(self, timeout_s: float) -> None:
         """Wait until a block is freed or a hold on a freed block ends.
 
-        A holder of a freed block sends a message when it releases the block. A stream sends none,
-        so this returns soon if a block waits for one.
+        A holder of a freed block sends a message when it releases the block. A stream sends no
+        message, so the method returns soon if a block waits for a stream.
         """
         waiter = object()
         try:

@@ -135,7 +135,7 @@ class OwnerConnection:
         Returns
         -------
         list
-            One answer for each handle. The caller owns their descriptors and their holds.
+            One answer for each handle. The caller owns the descriptors and holds of the answers.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class OwnerConnection:
         close_each(leased.row)
 
     def hold(self, leased: Leased) -> bool:
-        """Write the granted generation into the row; False if the exporter has moved on.
+        """Write the granted generation into the row; False if the exporter has begun another one.
 
         The memory stays until :meth:`end`.
         """
@@ -251,7 +251,7 @@ class OwnerConnection:
             if taken and taken[0]:
                 self.lock.release()
         self.end_reservations(reservations)
-        # If the owner has closed the connection meanwhile, this connects again.
+        # If the owner has closed the connection by now, this call connects again.
         self.tend(deadline.remaining_s)
 
     def tend(self, timeout_s: float) -> None:

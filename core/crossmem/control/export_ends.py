@@ -55,7 +55,7 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 if slot.generation % 2:
-                    # It was never granted, so no caller has ended its generation.
+                    # The export was never granted, so no caller has ended its generation.
                     slot.move_on(is_live=False)
                 self._granted.pop(slot.number, None)
                 # No signal handler runs between these statements, so the slot is returned exactly
@@ -88,7 +88,7 @@ class ExportEnds:
             The kernel refuses the barrier. Until a repeated call succeeds, an importer with an
             earlier grant may still begin to hold.
         """
-        # From here on, every request for it is refused.
+        # From here on, every request for the export is refused.
         export.unit.withdrawn.add(export)
         self._end(export)
 

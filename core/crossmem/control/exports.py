@@ -25,7 +25,7 @@ class ExportTable:
         reservation."""
 
     def add(self, export: Export) -> None:
-        """Enter an export."""
+        """Add an export."""
         number, which = export.handle.allocation, export.handle.export
         exports = self._exports.get(number)
         if exports is None:

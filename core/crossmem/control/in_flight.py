@@ -19,7 +19,7 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""One other user may leave this part of ``ulimit -n`` unread: the limit divided by this number."""
+"""One other user may leave at most ``ulimit -n`` divided by this number of descriptors unread."""
 _NOTHING: Final = bytes(4)
 
 

@@ -60,7 +60,7 @@ class Deadline:
         """Return the error for an exporter that did not reply in time."""
         return OwnerUnresponsiveError(
             f"process {owner.pid} lives but did not answer within {self.timeout_s:g} s",
-            hint="it is stopped, busy or out of descriptors; try again, or give a longer timeout",
+            hint="it is stopped, busy or out of descriptors; try again, or pass a longer timeout",
         )
 
 

@@ -81,9 +81,9 @@ class LeaseRegistry:
                 # An earlier call may have been interrupted before it forgot the export.
                 self._ends.settle(unit)
                 refusal = self.exports.refusal(handle.allocation, handle.export)
-                # If it is stale, an earlier call has withdrawn it: nothing is left to do.
+                # If the export is stale, an earlier call has withdrawn it: nothing is left to do.
                 is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
-                return None if is_gone else Refusal(Status.UNKNOWN, "it is no export of this")
+                return None if is_gone else Refusal(Status.UNKNOWN, "the export is of other memory")
             refusal = self._refusal_of_core(handle)
             if refusal is None and not unit.is_retired:
                 if export not in unit.withdrawn:
@@ -222,7 +222,7 @@ class LeaseRegistry:
         unit
             The memory.
         even_if_leased
-            Retire it even if leases remain. ``on_idle`` then reports the end of the last one.
+            Retire it even if leases remain. ``on_idle`` then reports the end of the last lease.
 
         Returns
         -------

@@ -210,7 +210,7 @@ class LeaseServer:
         self._served.clear()
         if self._skipped:
             # Connections that were skipped in the last round come first. Otherwise one connection
-            # of a process could starve its others.
+            # of a process could starve the other connections of that process.
             skipped, self._skipped = self._skipped, set()
             ready.sort(key=lambda one: one not in skipped)
         for descriptor in ready:

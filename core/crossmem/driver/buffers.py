@@ -95,7 +95,7 @@ class ViewAnchor:
 
     Every view, array or tensor of the memory holds a reference to this object.
 
-    A weak reference to the anchor therefore tells whether any view is left.
+    A weak reference to the anchor therefore shows whether any view is alive.
 
     Parameters
     ----------

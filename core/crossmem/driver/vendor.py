@@ -137,8 +137,8 @@ class VendorDriver(Driver):
                 except CrossmemError:
                     if reserved.pointer:
                         raise
-                    # The addresses are released. Only the thread's previous device could not be
-                    # made current again, which the thread's next call does.
+                    # The addresses are released, but the thread's previous device could not be made
+                    # current again. The thread's next call makes it current.
                     _log.warning(
                         "this thread gets its device back with its next call", exc_info=True
                     )

@@ -87,7 +87,8 @@ class Backend:
         Makes the driver. The argument is the name of a runtime, or None for the backend's own
         choice among the vendor's real runtimes, which must never be an emulation. Called once per
         process for each requested runtime, and again only after it raised; never on two threads at
-        once. It raises :class:`crossmem.BackendUnavailableError` if the runtime cannot work here.
+        once. It raises :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this
+        machine.
     priority
         Preference if no device is named: the available backend with the highest number is used.
         None: the backend is used only if it is named, as every emulation is.

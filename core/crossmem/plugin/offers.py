@@ -90,8 +90,8 @@ class Offer:
         self.backend = backend
         self.info = info
         self.problem = problem
-        # Reentrant: a signal handler may ask for a device while the interrupted thread loads the
-        # driver.
+        # The lock is reentrant, because a signal handler may request a device while the interrupted
+        # thread loads the driver.
         self._lock = threading.RLock()
         self._availability: Availability | None = None
         self._drivers: dict[str | None, Driver] = {}
@@ -109,8 +109,8 @@ class Offer:
     def require(self, runtime: str | None) -> None:
         """Raise if the backend cannot be used here, or does not have that runtime.
 
-        If a runtime is named, the probe is not asked, because an emulated runtime needs no vendor
-        library. Whether the runtime works shows when the driver is loaded.
+        If a runtime is named, the probe is not called, because an emulated runtime needs no vendor
+        library. The load of the driver then shows whether the runtime works.
         """
         with self._lock:
             self._require(runtime)

@@ -93,7 +93,7 @@ class Contents:
         """Return the arrays that readers see: for a copied array, a new array over the copy.
 
         A new array holds an import of the memory, as the arrays of other processes do, so the tree
-        can be closed while the array is in use. In a block of a pool, it holds the block itself.
+        can be closed while the array is in use. A new array in a block of a pool holds the block.
         """
         copies, rows = self._copies, self._message.rows
         if copies:

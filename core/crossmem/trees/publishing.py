@@ -79,8 +79,9 @@ class Published:
         ----------
         stream
             The stream that writes the contents: a stream of CuPy, PyTorch or torch-npu, or its
-            handle. The version is published when the work that was issued on it is complete, and
-            this call does not wait. None: this call waits until the devices have finished all work.
+            handle. The version is published when the work that was issued on the stream is
+            complete, and the call does not wait. None: the call waits until the devices have
+            finished all work.
 
         Raises
         ------
@@ -164,7 +165,7 @@ class Published:
             if self.message.timeline is None:
                 msg = f"{self!r} has no version"
                 raise UnsupportedError(msg)
-            # Outside the lock, because close() must not wait for the exporter.
+            # This runs without the lock, because close() must not wait for the exporter.
             try:
                 made = leave_to_references(open_timeline(self.message.timeline, timeout=timeout))
             except StaleHandleError as error:
@@ -176,7 +177,7 @@ class Published:
         return timeline
 
     def done(self, version: int, *, stream: Any = None) -> None:
-        """Tell the writer that this process is done with a version, so it may write the next one.
+        """Acknowledge a version: this process does not use its contents any more.
 
         A process counts as one reader of a tree, even if it has several objects for the tree. Call
         ``done(0)`` before the first version, if the writer does not know the number of its readers.
@@ -186,9 +187,9 @@ class Published:
         version
             The version. Earlier versions are acknowledged, too.
         stream
-            The stream that uses the arrays: acknowledge when the work that was issued on it is
-            complete. This waits for that work, unless the device's timelines have the level
-            ``"word"``.
+            The stream that uses the arrays. The version is acknowledged when the work that was
+            issued on the stream is complete. The call waits for that work, unless the device's
+            timelines have the level ``"word"``.
 
         Raises
         ------

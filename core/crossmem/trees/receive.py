@@ -65,8 +65,8 @@ def receive(
         The object that :func:`crossmem.share` returned, or its bytes.
     readonly
         True: the device or the kernel forbids writes. NumPy arrays are marked read-only. PyTorch
-        and CuPy have no read-only arrays, and a write to theirs kills the process. ``"advisory"``:
-        only NumPy arrays refuse writes.
+        and CuPy have no read-only arrays, so a write to one of their arrays kills the process.
+        ``"advisory"``: only NumPy arrays refuse writes.
     device
         The device for which memory of the same backend is mapped. Memory of another backend is
         mapped for the device that holds the memory. None: all memory is mapped for the device that

@@ -95,7 +95,7 @@ def share(
     ForkedProcessError
         An array lies in a block of a pool that belongs to the parent process.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        There is no such ``device`` here.
+        There is no such ``device`` in this process.
     DriverError, OutOfMemoryError
         A vendor's call failed, or the pool has no free block. No copy is left then.
     """
@@ -156,7 +156,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # No process can import this memory any more, so it counts as ordinary memory.
         return None
-    # An array that was received by a read-only handle is sent on by one, also in its owner.
+    # If an array was received by a read-only handle, it is sent by a read-only handle, too. This
+    # also holds in the process that owns the memory.
     access = memory.handle.access if isinstance(memory, Mapping) else None
     # readonly="advisory" binds this process, not the processes to which it sends the array.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True

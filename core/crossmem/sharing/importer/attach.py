@@ -70,7 +70,7 @@ def import_handle(
     Returns
     -------
     Import
-        Holds the memory until it is closed.
+        It holds the memory until you close it.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def attach(
     Parameters and errors are those of :func:`import_handle`.
     """
     if type(handle) is bytes and on_owner_death is KEEP and readonly is False and device is None:
-        # If a block's pool is open here, the attach takes no message.
+        # If the pool of a block is open in this process, the attach takes no message.
         arena: ArenaImport | None = open_pools.get(handle[BLOCK_START:])
         if arena is not None:
             if arena.ready or arena.idle:
@@ -219,7 +219,7 @@ def attach_reserved(
     check_device(device)
     check_readonly(readonly)
     pairs = [(_decode(one), check_reservation(number)) for one, number in message]
-    # Parts of one export need one reservation between them.
+    # All parts of one export need only one reservation.
     shown: dict[tuple[bytes, int], int] = {}
     for handle, number in pairs:
         if number:
@@ -290,7 +290,7 @@ def _attach_all(
             _give_up(process, [*uses, *holds], error)
         finally:
             for mapping, _use in made:
-                # The caller never sees it, so its finaliser must not warn.
+                # The caller never gets this mapping, so its finaliser must not warn.
                 mapping._record = None
         raise
     return made
@@ -348,7 +348,7 @@ def _open(
     readonly: Readonly,
     timeout: float | None,
 ) -> ImportRecord:
-    """Add a use to an import, which this opens if necessary, and return the import."""
+    """Add a use to an import, open the import if necessary, and return it."""
     process = use.process
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     request = request_of(process, handle, device, readonly)

@@ -27,7 +27,7 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "Holders", "LinkedHold", "all_of"]
 
 _LOOK_S: Final = 0.5
-"""Minimum time between two checks by attaches whether the owner lives."""
+"""The shortest time between two checks of the owner by attaches."""
 ASK_S: Final = 5.0
 """Time limit for the owner's confirmation that it is still the program that made the pool."""
 
@@ -61,7 +61,7 @@ class ArenaImport:
         self.at = HEADER_WORDS + pool.slot % SLOTS
         """Index of the first block's word."""
         self.holders = holders
-        # The hot paths find everything in this object.
+        # The hot paths read only attributes of this object.
         self.stride, self.blocks = pool.stride, pool.blocks
         self.head, self.start = pool.head, pool.start
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
@@ -96,7 +96,7 @@ class ArenaImport:
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
             self._ask(self.record, self.record.connection)
-        # The last statement: if the owner is dead, the next attach must find that, too.
+        # This statement comes last: if the owner is dead, the next attach must check again.
         self.look_at = now + _LOOK_S
 
     def _ask(self, record: RemoteImport, connection: OwnerConnection) -> None:
@@ -106,8 +106,8 @@ class ArenaImport:
         link = connection.open_link
         if link is not None and link is self.link:
             return
-        # Exec keeps pid and pidfd, but closes the connection. A server with too many connections
-        # closes some too.
+        # A closed connection may be a sign of exec, which keeps pid and pidfd. A server with too
+        # many connections closes some, too.
         device = record.device
         answers = connection.request(
             (handle,),
@@ -176,8 +176,8 @@ class BlockHold(Use):
         arena, index = self.arena, self.index
         at = arena.at + index
         row = arena.row
-        # This hold is entered before the store, so a signal handler that ends another hold of the
-        # block keeps the word.
+        # This hold is added before the store. So a signal handler that ends another hold of the
+        # block does not clear the word.
         self._enter(arena.holders)
         word = words.load(row, at)
         if not word:
@@ -186,7 +186,7 @@ class BlockHold(Use):
                 words.fence()
         if words.observe(arena.control, at) == generation:
             if word and word != generation:
-                # The present hold came by a withdrawn handle. The word takes the new generation.
+                # The word has the generation of a withdrawn handle, and gets the new generation.
                 words.store(row, at, generation)
             self.is_sure = True
         else:
@@ -234,7 +234,7 @@ class BlockHold(Use):
         return not is_awaited
 
     def _enter(self, holders: "Holders") -> None:
-        """Enter this hold among the holders of its block."""
+        """Add this hold to the holders of its block."""
         index = self.index
         while True:
             seen = holders.get(index, ())
@@ -249,7 +249,7 @@ class BlockHold(Use):
     def give_back(self, *, blocking: bool) -> None:
         """End the hold after the running work of the device has ended.
 
-        The same wait serves all holds that are ready: their objects have ended before it.
+        One wait serves all holds that are ready, because their objects ended before the wait.
         """
         failure, ended = None, [self]
         if not self.is_done:
@@ -269,7 +269,7 @@ class BlockHold(Use):
             raise failure
 
     def is_of(self, device: LocalDevice) -> bool:
-        """Whether a wait for the running work of a device is what the end of this hold needs."""
+        """Whether this hold can end after a wait for the running work of a device."""
         return self.arena.is_asynchronous and self.arena.record.device is device
 
     def leave(self) -> None:

@@ -325,7 +325,7 @@ class Queue(Endable):
             opened.check_owner()
             if time.monotonic() > end:
                 msg = f"only {stats.producers} producers and {stats.consumers} consumers have come"
-                raise WaitTimeoutError(msg, operation="wait_for", hint="give a longer timeout")
+                raise WaitTimeoutError(msg, operation="wait_for", hint="pass a longer timeout")
             time.sleep(PAUSE_S)
 
     def finish(self) -> None:

@@ -88,7 +88,7 @@ class Awaited(NamedTuple):
     def passed(self, reached: int) -> WaitTimeoutError:
         """Return the error for a wait that took too long."""
         msg = f"{self.name} was not reached within {self.timeout_s:g} s; the value is {reached}"
-        return WaitTimeoutError(msg, operation="wait", hint="give a longer timeout")
+        return WaitTimeoutError(msg, operation="wait", hint="pass a longer timeout")
 
 
 class Cell:
