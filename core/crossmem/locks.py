@@ -28,8 +28,8 @@ __all__ = [
 _VARIABLE: Final = "CROSSMEM_TEST_LOCK_ORDER"
 
 CHECKED: Final = os.environ.get(_VARIABLE) == "1"
-"""Whether each lock checks the order when it is taken. That costs time, so only test runs set
-this."""
+"""Whether each lock checks the order when it is taken. The check costs time, so only test
+runs set the variable."""
 
 
 class Rank(IntEnum):
@@ -44,7 +44,7 @@ class Rank(IntEnum):
     ALLOCATION = 4
     """One allocation or one address range: held during driver calls on it."""
     FOREIGN = 5
-    """The foreign allocations: held while the driver adopts memory or gives it up."""
+    """The foreign allocations: held while the driver adopts or disowns memory."""
     CONNECTION = 6
     """One connection to an exporter: held for a request and its reply."""
     STATE = 7

@@ -61,7 +61,7 @@ def _is_module(name: str) -> bool:
 
 def _is_seconds(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails every comparison, so this refuses it, too.
+    # NaN fails every comparison, so it is refused, too.
     return is_number and 0 <= value <= _MAX_SECONDS
 
 

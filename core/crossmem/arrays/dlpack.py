@@ -37,8 +37,8 @@ ROCM: Final = 10
 EXT_DEV: Final = 12
 """DLPack's device type of Ascend NPUs. torch_npu 2.14 imports only this type and type 1.
 
-This was found in torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and in the machine
-code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement first
+These facts come from torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and from the
+machine code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement first
 requests a capsule without a version, even for objects on other devices. It ignores ``byte_offset``,
 and does not know float8.
 """

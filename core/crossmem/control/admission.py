@@ -173,7 +173,7 @@ class Admission:
             return Refusal(Status.FAILED, _text(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the peer is told
             # A fault of a plugin, even SystemExit, must not end this thread. No signal handler runs
-            # in it, so this catches no KeyboardInterrupt of the user.
+            # in it, so no KeyboardInterrupt of the user is caught.
             reason = f"grant() of backend {export.handle.backend} raised {shorten(error)}"
             self._log.warning(holder.pid, f"its request is refused: {reason}", error)
             return Refusal(Status.FAILED, reason)

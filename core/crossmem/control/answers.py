@@ -152,7 +152,7 @@ def receive_reply(
     descriptors: list[int],
     deadline: Deadline,
 ) -> bytes:
-    """Receive the pages of one reply. ``descriptors`` gets their descriptors, even if this raises.
+    """Receive the pages of one reply. ``descriptors`` gets their descriptors, even after an error.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def receive_reply(
                     msg = f"{len(body)} bytes and {brought} descriptors for {asked} exports"
                     raise ProtocolError(msg)
             else:
-                # This is a late reply: its request has timed out, so its descriptors are closed.
+                # The reply is late: its request has timed out, so its descriptors are closed.
                 close_aside(received)
                 received = []
             if not (is_last or deadline.remaining_s):

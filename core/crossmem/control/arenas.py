@@ -330,7 +330,7 @@ class Arena:
     def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
         """Add a block's export to the registry, so that a message can reserve it; else refuse.
 
-        This refuses a handle of an earlier life, a freed block that ``holder`` does not hold, and a
+        Refused are a handle of an earlier life, a freed block that ``holder`` does not hold, and a
         withdrawn handle. The caller holds the lock.
         """
         if not 0 <= index < self.fresh or not generation % 2:
@@ -362,8 +362,8 @@ class Arena:
         export.generations = (generation,)
         self.registry.exports.add(export)
         self.reserved[index] = unit
-        # This comes after the unit is entered: a thread that frees the block stores the generation
-        # first and then looks for the unit, so one of the two threads sees the other.
+        # This statement comes after the unit is added. A thread that frees the block stores the
+        # generation first and then reads the dict. So one of the two threads sees the other.
         unit.is_retired = words.load(self.words, at) != generation
         return None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory barrier of ``membarrier(2)``: if one process calls it, the others need no fence.
+"""The memory barrier of ``membarrier(2)``: if one process calls it, the others need no fences.
 
 A process that has registered takes part in the barriers of all other processes. The registration
 takes 10 ms if a second thread runs, so crossmem registers when it is imported. A forked child is

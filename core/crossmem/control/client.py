@@ -84,7 +84,7 @@ class OwnerConnection:
         """Distinguishes this program from a later one of the same process, after exec."""
         self._holds = HoldTable()
         self._ended: dict[int, None] = {}
-        """Ended reservations about which the owner has not been told yet."""
+        """Ended reservations that are not reported to the owner yet."""
         self._late_replies = LateReplies()
 
     @override
@@ -202,7 +202,7 @@ class OwnerConnection:
             self.send_hint(leased.slot)
 
     def send_hint(self, slot: int) -> None:
-        """Tell a waiting exporter that a hold has ended. This never waits."""
+        """Tell a waiting exporter, without a wait, that a hold has ended."""
         # A hint that cannot be sent now is dropped: the exporter soon reads the row.
         if (link := self._link) is not None:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))
@@ -384,7 +384,7 @@ class OwnerConnection:
         try:
             if self._ended:
                 self._send_ended()
-            # This comes before the request, so that a late reply is recognised and dropped.
+            # The reply is expected before the request is sent, so that a late reply is dropped.
             expected.expect(number, asked)
             try:
                 link.send(message, deadline)

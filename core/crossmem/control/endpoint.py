@@ -86,7 +86,7 @@ def new_socket() -> socket.socket:
 def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], Path]:
     """Listen at both addresses of this process.
 
-    This also removes files of dead processes from the run directory.
+    The function also removes files of dead processes from the run directory.
 
     Returns
     -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of exports, queued under a lock and given to observers when no lock is held."""
+"""Events of exports, queued under a lock and sent to observers when no lock is held."""
 
 from collections import deque
 from typing import Final

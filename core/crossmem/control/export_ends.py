@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of exports: with their memory, or withdrawn while the memory lives on (law C28).
+"""The end of exports: with their memory, or by a withdrawal while the memory lives (law C28).
 
 The caller holds the lock of the lease registry.
 """

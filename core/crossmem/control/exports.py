@@ -79,8 +79,8 @@ class ExportTable:
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
         if is_live:
-            # The allocation lives, and its export is gone: an export that was withdrawn leaves the
-            # table with its last holder.
+            # The allocation lives, but the table does not have its export. So the export was
+            # withdrawn, and its last holder has ended.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return Refusal(Status.STALE, "the allocation was freed")
 

@@ -75,7 +75,7 @@ class Link:
         A connected, non-blocking socket. It belongs to this object from now on.
     pidfd
         The owner's pidfd, if an earlier connection has opened it. This object never closes
-        :attr:`pidfd`: that is left to the caller of :meth:`close`.
+        :attr:`pidfd`. The caller of :meth:`close` must do so.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Link:
         admit(self._socket)
 
     def abandon(self) -> None:
-        """Close the connection in a forked child. The parent has it open, so this cannot block."""
+        """Close a forked child's connection. The parent has it open, so the close cannot block."""
         self._socket.close()
 
     @property
@@ -206,7 +206,7 @@ class Link:
             raise
         except BaseException as error:
             # The kernel may have opened descriptors in this process, even if an interrupt ended the
-            # read. This closes them.
+            # read. They are closed here.
             for message in messages:
                 close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):

@@ -164,7 +164,7 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     Returns
     -------
     int or None
-        None if no descriptor can report its death. That is so only before Linux 6.5, for a peer in
+        None if no descriptor can report its death. That occurs only before Linux 6.5, for a peer in
         a pid namespace that is not visible here, or that ``/proc`` does not show.
 
     Raises
@@ -254,7 +254,7 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0
     Returns
     -------
     int or None
-        None if this cannot be decided from here: the owner is in another pid namespace, the kernel
+        None if this process cannot find out: the owner is in another pid namespace, the kernel
         has no pidfds, or ``/proc`` hides the owner.
 
     Raises

@@ -130,7 +130,7 @@ class LeaseRegistry:
     ) -> Refusal | None:
         """Reserve memory of this process for one of its messages; all or none.
 
-        This waits for free reservations: until receivers have received or discarded earlier
+        The method waits for free reservations: until receivers have received or discarded earlier
         messages.
 
         Parameters
@@ -138,7 +138,7 @@ class LeaseRegistry:
         handles
             The handles of the message.
         numbers
-            A new number for each reservation. The caller ends them if this raises.
+            A new number for each reservation. The caller ends them after an error.
         timeout_s
             Time limit of the wait.
         """

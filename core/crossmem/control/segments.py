@@ -209,8 +209,8 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
     except OSError:
         seals = 0
     is_refusing = bool(seals & (fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE))
-    # This also refuses a memfd with huge pages, which can never have this size. An access to its
-    # holes could raise SIGBUS.
+    # The check of the size also refuses a memfd with huge pages, which can never have this size. An
+    # access to the holes of such a memfd could raise SIGBUS.
     if (
         seals & _SEALS != _SEALS
         or os.fstat(descriptor).st_size != _NBYTES

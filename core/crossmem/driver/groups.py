@@ -124,7 +124,7 @@ class ForeignMemory(Protocol):
         ...
 
     def disown(self, block: Block) -> None:
-        """Undo :meth:`adopt`, after the release of every export. This never frees the memory."""
+        """Undo :meth:`adopt`, after the release of every export. The memory is not freed."""
         ...
 
 

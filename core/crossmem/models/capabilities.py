@@ -59,7 +59,7 @@ class Capabilities:
     """A child that is forked after the first use of the device may import memory (C18)."""
 
     survives_owner: bool
-    """Importers keep valid memory after the exporting process is gone (C20)."""
+    """Importers keep valid memory after the exporting process has ended (C20)."""
 
     raw_handles: bool
     """``export(lease=False)`` can carry the vendor's bytes for programs without crossmem."""

@@ -81,8 +81,9 @@ class Backend:
         ``crossmem.plugin.API_VERSION`` would follow the installed crossmem and declare nothing.
     probe
         Returns whether this machine can use the backend. Called at most once per process, on the
-        first thread that asks. It may look for libraries, packages and device files. It must not
-        create a device context, start threads or take long. An exception counts as ``"unusable"``.
+        first thread that asks. The function may search for libraries, packages and device files. It
+        must not create a device context, start threads or take long. An exception counts as
+        ``"unusable"``.
     load
         Makes the driver. The argument is the name of a runtime, or None for the backend's own
         choice among the vendor's real runtimes, which must never be an emulation. Called once per

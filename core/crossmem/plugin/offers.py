@@ -145,7 +145,7 @@ class Offer:
 
     def _probed(self) -> Availability:
         if self._availability is None:
-            # The plugin's code may return anything, whatever its annotations say, so the answer is
+            # The plugin's code may return any value, even against its annotations. So the answer is
             # checked.
             answer: object
             try:

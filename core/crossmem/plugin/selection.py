@@ -203,7 +203,7 @@ def choose(
         except (BackendNotFoundError, BackendUnavailableError, ConfigurationError) as error:
             if named.source is Source.ARGUMENT:
                 raise
-            # The caller gave no name, so the message names the variable from which the name comes.
+            # The name comes from the variable and not from the caller, so the message says that.
             msg = f"{VARIABLES['device']}={settings.device!r}: {clause(error.message, 140)}"
             raise type(error)(
                 msg,

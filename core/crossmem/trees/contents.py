@@ -76,7 +76,7 @@ class Contents:
         for number, row, leaf, where in matches:
             target = arrays[number]
             if target is leaf.value:
-                # The given array is the shared one: the application has written in place, so
+                # The array is the shared array itself: the application has written in place, so
                 # nothing is copied.
                 continue
             if leaf.found.kind != row.kind:

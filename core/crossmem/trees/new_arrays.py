@@ -47,8 +47,8 @@ def empty(
     shape
         Elements in each dimension.
     dtype
-        A PyTorch dtype gives a tensor. A name or a NumPy dtype gives an array: a NumPy array if the
-        CPU can address the device's memory, else a CuPy array.
+        For a PyTorch dtype, the result is a tensor. For a name or a NumPy dtype, it is an array: a
+        NumPy array if the CPU can address the device's memory, else a CuPy array.
     device
         The device that holds the memory; ``host`` if None.
     pool
@@ -149,7 +149,7 @@ def _device_of(pool: Pool | None, device: Device | str | None) -> Device | None:
 
 
 def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any]:
-    """Return an array like each given one, in one allocation or block. Overlaps are kept."""
+    """Return a new array for each leaf, in one allocation or block. Overlaps are kept."""
     alignment = ALIGNMENT if pool is None else BLOCK_ALIGNMENT
     ranges = pack_ranges((leaf.bounds for leaf in leaves), alignment)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]

@@ -117,8 +117,8 @@ class Published:
             The version that the caller knows already; 0 waits for the first.
         stream
             The stream that uses the arrays. Its later work waits for the version ``after + 1``,
-            which this call returns at once; see :meth:`crossmem.Timeline.wait`. None: this call
-            waits.
+            and the call returns this version at once; see :meth:`crossmem.Timeline.wait`. None: the
+            call waits.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
             another process's tree sends a request to its owner, which may take up to

@@ -55,9 +55,9 @@ def receive(
     """Return the arrays and tensors that another process shared, in its memory, without a copy.
 
     The memory stays valid as long as a received array, or an object that is derived from one,
-    lives. This holds even if the sender frees the memory. After the sender's exit, it holds if the
-    backend has the capability ``survives_owner``. The memory is released within a second after the
-    last array ends.
+    lives, even if the sender frees the memory. After the sender's exit, the memory stays valid if
+    the backend has the capability ``survives_owner``. The memory is released within a second after
+    the last array ends.
 
     Parameters
     ----------

@@ -108,7 +108,7 @@ def share(
     if pool is not None:
         device = cast("Device", pool.device)
     elif device is not None:
-        # This checks the device even if nothing is copied to it.
+        # The device is checked even if nothing is copied to it.
         device = host_device(device)
     tree, leaves = collect(x)
     may_copy = copy is True or copy == "allow"
@@ -156,8 +156,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # No process can import this memory any more, so it counts as ordinary memory.
         return None
-    # If an array was received by a read-only handle, it is sent by a read-only handle, too. This
-    # also holds in the process that owns the memory.
+    # If an array was received by a read-only handle, it is sent by a read-only handle, too, even in
+    # the process that owns the memory.
     access = memory.handle.access if isinstance(memory, Mapping) else None
     # readonly="advisory" binds this process, not the processes to which it sends the array.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True

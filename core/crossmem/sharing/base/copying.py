@@ -182,8 +182,8 @@ class Copyable(Endable):
 
     def _begin_copy(self, copy: object) -> int:
         """Register a copy and return the address. The caller ends the copy, also after an error."""
-        # In a forked child this raises. It must run before the lock is taken: a thread of the
-        # parent may have held the lock at the fork, and nobody would release it.
+        # This statement raises in a forked child. It comes before the lock, because a thread of the
+        # parent may have held the lock at the fork. Then no thread would release the lock.
         self.ptr  # noqa: B018
         with self._process.state:
             # The copy is registered before the address is read, because a block without copies can

@@ -57,8 +57,8 @@ class Endable:
         if record is None:
             return
         if process.is_inherited:
-            # This comes before any lock: a thread of the parent may have held the lock at the fork,
-            # and that thread does not exist in the child to release it.
+            # This check comes before any lock. A thread of the parent may have held the lock at the
+            # fork, and that thread does not exist in the child to release it.
             refuse_foreign(process, self)
         if process.is_closed:
             return

@@ -252,8 +252,8 @@ class Memory(Copyable):
             )
 
     def _describe_views(self) -> str:
-        # This is a method of its own, because a local variable of the method that raises would stay
-        # in the error's traceback and keep the anchor, and so the memory, alive.
+        # This code is in a method of its own. A local variable of the method that raises would stay
+        # in the error's traceback, and would keep the anchor and the memory alive.
         anchor = self._anchor() if self._anchor is not None else None
         return anchor.describe_views() if anchor is not None else ""
 

@@ -65,7 +65,7 @@ class ExportInfo:
     withdrawn
         Whether the export was withdrawn. It is listed until these leases have ended.
     pool
-        The use of the blocks, if this is the export of a pool's whole memory; else None. The leases
+        The use of the blocks, if the export is that of a pool's whole memory; else None. The leases
         of such an export belong to processes that have the pool open.
     """
 

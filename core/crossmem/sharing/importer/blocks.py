@@ -107,7 +107,7 @@ class PoolImports(Part):
             record = use.record
             assert record is not None  # noqa: S101 - acquire() has set it
             new = _Holders()
-            # This checks the handle, so it comes before the driver's call.
+            # The constructor checks the handle, so it is called before the driver.
             arena = ArenaImport(use, handle, new)
             arena.base = base = record.map(use, remappable=False)
             if record.device.capabilities.host_visible:

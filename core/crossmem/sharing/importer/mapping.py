@@ -250,7 +250,7 @@ class Mapping(Memory):
     def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
 
-        If :func:`crossmem.attach` made the mapping, this closes the import too. A second call does
+        If :func:`crossmem.attach` made the mapping, the import is closed, too. A second call does
         nothing.
 
         Parameters

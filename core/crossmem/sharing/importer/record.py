@@ -175,7 +175,7 @@ class ImportRecord:
         """Wait for the device's work, unless each user has left after the end of its own work."""
         if not self.has_unawaited_work:
             return None
-        # This comes before the wait, because a user that leaves during the wait has its own work.
+        # The flag is cleared before the wait, because a user that leaves during the wait may set it.
         self.has_unawaited_work = False
         try:
             return wait_for_work(self.device)
@@ -238,7 +238,7 @@ class ImportRecord:
         """Keep the connection to the exporter until this import is closed."""
 
     def end_reservations(self, numbers: list[int]) -> None:
-        """End the reservations of a received message. This never waits."""
+        """End the reservations of a received message, without a wait."""
         raise NotImplementedError
 
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
@@ -259,7 +259,7 @@ class ImportRecord:
         Raises
         ------
         InvalidHandleError
-            The owner has given the arena another slot.
+            The arena has another slot in the owner.
         """
         raise NotImplementedError
 

@@ -47,7 +47,7 @@ class ImportTable(Part):
     def join(self, use: Use, device: object, readonly: object) -> ImportRecord | None:
         """Add a use to an open import, if an earlier call with the same arguments made one.
 
-        This is the hot path of repeated imports: it makes no system call and no vendor call.
+        The hot path of repeated imports: this method makes no system call and no vendor call.
 
         Raises
         ------
@@ -223,8 +223,8 @@ class ImportTable(Part):
     ) -> list[tuple[ImportRequest, RemoteImport]]:
         """Request leases for those imports that no other thread has opened; return these imports.
 
-        ``answers`` receives the exporter's replies. The caller gives them back, even if this
-        raises.
+        ``answers`` receives the exporter's replies. The caller releases those that no import uses,
+        even after an error.
         """
         taken: list[bool] = []
         try:

@@ -233,7 +233,7 @@ class Block(Memory):
     def _end_on(self, stream: Any) -> None:
         record = self._record
         if record is None or not self._process.is_usable:
-            # This raises if the process was forked.
+            # This call raises if the process was forked.
             super()._end()
             return
         record.landing = self.device._landing_of(stream)
@@ -241,7 +241,7 @@ class Block(Memory):
             super()._end()
         finally:
             if self._record is record:
-                # The block lives on, and later work may use it.
+                # The block was not freed, and later work may use it.
                 del record.landing
 
     def _prepare_free(self, busy: object, timeout: object) -> None:

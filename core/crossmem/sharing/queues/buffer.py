@@ -276,7 +276,7 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     ):
         buffer._record = None
         return record
-    # This comes before the lock, because the lock may be held for ever in a forked child.
+    # This check comes before the lock, which may be held for ever in a forked child.
     buffer._usable()
     with process.state:
         record = buffer._usable()

@@ -370,7 +370,7 @@ class Consumer(Place):
         if record not in self.held:
             return
         if not self.session or self.opened.member(self.place) != self.session:
-            # The owner has given the entry to others, perhaps to the next session of this place.
+            # The session has ended, so the entry may belong to another session by now.
             self.held.pop(record, None)
             return
         at = terms.released(record.producer, record.buffer)

@@ -148,7 +148,7 @@ class Opened:
             raise ClosedError(msg, hint="make a new queue")
         now = monotonic()
         if now >= self.look_at:
-            # This check is a system call, so its result is used for a while.
+            # The check is a system call, so its result is used for LOOK_S seconds.
             if not self.is_owner_alive():
                 msg = "the process that owns this queue is dead"
                 raise OwnerGoneError(msg, hint="make a new queue in a living process")

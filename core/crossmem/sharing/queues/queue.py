@@ -283,7 +283,7 @@ class Queue(Endable):
         return self._consumer().fileno()
 
     async def get_async(self) -> SharedBuffer:
-        """Return the next buffer; see :meth:`get`. The event loop runs meanwhile."""
+        """Return the next buffer; see :meth:`get`. The event loop runs during the wait."""
         return await repeat(self._consumer(), partial(self.get, timeout=0))
 
     async def put_async(self, item: Any, **options: Any) -> None:

@@ -163,7 +163,7 @@ class TimelineRecord(Record):
                 if self._has_work():
                     is_left = self in deferred.waiting
                     if (is_left or not blocking) and not self.process.is_exiting:
-                        # The work may wait for something that only the calling thread can do.
+                        # The work may wait for a step that only the calling thread can take.
                         deferred.waiting.add(self)
                         deferred.start_reaper()
                         return
