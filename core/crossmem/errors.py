@@ -127,7 +127,7 @@ class BackendNotFoundError(CrossmemError, LookupError):
 
 
 class BackendUnavailableError(CrossmemError, RuntimeError):
-    """The backend is known but cannot work here; the message says why."""
+    """The backend is known but cannot work on this machine; the message says why."""
 
 
 class DeviceNotFoundError(CrossmemError, LookupError):

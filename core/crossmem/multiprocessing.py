@@ -291,8 +291,7 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 @contextmanager
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
     """If the block raises, end a message's reservations: no process unpickles the message again."""
-    # This process may forward the arrays. It then sends handles, too, so its reducers are
-    # registered.
+    # This process may forward the arrays as handles, so its reducers are registered.
     register()
     try:
         yield

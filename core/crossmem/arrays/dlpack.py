@@ -38,9 +38,9 @@ EXT_DEV: Final = 12
 """DLPack's device type of Ascend NPUs. torch_npu 2.14 imports only this type and type 1.
 
 These facts come from torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and from the
-machine code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement first
-requests a capsule without a version, even for objects on other devices. It ignores ``byte_offset``,
-and does not know float8.
+machine code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement
+first requests a capsule without a version, even for objects on other devices. It ignores
+``byte_offset``, and does not know float8.
 """
 
 CUDA_MANAGED: Final = 13
@@ -135,7 +135,7 @@ def make_capsule(
     pointer
         Address of the memory, to which the layout is relative.
     layout
-        The array. Its bounds are not checked here.
+        The array. This function does not check its bounds.
     device
         DLPack's device type and id.
     owner

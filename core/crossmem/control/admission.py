@@ -161,7 +161,7 @@ class Admission:
         return Refusal(Status.DENIED, reason)
 
     def _grant(self, export: Export, holder: Holder, reported: int) -> Refusal | None:
-        """Put a peer on the vendor's whitelist. The driver runs here, so no lock is held."""
+        """Put a peer on the vendor's whitelist. No lock is held during the driver's call."""
         grant = export.unit.grant
         assert grant is not None  # noqa: S101 - the caller has asked
         try:

@@ -164,7 +164,7 @@ def _close_all(closer: object) -> None:
         except IndexError:
             _closers.discard(closer)
             # A thread that queued a list just before this may have found eight closers and started
-            # none. So this closer looks again.
+            # none. So this closer checks the queue again.
             if not _closing or len(_closers) >= _MAX_CLOSERS:
                 return
             _closers.add(closer)

@@ -74,7 +74,7 @@ class ExportTable:
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
                 # A block is held by its slot, and enters this table only when a message reserves
-                # it. So a request for a block that is not here comes too late.
+                # it. So a request for a block that is not in the table comes too late.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")

@@ -61,7 +61,7 @@ class InFlight:
         """Close a connection as soon as its peer has read its descriptors."""
         self.forget_read()
         if connection in self._sent:
-            # If the peer has closed its end just now, shutdown() fails, which is no error here.
+            # If the peer has closed its end just now, shutdown() fails, and the failure is ignored.
             with suppress(OSError):
                 connection.shutdown(SHUT_RDWR)
             self._closing.add(connection)

@@ -41,7 +41,7 @@ class PeerLog:
         Parameters
         ----------
         pid
-            The process, 0 if it is not visible here.
+            The process, 0 if it is not visible to this process.
         text
             What the process did.
         error

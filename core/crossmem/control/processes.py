@@ -112,7 +112,7 @@ def _peer_pidfd(connection: socket.socket) -> int | None:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid (0 if it is not visible here) and uid of the process at the other end."""
+    """Return pid and uid of the process at the other end. An invisible pid is 0."""
     blob = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(blob)
     return pid, uid
@@ -165,7 +165,7 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     -------
     int or None
         None if no descriptor can report its death. That occurs only before Linux 6.5, for a peer in
-        a pid namespace that is not visible here, or that ``/proc`` does not show.
+        an invisible pid namespace, or for a peer that ``/proc`` does not show.
 
     Raises
     ------

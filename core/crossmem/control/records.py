@@ -53,7 +53,7 @@ class Allow:
         Parameters
         ----------
         pid, uid
-            The process, as the kernel reports it here.
+            The process, as the kernel reports it to this process.
         own_uid
             The exporter's user; None if the kernel shows other users with the same number.
         """

@@ -200,7 +200,7 @@ class LeaseRegistry:
             if len(self.leases):
                 return False
             if held is None:
-                # No message is left, so nothing is granted from here on.
+                # No message is left, so no further grant is possible.
                 held = list({one.unit for one in self.granted.values()})
                 rows.wish(held)
             while held and not (held[-1].is_kept or rows.is_held(held[-1])):

@@ -110,7 +110,7 @@ class Waiters:
     Parameters
     ----------
     lock
-        Held while the condition is evaluated. It is not evaluated again after it was true.
+        Held while the condition is evaluated. A condition that was true is not evaluated again.
     """
 
     def __init__(self, lock: "threading.RLock") -> None:

@@ -267,9 +267,9 @@ class Driver(ABC):
     def grant(self, block: Block, exported: Exported, peers: Sequence[Peer]) -> None:  # noqa: B027
         """Put processes on the vendor's whitelist, for vendors that have one.
 
-        Called before the reply to a peer's first request for this export. It runs on the lease
-        server's thread, or on an application's thread that reads requests during a free, so it must
-        not synchronise, block or call crossmem. A peer's reported number is untrusted: check the
+        Called before the reply to a peer's first request for this export. The method must not
+        synchronise, block or call crossmem. It runs on the lease server's thread, or on an
+        application's thread that reads requests during a free. A peer's reported number is untrusted: check the
         number against the peer's pid as far as the vendor allows, and raise on a contradiction.
         """
 

@@ -89,7 +89,7 @@ _set_value: Final = ReadyHandle.__dict__["value"].__set__
 
 
 def _decode(blob: bytes) -> ReadyHandle:
-    """Decode the wire form. The length and the flags are checked here as well."""
+    """Decode the wire form, after checks of its length, flags and checksum."""
     if len(blob) < _START:
         raise refuse(f"{len(blob)} bytes, expected at least {_START}")
     *fields, checksum = HEADER.unpack_from(blob)

@@ -25,7 +25,7 @@ class Availability:
     ----------
     state
         ``"available"``; ``"not_installed"`` if a library or package is missing; ``"unusable"`` if
-        everything is installed but cannot work here, for example because there is no device or no
+        everything is installed but cannot work, for example because there is no device or no
         permission to use it.
     reason
         Why not, in one clause of at most 120 characters. Messages put the backend's name before it.

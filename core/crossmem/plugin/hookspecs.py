@@ -148,7 +148,7 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
         This plugin does not emulate the interface. The message lists those that it emulates. Users
         see this error only if no plugin has the emulation.
     CrossmemError
-        This plugin has the emulation but cannot run it here, for example without a compiler.
+        This plugin has the emulation but cannot run it, for example without a compiler.
 
     Notes
     -----

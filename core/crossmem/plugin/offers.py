@@ -107,7 +107,7 @@ class Offer:
             return self._probed()
 
     def require(self, runtime: str | None) -> None:
-        """Raise if the backend cannot be used here, or does not have that runtime.
+        """Raise if the backend is unusable on this machine, or does not have that runtime.
 
         If a runtime is named, the probe is not called, because an emulated runtime needs no vendor
         library. The load of the driver then shows whether the runtime works.

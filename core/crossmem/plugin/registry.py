@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of plugins: their backends, whether these work here, and their drivers."""
+"""The registry of plugins: their backends, the availability of the backends, and the drivers."""
 
 import logging
 import threading
@@ -194,7 +194,7 @@ class Registry:
         return self._offer(name).backend
 
     def availability(self, name: str) -> Availability:
-        """Return whether a backend can be used here, with the runtime of :meth:`runtime_of`.
+        """Return whether a backend can be used on this machine; see also :meth:`runtime_of`.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class Registry:
         return Availability("available") if self.runtime_of(name) else offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
-        """Return a backend that can be used here, or raise the reason why it cannot.
+        """Return a backend that is usable on this machine, or raise the reason why it is not.
 
         If a runtime is named, the probe is not called: an emulated runtime needs no vendor library.
         The load of the driver shows whether the runtime works.
@@ -218,7 +218,7 @@ class Registry:
         BackendNotFoundError
             No plugin offers the backend.
         BackendUnavailableError
-            The backend cannot be used here. The hint says how to install it.
+            The backend cannot be used on this machine. The hint says how to install it.
         ConfigurationError
             The backend has no runtime with that name.
         """

@@ -98,7 +98,7 @@ class Candidate:
     priority
         Priority of the backend; None if it is used only when named, or must not be used.
     availability
-        Whether the backend can be used here.
+        Whether the backend can be used on this machine.
     chosen
         Whether the backend was chosen.
     reason
@@ -185,7 +185,7 @@ def choose(
     registry
         The backends.
     runtime
-        The runtime for the device. It belongs to a backend, so the device must be named.
+        The runtime for the device. A runtime belongs to a backend, so the device must be named.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def choose(
     BackendNotFoundError
         No plugin offers the named backend.
     BackendUnavailableError
-        The named backend, or every backend with a priority, cannot be used here.
+        The named backend, or every backend with a priority, is unusable on this machine.
     """
     named = _named(spec, settings)
     if named is not None:

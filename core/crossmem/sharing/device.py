@@ -236,7 +236,7 @@ class Device(LocalDevice):
         ptr
             Address of the first byte, in vendor memory of this device.
         nbytes
-            Number of bytes from there. All of them must lie in one allocation of the vendor.
+            Number of bytes from ``ptr`` on. They must lie in one allocation of the vendor.
         owner
             The object that keeps the memory allocated, such as a tensor. The adoption holds a
             reference to it until the adoption is freed and the last lease on it has ended. The

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of a tree that this process shares. The owner reads and overwrites them here."""
+"""The arrays of a tree that this process shares, for reads and updates in this process."""
 
 from typing import Any, Final
 
@@ -92,7 +92,7 @@ class Contents:
     def _shared_arrays(self) -> list[Any]:
         """Return the arrays that readers see: for a copied array, a new array over the copy.
 
-        A new array holds an import of the memory, as the arrays of other processes do, so the tree
+        A new array holds an import of the memory, as the arrays of other processes do. So the tree
         can be closed while the array is in use. A new array in a block of a pool holds the block.
         """
         copies, rows = self._copies, self._message.rows

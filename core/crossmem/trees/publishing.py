@@ -61,7 +61,7 @@ class Published:
         Raises
         ------
         ClosedError
-            The tree was closed, here or in the process that shares it.
+            This process, or the process that shares the tree, has closed it.
         """
         timeline = self._look(None)
         version = timeline.value
@@ -198,7 +198,7 @@ class Published:
         ConfigurationError
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
-            The tree was closed, here or by the writer, or a forked child called this.
+            This process or the writer has closed the tree, or a forked child called this.
         """
         self._look(None).done(version, stream=stream)
 

@@ -60,9 +60,9 @@ def share(
         dataclasses of them, with plain values. Overlapping arrays overlap in the receiver too, and
         an array that occurs twice is one array.
     copy
-        ``"allow"`` or True: an array is copied once if it cannot be shared in place, or if it
-        lies in a block of the vendor with other memory and ``neighbours`` is None. Readers get the
-        copy, so continue with :attr:`crossmem.Shared.value`, or call
+        ``"allow"`` or True: an array is copied once if it cannot be shared in place. An array in a
+        block of the vendor with other memory is also copied, unless ``neighbours`` is
+        ``"expose"``. Readers get the copy, so continue with :attr:`crossmem.Shared.value`, or call
         :meth:`crossmem.Shared.update`. None or False: such an array is refused.
     device
         The device to which host memory is copied; ``host`` if None. The CPU must be able to address

@@ -136,7 +136,7 @@ class Shared(Published, Generic[_T_co]):
 
     @property
     def value(self) -> _T_co:
-        """The tree in shared memory: readers see what this process writes there.
+        """The tree in shared memory. Readers see all writes to its arrays.
 
         Its containers are new. An array that was shared in place is the original. For an array that
         was copied, the value has an array in the shared memory, for training in place. For PyTorch

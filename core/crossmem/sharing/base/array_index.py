@@ -63,7 +63,8 @@ class ArrayIndex:
         self._inherited = inherited
         if inherited is not None:
             # A thread of the parent may have held the parent's lock at the fork. That thread does
-            # not exist here and would never release it, so the inherited index gets the new lock.
+            # not exist in the child and cannot release the lock. So the inherited index gets the
+            # new lock.
             inherited._lock, inherited._is_busy = lock, False
         self._spots: dict[int, list[_Spot]] = {}
         """Entries sorted by start address, in one list for each bit length of the size. The entries

@@ -336,7 +336,7 @@ def is_current(process: Process) -> bool:
 
 
 def may_release(process: Process) -> bool:
-    """Whether a finaliser may queue work. It may not in a forked child, and not at exit."""
+    """Whether a finaliser may queue work. In a forked child and at exit, it may not."""
     return is_current(process) and not process.is_exiting
 
 

@@ -255,7 +255,7 @@ class Allocation(Memory):
                 raise BusyError(
                     msg,
                     operation="free",
-                    hint='close it there, or free with busy="defer"',
+                    hint='close it in that process, or free with busy="defer"',
                     details=holders,
                 )
 

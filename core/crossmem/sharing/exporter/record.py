@@ -279,7 +279,7 @@ class AllocationRecord(Record):
 
     @property
     def _is_leased(self) -> bool:
-        # Reservations of messages do not count here: after this process's exit, no process can
+        # Reservations of messages are ignored, because after this process's exit no process can
         # receive their memory.
         server, unit = self.process.server, self.unit
         return server is not None and unit is not None and not server.leases.cut_off(unit)

@@ -175,7 +175,7 @@ class ImportRecord:
         """Wait for the device's work, unless each user has left after the end of its own work."""
         if not self.has_unawaited_work:
             return None
-        # The flag is cleared before the wait, because a user that leaves during the wait may set it.
+        # This comes before the wait, because a user that leaves during the wait may set the flag.
         self.has_unawaited_work = False
         try:
             return wait_for_work(self.device)

@@ -157,8 +157,8 @@ class ImportTable(Part):
     def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
         """Lease and open the missing imports.
 
-        No lock of an import is held during a request, so that the users of memory that is open
-        already can map, unmap and close it in the meantime.
+        No lock of an import is held during a request. So the users of memory that is open already
+        can map, unmap and close it during the request.
         """
         remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
         for request, record in missing:

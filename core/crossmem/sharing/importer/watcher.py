@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread that releases memory whose owner has died (law C29).
 
-It runs as long as an import with ``on_owner_death="release"`` is open. It checks several times a
-second whether the owners live. It uses the pidfds of the connections, or the ends of the
-connections if there is no pidfd.
+The thread runs as long as an import with ``on_owner_death="release"`` is open. It checks several
+times a second whether the owners live. For the check, it uses the pidfds of the connections. If
+there is no pidfd, the end of the connection counts as the death.
 """
 
 import logging

@@ -312,7 +312,7 @@ class Block(Memory):
                     raise BusyError(
                         f"{self!r} is held by {name_pids(found)}",
                         operation="free",
-                        hint='unmap it there, or free with busy="defer"',
+                        hint='unmap it in that process, or free with busy="defer"',
                     )
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -61,7 +61,7 @@ def make_queue(
     check_flag("redeliver", redeliver, "queue")
     if redeliver and delivery == "each":
         msg = "redeliver=True needs delivery='one': with 'each', every consumer gets each buffer"
-        raise ConfigurationError(msg, operation="queue", hint="leave out one of the two")
+        raise ConfigurationError(msg, operation="queue", hint="leave out redeliver=True")
     size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
     alignment = _HOST_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
     counted: Any = {name: value for name, value, _most in counts}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A queue in one process: its segments, the place of the process, and the sleep of the process.
 
-A process takes a place by an exclusive import of the place's segment. Its word WISH there asks the
-owner for a session. The owner opens and ends sessions in the control segment. A session ends when
+A process takes a place by an exclusive import of the place's segment. Its word WISH asks the owner
+for a session. The owner opens and ends sessions in the control segment. A session ends when
 the process withdraws its wish or dies, or by :meth:`crossmem.Queue.revoke`. The owner then settles
 the entries of the session before it opens the next one.
 
@@ -268,7 +268,7 @@ class Place:
             raise self._finished()
 
     def _finished(self) -> ClosedError:
-        msg = "the queue has ended: all producers that it was made for have come and closed"
+        msg = "the queue has ended: all the producers for which it was made have closed it"
         return ClosedError(msg, hint="make the queue with more producers, and end it with finish()")
 
     def _revoked(self) -> AccessDeniedError:

@@ -324,7 +324,7 @@ class Queue(Endable):
                 return
             opened.check_owner()
             if time.monotonic() > end:
-                msg = f"only {stats.producers} producers and {stats.consumers} consumers have come"
+                msg = f"there are only {stats.producers} producers and {stats.consumers} consumers"
                 raise WaitTimeoutError(msg, operation="wait_for", hint="pass a longer timeout")
             time.sleep(PAUSE_S)
 

@@ -59,7 +59,7 @@ class QueueRecord(Record):
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
         self.is_finished = False
-        """Whether this process puts nothing more."""
+        """Whether this process has called finish(), so that it cannot put anything more."""
         self.mappings: list[Mapping] = []
         """The mappings of the places that this process has taken."""
         self._joining: dict[QueueRole, int] = {}
@@ -102,7 +102,7 @@ class QueueRecord(Record):
             hint = f"open it with the handle of queue.export(role={role!r})"
             raise AccessDeniedError(msg, operation=role, hint=hint)
         if self.is_finished and role == "produce":
-            msg = "this process has called finish(), and puts nothing more"
+            msg = "this process has called finish(), and cannot put anything more"
             raise ClosedError(msg, operation="put", hint="open the queue again")
         index, mapping = take_place(self.opened, role, self.mine[role], timeout_s)
         self.mappings.append(mapping)

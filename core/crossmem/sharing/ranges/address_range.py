@@ -235,7 +235,7 @@ def _source_of(memory: object) -> Source:
         isinstance(memory, Import) and isinstance(memory.handle, BlockHandle)
     ):
         msg = "an address range takes whole allocations, not blocks of a pool"
-        hint = "map an allocation or an import of one; a pool's blocks are consecutive already"
+        hint = "map an allocation, or the import of an allocation; a pool's blocks are consecutive"
         raise UnsupportedError(msg, hint=hint, operation="map")
     if not isinstance(memory, Import):
         msg = f"memory must be a crossmem.Allocation or crossmem.Import, not {shorten(memory)}"

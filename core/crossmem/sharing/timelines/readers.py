@@ -99,7 +99,7 @@ class ReaderWord:
         if words.load(self._control, self._at) % 2:
             # Another process may have written a timeline's identity into memory that is no page of
             # timelines. Then the word is a hold of an export, and must not be overwritten.
-            msg = "the memory of this handle belongs to no timeline: its slots are those of exports"
+            msg = "the memory of this handle belongs to no timeline, because its slots have exports"
             raise InvalidHandleError(msg, operation="done")
         number = None if stream is None else stream_of(stream)
         with self._word.lock:

@@ -186,9 +186,9 @@ class Timeline(Endable):
             From 1 to 2**63 - 2.
         stream
             As for :meth:`signal`. Work that is issued on the stream after this call waits for the
-            value. The host itself waits until the value was signalled at level ``"event"``, until
-            the value was reached at level ``"host"``, and not at all at level ``"word"``. With
-            None, only the host waits, until the value was reached.
+            value. At level ``"word"``, the host does not wait. At level ``"event"``, the host waits
+            until the value was signalled. At level ``"host"``, it waits until the value was
+            reached. With None, only the host waits, until the value was reached.
         timeout
             Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
 
@@ -207,8 +207,8 @@ class Timeline(Endable):
         ConfigurationError, UnsupportedError, DriverError
             As for :meth:`signal`.
         ClosedError, ForkedProcessError
-            The timeline was closed, here or by the signalling process, or a forked child called
-            this.
+            This object was closed, or the signalling process closed the timeline, or a forked child
+            called this.
         """
         record = self._usable()
         if not is_within(value, 1, VOID - 1):
