@@ -269,8 +269,9 @@ class Driver(ABC):
 
         Called before the reply to a peer's first request for this export. The method must not
         synchronise, block or call crossmem. It runs on the lease server's thread, or on an
-        application's thread that reads requests during a free. A peer's reported number is untrusted: check the
-        number against the peer's pid as far as the vendor allows, and raise on a contradiction.
+        application's thread that reads requests during a free. A peer's reported number is
+        untrusted: check the number against the peer's pid as far as the vendor allows, and raise on
+        a contradiction.
         """
 
     @abstractmethod

@@ -295,8 +295,8 @@ def all_of(some: BlockHold | tuple[BlockHold, ...]) -> tuple[BlockHold, ...]:
 class LinkedHold(BlockHold):
     """A hold whose end needs more than one store.
 
-    Such a hold belongs to an import object or its mapping, to an object that ends with its owner, or
-    to a device with streams. The work of the streams must end first.
+    Such a hold belongs to an import object or its mapping, to an object that ends with its owner,
+    or to a device with streams. The work of the streams must end first.
     """
 
     __slots__ = ("children", "ends_with_owner", "landing", "parent")

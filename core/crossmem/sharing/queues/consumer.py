@@ -180,7 +180,7 @@ class Consumer(Place):
                 ring(self.opened.owner_bell)
 
     def _take_in_hand(self) -> bool:
-        """Add the next entry that the owner has handed out; return False if there is none."""
+        """Add the next handed-out entry to ``_hand``; return False if there is none."""
         control, terms, mine = self.opened.control, self.opened.terms, self.words
         position = mine[HANDED]
         if position >= words.observe(control, self._handed):
@@ -294,7 +294,7 @@ class Consumer(Place):
         return made
 
     def check_reading(self) -> None:
-        """Raise if nothing will come any more.
+        """Raise if no further entry will arrive.
 
         Raises
         ------

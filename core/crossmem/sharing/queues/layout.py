@@ -10,8 +10,8 @@ place    a consumer      its positions, and which entries it holds and has relea
 ======== =============== ==========================================================================
 
 Entries are numbered in the order in which a producer puts them, from 1 on; the number is the stamp
-of the entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. An
-odd member word names the session that is open; an even one says that none is.
+of the entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. A
+member word is odd while a session is open, and is the number of that session then.
 """
 
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ class Terms:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of words of control, of each ring and of each place."""
+        """Numbers of words of the control segment, of each ring and of each place."""
         table = self.producers * self.depth
         ring = HEADER_WORDS + (1 + ENTRY_WORDS) * self.depth
         place = HEADER_WORDS + 2 * self.producers + 2 * table

@@ -238,7 +238,7 @@ class QueueOwner:
         return is_whole and segment[at + READY] >= segment[at + WANTED]
 
     def _hand_out(self) -> bool:
-        """Hand waiting entries to consumers with room; return whether all entries are settled."""
+        """Hand waiting entries to consumers with room; return whether the queue could end now."""
         terms, control = self.terms, self._control
         for is_last_try in (False, True):
             tails = [self.opened.tail(producer) for producer in range(terms.producers)]
@@ -271,7 +271,7 @@ class QueueOwner:
             words.store(control, WANT, LATE if are_late else not is_settled)
             if is_settled or is_last_try:
                 break
-            # A consumer that released before it saw WANT has rung no bell, so look again.
+            # A consumer that released before it saw WANT has rung no bell. So the loop repeats.
             words.barrier()
         return is_settled
 
@@ -317,7 +317,7 @@ class QueueOwner:
     # The end ------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """End the queue when the present producers have closed, without further producers."""
+        """End the queue as soon as the present producers have closed."""
         self._is_finished = True
         self.tend()
 

@@ -99,7 +99,7 @@ class Opened:
         return self.base + (producer * self.terms.depth + buffer) * self.terms.stride
 
     def member(self, place: int) -> int:
-        """Return the session that is open at a ring or place, 0 if none is."""
+        """Return the session that is open at a ring or place, 0 if no session is open."""
         found = self.control[HEADER_WORDS + place]
         if not IS_ORDERED:
             words.fence()

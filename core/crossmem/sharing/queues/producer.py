@@ -165,7 +165,7 @@ class Producer(Place):
         self._given[target] -= 1
 
     def _is_released(self, buffer: int, stamp: int, target: int) -> bool:
-        """Whether the consumer that this producer or the owner has chosen has released an entry."""
+        """Whether the consumer of an entry has released it. The owner may have chosen it."""
         opened = self.opened
         decision = opened.control[self._decision + buffer]
         consumer = (target >> 48) - 1
@@ -316,7 +316,7 @@ class Producer(Place):
         return 0
 
     def _tell(self, target: int) -> None:
-        """Wake the consumer of a new entry, or the owner if there is none or it has left."""
+        """Wake the consumer of a new entry. If no consumer is present, wake the owner."""
         opened = self.opened
         if not self._is_one:
             opened.wake_consumers()

@@ -212,7 +212,7 @@ class Queue(Endable):
             raise
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
-        """Put several items, in order; see :meth:`put`. An error leaves the earlier items put."""
+        """Put several items, in order; see :meth:`put`. After an error, earlier items were put."""
         for item in items:
             self.put(item, **options)
 
@@ -300,7 +300,7 @@ class Queue(Endable):
     def wait_for(
         self, *, producers: int = 0, consumers: int = 0, timeout: float | None = None
     ) -> None:
-        """Wait until the queue has so many producers, and consumers that can get new entries.
+        """Wait until there are that many producers, and consumers that can get new entries.
 
         Parameters
         ----------
@@ -329,10 +329,10 @@ class Queue(Endable):
             time.sleep(PAUSE_S)
 
     def finish(self) -> None:
-        """End the puts of this process.
+        """Put nothing more from this process.
 
-        The queue ends when all producers have finished, closed or died. If the owner calls this,
-        the queue does not wait for further producers.
+        The queue ends when all producers have finished, closed or died. If the owner calls this
+        method, the queue does not wait for further producers.
         """
         record = self._usable()
         record.finish()
