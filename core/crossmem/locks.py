@@ -56,8 +56,8 @@ class Rank(IntEnum):
 
 
 _DRIVERS_RUN_UNDER: Final = frozenset({Rank.IMPORT, Rank.ALLOCATION, Rank.FOREIGN})
-"""The ranks of locks that guard a resource of the vendor, and that are held during driver calls on
-it."""
+"""The ranks of locks that guard a resource of the vendor. These locks are held during driver calls
+on the resource."""
 
 
 class LockOrderError(AssertionError):

@@ -140,8 +140,8 @@ def _dump(pickler: ForkingPickler, obj: Any) -> None:
         # registered now.
         if used(library) is not None:
             _register(library)
-            # The library is removed from the set after that, because no other thread may skip the
-            # registration before it is complete.
+            # The library leaves the set after the registration, because no other thread may skip
+            # an incomplete registration.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
     outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()

@@ -140,10 +140,10 @@ class Settings:
     """
 
     device: str | None = None
-    """The device that ``crossmem.device()`` returns if the call names none."""
+    """The device that ``crossmem.device()`` returns if the call names no device."""
 
     runtimes: tuple[tuple[str, str], ...] = ()
-    """Backends with the runtime that each uses if the call names none."""
+    """Backends, each with the runtime that it uses if the call names no runtime."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
     """Folder of the lease sockets: ``$XDG_RUNTIME_DIR/crossmem``, or if that variable is not set, a

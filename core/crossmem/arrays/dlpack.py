@@ -141,7 +141,7 @@ def make_capsule(
     owner
         The object that keeps the memory.
     readonly
-        Whether the capsule says that the consumer must not write. Not all consumers obey that.
+        Whether the capsule says that the consumer must not write. Some consumers write anyway.
     max_version
         The newest version that the consumer reports. From (1, 0) on the capsule is versioned.
 
@@ -213,8 +213,8 @@ def check_stream(device_type: int, stream: object) -> bool:
     Raises
     ------
     ConfigurationError
-        The stream does not exist: host memory has none, CUDA excludes 0 because it has two default
-        streams, and ROCm excludes 1 and 2.
+        The stream does not exist. Host memory has no streams. CUDA excludes 0, because it has two
+        default streams. ROCm excludes 1 and 2.
     """
     if device_type == CPU:
         if stream is not None:

@@ -35,7 +35,7 @@ def maker(view: memoryview) -> Callable[[Layout], Any]:
 def empty(layout: Layout) -> Any:
     """Return a new array for a layout without elements, such as of shape ``(0, 3)``.
 
-    The caller checks that the layout has none, so the array needs no shared memory.
+    The caller checks that the layout has no elements, so the array needs no shared memory.
     """
     return require("numpy").empty(layout.shape, to_numpy(layout.dtype))
 

@@ -39,8 +39,8 @@ class Admitted(NamedTuple):
     slot: int = 0
     generation: int = 0
     row: int | None = None
-    """Descriptor of a new row, if the peer had none for the slot's segment. The caller closes
-    it."""
+    """Descriptor of a new row, if the peer had no row for the slot's segment. The caller closes
+    the descriptor."""
 
 
 class Admission:

@@ -113,7 +113,7 @@ class Arena:
     # The life of a block ----------------------------------------------------------------------
 
     def refill(self) -> bool:
-        """Add blocks that were never allocated to the free list; False if none are left."""
+        """Add blocks that were never allocated to the free list; False if no such block is left."""
         first = self.fresh
         last = min(self.blocks, first + _FRESH)
         with self.registry.lock:

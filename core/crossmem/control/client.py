@@ -99,7 +99,7 @@ class OwnerConnection:
 
     @property
     def open_link(self) -> Link | None:
-        """The connection, None if the exporter has closed it or there is none."""
+        """The connection; None if this process has no connection that the exporter keeps open."""
         link = self._link
         return link if link is not None and link.is_open else None
 

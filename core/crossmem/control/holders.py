@@ -33,7 +33,7 @@ class HolderTable:
         distinguishes processes whose pid is not visible: it is their pidfd's number, or their
         session if the kernel gives no such number. For a visible pid it is 0."""
         self._detached: set[Holder] = set()
-        """Processes without a connection that may still hold something."""
+        """Processes without a connection that may still hold memory."""
 
     def find(self, connection: ServerConnection, request: Request) -> Holder:
         """Return the process at the other end of a connection, and watch it from now on.

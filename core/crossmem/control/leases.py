@@ -30,7 +30,7 @@ class Holder:
         User id as this process sees it.
     pidfd
         Descriptor that reports the process's death; None for this process itself, and if the kernel
-        offers none.
+        has no pidfds.
     connections
         Number of the process's connections.
     leases

@@ -198,8 +198,8 @@ class Link:
                 # it were read, the kernel would close the other descriptors in this thread, which
                 # may block.
                 raise no_descriptors("recvmsg")
-            # The message is taken out of the socket. The kernel closes no descriptor here, because
-            # the message has none, or this process has them by now.
+            # The message is taken out of the socket. The kernel closes no descriptor, because this
+            # process has received all descriptors of the message.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:
@@ -238,8 +238,8 @@ class Link:
         owner = self.owner
         pid, uid = peer_credentials(self._socket)
         is_visible = owner.pid_namespace == this.pid_namespace
-        # User numbers of another user namespace prove nothing here: a foreign user may appear as
-        # the overflow user, or as this user.
+        # User numbers of another user namespace prove nothing: a foreign user may appear as the
+        # overflow user, or as this user.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
             raise_if_dead(owner, this, _DYING_S)

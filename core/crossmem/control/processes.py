@@ -68,7 +68,7 @@ def lease_end() -> LeaseEnd:
     """Return which processes this process can watch until they end, on this kernel.
 
     ``"process"``: every peer, by its socket (Linux 6.5). ``"process-if-visible"``: the peers with a
-    pid in this namespace (Linux 5.3). ``"connection"``: none.
+    pid in this namespace (Linux 5.3). ``"connection"``: no process.
     """
     try:
         return _lease_end()
@@ -100,7 +100,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _peer_pidfd(connection: socket.socket) -> int | None:
-    """Return a new pidfd of the process at the other end; None if this kernel gives none."""
+    """Return a new pidfd of the process at the other end; None if this kernel has no such pidfd."""
     opened: list[int] = []
     try:
         return call_into(opened, connection.getsockopt, socket.SOL_SOCKET, _SO_PEERPIDFD)

@@ -38,8 +38,8 @@ _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
 BLOCKS_AT: Final = 2
-"""Number of slots of a pool before those of its blocks. The first is the arena's. The word of the
-second, in the control segment, is the distance between blocks."""
+"""Number of slots of a pool before the slots of its blocks. The first slot is that of the arena.
+For the second slot, the word in the control segment is the distance between blocks."""
 HEADER_WORDS: Final = 8
 """Number of words at the beginning of a segment, before those of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS

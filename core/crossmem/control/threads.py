@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting threads and waiting for them, safe against exceptions of signal handlers (law C30)."""
+"""The start of threads, and waits for threads. Exceptions of signal handlers are safe (law C30)."""
 
 import logging
 import threading

@@ -148,9 +148,9 @@ class Hello(NamedTuple):
 class Wanted(NamedTuple):
     """One requested export, with the proof that the importer knows the secret.
 
-    ``reservation`` is the number that came with the handle in a message, 0 without one; in a
-    RESERVE, the number that the reservation gets. ``generation`` is that of a pool's block, 0 for
-    everything else.
+    ``reservation`` is the number that came with the handle in a message, 0 without a message. In a
+    RESERVE, it is the number of the new reservation. ``generation`` is the generation of a pool's
+    block, 0 for other exports.
     """
 
     allocation: int

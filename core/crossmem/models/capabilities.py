@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The abilities of a device as data.
 
-The conformance kit selects its tests by them, and errors name them.
+The conformance kit selects its tests by these abilities, and errors name them.
 """
 
 from dataclasses import dataclass, fields

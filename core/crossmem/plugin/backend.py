@@ -28,16 +28,16 @@ class Availability:
         everything is installed but cannot work, for example because there is no device or no
         permission to use it.
     reason
-        Why not, in one clause of at most 120 characters. Messages put the backend's name before it.
-        A longer reason is cut in messages and kept whole in the details. Only ``"available"`` needs
-        no reason.
+        Why not, in one clause of at most 120 characters. In messages, the backend's name precedes
+        the reason. A longer reason is cut in messages and kept whole in the details. Only
+        ``"available"`` needs no reason.
     details
         Further text, such as every path that was tried, one per line.
 
     Raises
     ------
     ConfigurationError
-        The state is none of the three, or a reason is missing.
+        The state is not one of the three, or a reason is missing.
     """
 
     state: AvailabilityState
@@ -78,7 +78,7 @@ class Backend:
         One line for people that names the memory's vendor.
     api_version
         Version of the plugin interface that the backend implements. Write the number itself:
-        ``crossmem.plugin.API_VERSION`` would follow the installed crossmem and declare nothing.
+        ``crossmem.plugin.API_VERSION`` would always be the version of the installed crossmem.
     probe
         Returns whether this machine can use the backend. Called at most once per process, on the
         first thread that asks. The function may search for libraries, packages and device files. It

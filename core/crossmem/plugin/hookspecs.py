@@ -78,14 +78,14 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
 
 @hookspec(firstresult=True)
 def crossmem_runtime(api: str, name: str) -> object | None:
-    """Return a vendor binding, for a backend that runs on more than one.
+    """Return a vendor binding, for a backend that can use several bindings.
 
     When: while a backend's driver is loaded, if that backend asks through ``find_runtime``.
     How often: at most once per process for each runtime that is requested by name, and again
     after a failure.
     Thread: the first thread that uses the backend; other threads that use it wait.
-    Must not: answer for a name that it does not know, fall back to another runtime, or return an
-    emulation under a name that does not say so.
+    Must not: answer for an unknown name, fall back to another runtime, or return an emulation
+    whose name does not say that it is an emulation.
 
     Plugins are called one after the other, and the first answer that is not None is used. The
     plugins in ``CROSSMEM_PLUGINS`` come first, in reverse order. The entry points follow, in

@@ -42,7 +42,7 @@ class PluginInfo:
 
     @property
     def qualified(self) -> str:
-        """A unique name, in the form that ``CROSSMEM_DISABLE_PLUGINS`` takes."""
+        """A unique name, in the form of an item of ``CROSSMEM_DISABLE_PLUGINS``."""
         return f"{self.distribution}:{self.plugin}" if self.distribution else self.plugin
 
     @override
@@ -82,7 +82,7 @@ class Offer:
     info
         The plugin.
     problem
-        A reason not to use the backend that does not depend on the probe, such as a wrong version;
+        A fault that makes the backend unusable regardless of the probe, such as a wrong version;
         else empty.
     """
 
@@ -118,7 +118,7 @@ class Offer:
     def driver(
         self, runtime: str | None, wrappers: Callable[[], Iterable[Callable[[Driver], Driver]]]
     ) -> Driver:
-        """Return the driver for a runtime, loading and wrapping it at the first call."""
+        """Return the driver for a runtime. The first call loads and wraps the driver."""
         driver = self._drivers.get(runtime)
         if driver is None:
             with self._lock:

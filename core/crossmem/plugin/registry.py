@@ -155,7 +155,7 @@ class Registry:
     # -- backends -----------------------------------------------------------------------------
 
     def runtime_of(self, name: str) -> str | None:
-        """Return the runtime that ``CROSSMEM_RUNTIME`` names for a backend, None if it names none.
+        """Return the runtime that ``CROSSMEM_RUNTIME`` names for a backend, or None.
 
         Raises
         ------

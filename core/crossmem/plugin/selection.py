@@ -203,7 +203,7 @@ def choose(
         except (BackendNotFoundError, BackendUnavailableError, ConfigurationError) as error:
             if named.source is Source.ARGUMENT:
                 raise
-            # The name comes from the variable and not from the caller, so the message says that.
+            # The name comes from the variable and not from the caller, so the message names both.
             msg = f"{VARIABLES['device']}={settings.device!r}: {clause(error.message, 140)}"
             raise type(error)(
                 msg,

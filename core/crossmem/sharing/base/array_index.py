@@ -13,8 +13,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["ArrayIndex", "Indexed"]
 
 _MOST_NEW: Final = 64
-"""Number of new entries at which an addition updates the lists. Most views end before that, so they
-never enter the lists."""
+"""Number of new entries at which an addition updates the lists. Most views end before an update, so
+they never enter the lists."""
 
 
 class Indexed(Protocol):

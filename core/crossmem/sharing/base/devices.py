@@ -180,7 +180,7 @@ class LocalDevice:
         stream
             The stream that writes the memory.
         allow
-            The processes that may learn when the memory is ready; None: those of the same user.
+            The processes that can wait for the memory; None: all processes of the same user.
         """
         raise NotImplementedError
 

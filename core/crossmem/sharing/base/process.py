@@ -176,7 +176,7 @@ class Process:
         return self.server
 
     def drain(self) -> None:
-        """Continue with deferred work. Every public call off the hot path begins with this."""
+        """Continue with deferred work. Each public call off the hot path does this first."""
         if not self.is_inside:
             self.deferred.drain()
 

@@ -140,11 +140,11 @@ class PoolImports(Part):
 
     @override
     def tend(self) -> None:
-        """Release arenas whose owners wait for that, if this process holds none of their blocks."""
+        """Release arenas for which the owners wait, unless this process holds one of the blocks."""
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:
-        """Release arenas if this process holds none of their blocks."""
+        """Release the arenas of which this process holds no block."""
         process = self._process
         for key, arena in list(self.arenas.items()):
             if only_unwanted and not arena.is_unwanted:
@@ -154,7 +154,7 @@ class PoolImports(Part):
             with process.state:
                 try:
                     # The flag is cleared before the holds are read. So an attach without the lock
-                    # sees the flag, or its hold is seen here.
+                    # sees the flag, or this method sees the hold of that attach.
                     arena.is_open = False
                     is_held = arena.is_held
                 except BaseException:

@@ -114,7 +114,7 @@ class ImportRecord:
         self.ending: list[Any] = []
         """Leases that no user needs any more, and that have not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
-        """The entries of the table's hot path that lead to this record."""
+        """The keys under which the import table's hot path finds this record."""
         self.usage = Usage()
 
     def is_ready_for(self, core: bytes) -> bool:

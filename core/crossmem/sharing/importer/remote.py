@@ -64,8 +64,8 @@ class RemoteImport(ImportRecord):
         Raises
         ------
         InvalidHandleError
-            The sizes in the handle differ from the exporter's, or from those of the open memory;
-            or the blocks in it are not those of the exporter's pool.
+            The sizes in the handle differ from those of the exporter or of the open memory, or the
+            handle's blocks differ from those of the exporter's pool.
         DriverError
             The vendor's call failed. The lease then still belongs to the caller.
         """

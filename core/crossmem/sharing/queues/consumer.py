@@ -130,8 +130,8 @@ class Consumer(Place):
             late = self._late
             late.clear()
             count = len(self._producers)
-            # The tails are read before the entries that the owner has handed out. So an entry that
-            # was put after those is also delivered after them.
+            # The tails are read before the handed-out entries. So a later entry is not delivered
+            # before an earlier one that the owner has handed out.
             tails = [opened.tail(0)]
             if count > 1:
                 tails += [opened.tail(producer) for producer in range(1, count)]

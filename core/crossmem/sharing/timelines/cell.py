@@ -161,7 +161,7 @@ class Cell:
                 pause_s = min(2 * pause_s, _LONGEST_S)
 
     def _announce(self) -> None:
-        """Announce the sleep of this thread. Its next read of the value comes after that."""
+        """Announce the sleep of this thread. Later reads of the value come after this call."""
         cell, is_known = self.words, words.load(self.words, CARE) == _KNOWN
         if is_known or not IS_REGISTERED:
             words.store(cell, WAITING, 1)
