@@ -69,7 +69,7 @@ def membarrier() -> None:
 
 
 WHY_NOT: Final = _register(os.environ)
-"""The reason why this process is not registered; empty if it is."""
+"""The reason why this process is not registered; empty if it is registered."""
 
 IS_REGISTERED: Final = not WHY_NOT
 """Whether this process is registered. Only then may it call the barrier."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An importer's connection to one lease server, which it checks and then watches."""
+"""An importer's connection to one lease server. The importer checks and watches the server."""
 
 import os
 import select
@@ -206,7 +206,7 @@ class Link:
             raise
         except BaseException as error:
             # The kernel may have opened descriptors in this process, even if an interrupt ended the
-            # read. They are closed here.
+            # read. The loop closes them.
             for message in messages:
                 close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):

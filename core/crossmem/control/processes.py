@@ -73,8 +73,8 @@ def lease_end() -> LeaseEnd:
     try:
         return _lease_end()
     except OSError:
-        # This process has no free descriptor to find out. So the weakest answer is returned, and
-        # not cached.
+        # Without a free descriptor, this process cannot find out. So the weakest answer is
+        # returned, and not cached.
         return "connection"
 
 
@@ -164,8 +164,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     Returns
     -------
     int or None
-        None if no descriptor can report its death. That occurs only before Linux 6.5, for a peer in
-        an invisible pid namespace, or for a peer that ``/proc`` does not show.
+        None if no descriptor can report the peer's death. That occurs only before Linux 6.5, for a
+        peer in an invisible pid namespace, or for a peer that ``/proc`` does not show.
 
     Raises
     ------
@@ -228,7 +228,7 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     ProcessLookupError
         The expected process is dead.
     """
-    # This ``/proc`` belongs to another pid namespace, where the pid is another process's.
+    # If ``/proc`` belongs to another pid namespace, the pid names another process there.
     if process_start_time(os.getpid()) == process_start_time("self"):
         found = process_start_time(pid)
         if found == start_time:

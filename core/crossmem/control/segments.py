@@ -58,7 +58,7 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # The C function is called, because Python's mmap object duplicates the descriptor. In a forked
-# child it would also unmap its address, where another mapping may lie by then.
+# child, the object would also unmap its address, where another mapping may lie by then.
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -64,7 +64,7 @@ def import_handle(
     on_owner_death
         The effect of the exporter's death. ``"keep"``: the import stays until it is closed.
         ``"release"``: a thread of crossmem closes the import and its mappings within a second. If
-        views or arrays of them are alive, it closes them when the last view ends (C29). Uses of the
+        views or arrays are alive, the thread waits for the end of the last view (C29). Uses of the
         closed objects raise :class:`ClosedError`.
 
     Returns
@@ -86,7 +86,7 @@ def import_handle(
         This process cannot reach the memory; the message names the missing part (C15).
     UnsupportedError
         The backend does not offer the requested import. ``"release"`` was requested for a raw
-        handle, whose importers do not learn of the exporter's death.
+        handle, whose importers cannot notice the exporter's death.
     """
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
@@ -362,8 +362,8 @@ def _open(
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
     """End the uses of a call that raises. Later calls repeat releases that the vendor refuses now.
 
-    Another thread may be asking for the same memory with a longer timeout. The reaper ends the use
-    after that request, because the deadline of this call may have passed.
+    Another thread may be requesting the same memory with a longer timeout. The deadline of this
+    call may have passed, so the reaper ends the use after that request.
     """
     ready = process.deferred.ready
     for use in uses:

@@ -91,7 +91,7 @@ class ArenaImport:
         Raises
         ------
         OwnerGoneError
-            The owner is dead, or is another program.
+            The owner is dead, or its process runs another program.
         """
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
@@ -284,7 +284,8 @@ class BlockHold(Use):
 
 
 Holders = dict[int, BlockHold | tuple[BlockHold, ...]]
-"""The holders of each held block. Most blocks have one, and a tuple would cost time and memory."""
+"""The holders of each held block. Most blocks have one holder, which is stored without a tuple to
+save time and memory."""
 
 
 def all_of(some: BlockHold | tuple[BlockHold, ...]) -> tuple[BlockHold, ...]:
