@@ -2,9 +2,9 @@
 """Descriptors from peers: unexpected ones are refused, and only threads that may block close them.
 
 ``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
-of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies. Therefore a
-thread for which peers or applications wait never closes a peer's descriptor, except one that the
-driver has opened. A peer must not fill the descriptor table with slow descriptors: see
+of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies.
+Therefore a thread for which peers or applications wait never closes a peer's descriptor, except one
+that the driver has opened. A peer must not fill the descriptor table with slow descriptors: see
 :func:`is_behind`.
 """
 

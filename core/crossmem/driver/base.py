@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver contract: one class of a backend that translates it to a vendor's calls.
+"""The driver contract. A backend implements it in one class, by a vendor's calls.
 
 crossmem's core owns identities, reference counts, leases, bounds checks and locks. A driver
 translates calls and keeps no state per import. Any thread may call any method, also concurrently
@@ -116,8 +116,9 @@ class Mapped:
     source
         The mapped memory.
     pointer
-        The address. The driver sets it to 0 right before the vendor call that unmaps it, and back
-        to the address if the vendor refuses. So an interrupted ``unmap`` can be repeated.
+        The address. The driver sets it to 0 right before the vendor call that unmaps the memory. If
+        the vendor refuses, the driver restores the address. So an interrupted ``unmap`` can be
+        repeated.
     """
 
     source: Block | Imported
@@ -133,8 +134,8 @@ class Reserved:
     ordinal
         Device for which the addresses are reserved.
     pointer
-        The first address. As in :class:`Mapped`, it is 0 from right before the vendor call that
-        releases the addresses.
+        The first address. As in :class:`Mapped`, the driver sets it to 0 right before the vendor
+        call that releases the addresses.
     nbytes
         Size of the range in bytes.
     """
@@ -330,7 +331,7 @@ class Driver(ABC):
 
     @abstractmethod
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
-        """Copy from or to device memory and return when it is done.
+        """Copy from or to device memory, and return when the copy is complete.
 
         With ``DEVICE_TO_DEVICE``, both addresses are device memory. If they are on different
         devices, ``ordinal`` is the target's and the capability ``peer_access`` is true.

@@ -4,8 +4,8 @@
 Hooks are for discovery and observation only. After a driver is loaded, crossmem calls it directly.
 
 A plugin is a module, or any object with these functions. An entry point in the group ``crossmem``
-or the variable ``CROSSMEM_PLUGINS`` names it. It marks its implementations with
-:data:`crossmem.plugin.hookimpl`, and may omit parameters that it does not need. Rules for all
+or the variable ``CROSSMEM_PLUGINS`` names the plugin. The plugin marks its implementations with
+:data:`crossmem.plugin.hookimpl`, and may omit parameters that they do not need. Rules for all
 hooks:
 
 - The import of the module must not import a vendor's package, load a vendor's library or touch a

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The single state of a process: settings, plugins, lease server and deferred work.
 
-A forked child gets a new state. Objects of the old state compare it with :func:`current`. Packages
+A forked child gets a new state. Objects compare their own state with :func:`current`. Packages
 above this one keep their own state in *parts* (:meth:`Process.part`), so this module does not
 depend on them.
 """

@@ -101,8 +101,8 @@ class Allocation(Memory):
         allow
             The processes that may import; None: all processes of the same user (C13).
         access
-            ``"ro"`` makes importers' mappings read-only. The device enforces that if it has the
-            capability ``readonly_exports``.
+            ``"ro"`` makes importers' mappings read-only. It needs the capability
+            ``readonly_exports``.
         lease
             False returns a raw handle, which contains the vendor's bytes for programs without
             crossmem. No lease protects the memory then, so the caller must keep it until all

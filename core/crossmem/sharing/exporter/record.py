@@ -266,8 +266,8 @@ class AllocationRecord(Record):
     def free_at_exit(self) -> None:
         """Free the memory at a normal exit, even if leases remain.
 
-        Memory with an active view or copy stays until the end of the process. So does leased memory
-        if the vendor's call would take it from importers (law C20).
+        Memory with an active view or copy stays until the end of the process. Leased memory also
+        stays if the vendor's call would remove it from importers (law C20).
         """
         if self.usage.is_active:
             return
