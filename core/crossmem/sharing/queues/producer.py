@@ -45,7 +45,7 @@ class Producer(Place):
         """Published entries that are not released. A key is a buffer, a value (stamp, target)."""
         self._free: deque[int] = deque()
         self._given: Counter[int] = Counter()
-        """By target, the number of entries that it has not released."""
+        """By target, the number of entries that the target has not released."""
         self._left = 0
         """The last stamp that was left to the owner."""
         self._turn = 0

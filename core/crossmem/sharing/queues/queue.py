@@ -259,7 +259,7 @@ class Queue(Endable):
         return found
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
-        """Wait for one buffer. Return it and other available buffers, ``most`` in total."""
+        """Wait for one buffer. Return all available buffers then, at most ``most`` of them."""
         if not is_within(most, 1, inf):
             msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
             raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")

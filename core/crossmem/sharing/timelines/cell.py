@@ -9,8 +9,8 @@ A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, takes a fence and rea
 The signalling process writes the value, takes a fence and then reads ``WAITING``. So either the
 sleeper sees the value, or the signalling process sees ``WAITING``. In the second case, the
 signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. All sleepers
-share ``WAITING``. A sleeper that sets it just before it is cleared does not sleep, because
-``SEQUENCE`` has changed. So no wake-up is lost. Only this file writes these words.
+share ``WAITING``. A sleeper that sets ``WAITING`` just before the word is cleared does not sleep,
+because ``SEQUENCE`` has changed. So no wake-up is lost. Only this file writes these words.
 
 Before any thread has slept, the signalling process takes no fence. The first sleeper sets ``CARE``
 to 1 and takes the barrier, which orders the accesses of the signalling process, too. After the
