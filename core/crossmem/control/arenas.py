@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's side of a pool: the free blocks, and the freed blocks that still have holders.
 
-Each block has a slot, like the export of an allocation. Its generation is odd from the first export
+Each block has a slot, like the export of an allocation. The generation is odd from the first export
 until the block is freed. The owner reuses a freed block after a barrier and a read of the rows:
 after the barrier, the row of each importer that saw the old generation contains the importer's
 word. One barrier serves many freed blocks.
@@ -124,7 +124,7 @@ class Arena:
         return last > first
 
     def retire(self, index: int, generation: int) -> None:
-        """Refuse new holds of a block by its generation. A second call does nothing."""
+        """Refuse new holds of a block by a generation. A second call does nothing."""
         words.store(self.words, self.at + index, generation + 1)
         if self.reserved:
             unit = self.reserved.get(index)
@@ -132,12 +132,12 @@ class Arena:
                 unit.is_retired = True
 
     def retire_if_idle(self, index: int, generation: int) -> bool:
-        """Retire a block without holders. If it has a holder, return False; the block lives on.
+        """Retire a block without holders. If the block has a holder, change nothing, return False.
 
         Raises
         ------
         DriverError
-            The kernel refuses the barrier. The block lives on.
+            The kernel refuses the barrier. The block is not retired.
         """
         with self.registry.lock:
             is_idle = False
@@ -190,7 +190,7 @@ class Arena:
             busy = self._busy(looked_at) | running
             idle, still = looked_at, {}
             if busy:
-                # Messages also reserve blocks that are live.
+                # The set may also contain live blocks, which messages reserve.
                 idle = tuple([one for one in looked_at if one not in busy])
                 still = dict.fromkeys([one for one in looked_at if one in busy])
             if self.streamed:
@@ -198,7 +198,8 @@ class Arena:
                 for one in idle:
                     self.streamed.pop(one, None)
             if idle and not IS_ORDERED:
-                # A store to the block may become visible after the 0 that ended its hold.
+                # On such a processor, an importer's last store to the block may become visible
+                # after the 0 that ended the hold.
                 words.barrier()
             # No thread and no signal handler runs between these statements.
             if number != self._reclaims:

@@ -20,7 +20,7 @@ class HolderTable:
     Parameters
     ----------
     loop
-        Also waits for their deaths.
+        The event loop, which reports the deaths of processes.
     on_death
         Called with each process that was found dead.
     """

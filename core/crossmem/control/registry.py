@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of a process and their leases: all decisions of the lease server, and no socket."""
+"""The exports of a process and their leases. The lease server's decisions are made here."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -94,7 +94,7 @@ class LeaseRegistry:
     def lease_to_myself(
         self, handle: ShareableHandle, reservation: int, leases: dict[bytes, int]
     ) -> Refusal | None:
-        """Give this process itself a lease on its own memory (law C8).
+        """Grant this process itself a lease on its own memory (law C8).
 
         Parameters
         ----------
@@ -363,7 +363,7 @@ class LeaseRegistry:
         self.leases.give(export, holder, number, in_message=True)
 
     def forget_row(self, row: Row) -> None:
-        """Forget the holds of a row and unmap it: its process is dead or never received it."""
+        """Unmap a row and forget its holds: its process is dead or never received the row."""
         for export in row.holder.exports:
             if row in export.since:
                 is_held = export.slot is not None and words.load(row.segment.words, export.slot.at)
