@@ -81,7 +81,7 @@ class OwnerConnection:
         self._pidfd: int | None = None
         self._request = 0
         self._session = new_number()
-        """Distinguishes this program from a later one of the same process, after exec."""
+        """Distinguishes this program from a program that the process executes later."""
         self._holds = HoldTable()
         self._ended: dict[int, None] = {}
         """Ended reservations that are not reported to the owner yet."""
@@ -94,7 +94,7 @@ class OwnerConnection:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the exporting process still runs; false if it was never reached."""
+        """Whether the exporting process still runs; False if it was never connected."""
         return not self.is_owner_dead(within_s=0.0)
 
     @property
@@ -140,7 +140,7 @@ class OwnerConnection:
         Raises
         ------
         OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, DriverError
-            The owner cannot be asked, or this process has no descriptor left.
+            The request to the owner failed, or this process has no descriptor left.
         """
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
@@ -169,7 +169,7 @@ class OwnerConnection:
                     self.lock.release()
             return answers
         except BaseException:
-            # An interrupt of the lock's release must not lose the answers either.
+            # The answers must not be lost, even if the release of the lock was interrupted.
             self.give_back(answers)
             raise
 
@@ -349,7 +349,7 @@ class OwnerConnection:
                 link = self._link or self._connect(deadline)
                 return self._exchange(link, batch, deadline)
             except WrongHostError:
-                # The owner closed a connection just now and cannot be reached: it is exiting.
+                # If the owner has just closed a connection and cannot be reached, it is exiting.
                 if not was_closed:
                     raise
                 raise owner_gone(self.owner, "closed its lease server") from None
@@ -360,7 +360,8 @@ class OwnerConnection:
                 if not alive:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
-                # A server with many connections closes the oldest one: connect and ask again.
+                # A server with many connections closes the oldest one. So connect and repeat the
+                # request.
                 left_s = deadline.remaining_s
                 if not left_s:
                     raise deadline.passed(self.owner) from None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common base of vendor drivers: it makes a device current around each mechanism's calls.
+"""The common base of vendor drivers. It makes a device current during each call of a mechanism.
 
 A mechanism keeps the vendor's objects in the ``reference`` of the block or import until they are
-released. A method that releases can therefore be called at any time, and again.
+released. So a method that releases resources can be called at any time, and repeated.
 """
 
 import logging

@@ -70,7 +70,7 @@ _LIST_IN: Final[dict[int, int]] = {
         }.items()
     },
 }
-"""The role of a list that lies in another list or in an object. The key is the outer one's role."""
+"""The role of a list in another list or in an object. The key is the role of the outer value."""
 
 _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),

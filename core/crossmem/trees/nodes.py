@@ -4,7 +4,7 @@
 ============== ==================================================================================
 in JSON        means
 ============== ==================================================================================
-null, true, 1  None, True and 1; Unicode strings and finite floats are themselves, too
+null, true, 1  None, True, 1; Unicode strings and finite floats also have their usual JSON
 [...]          a list
 {"a": n}       the array with the number n
 {"t": [...]}   a tuple
@@ -16,7 +16,7 @@ null, true, 1  None, True and 1; Unicode strings and finite floats are themselve
 {"u": "..."}   a str that is not valid Unicode, such as some file names: in base64
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
-{"s": [d, b]}  a NumPy scalar: dtype and bytes; for strings ``str`` or ``bytes``, then all bytes
+{"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
 {"i": [n, x]}  container n again, counted over all finished mutable containers; x is its JSON
 ============== ==================================================================================
 
@@ -96,8 +96,8 @@ class _Writer:
             node = self._write_object(value, kind, path)
         if not _can_be_changed(node):
             return node
-        # A repeated container is written and counted in full each time, so that a few bytes of an
-        # untrusted message never stand for many values.
+        # A repeated container is written and counted in full each time. So a few bytes of an
+        # untrusted message cannot expand to many values.
         _, number, first = self._ended.setdefault(id(value), (value, len(self._ended), node))
         return node if first is node else {"i": [number, first]}
 

@@ -44,7 +44,7 @@ class Memory(Copyable):
 
         The view and all objects derived from it keep this object alive. While one of them exists,
         the memory cannot be unmapped or freed. A forked child reads and writes the same memory
-        through an inherited view, and keeps the pages until it ends. It cannot make new views.
+        through an inherited view, but cannot make new views. It keeps the pages until its end.
 
         Raises
         ------

@@ -38,7 +38,7 @@ def check_address(name: str, value: object) -> int:
 def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
     """Return the driver's report about the memory at an address, with any obstacle to adoption.
 
-    The driver is not asked about memory of crossmem itself.
+    For memory of crossmem itself, the function does not call the driver.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
     driver = foreign_memory_of(device.driver)
     if obstacle is None and (driver is None or not device.capabilities.foreign_memory):
         obstacle = (
-            f"cannot be adopted: mechanism {device.mechanism!r} does not offer it "
+            f"cannot be adopted: mechanism {device.mechanism!r} does not offer adoptions "
             "(capability foreign_memory)"
         )
     if obstacle is not None or driver is None:
