@@ -60,7 +60,8 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     if kind == "crossmem":
         pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
         memory = pool.as_tensor()
-        # This write takes the page faults before the measurement. For PyTorch, torch.ones() does.
+        # This write takes the page faults before the measurement. For PyTorch, torch.ones() takes
+        # them.
         memory.fill_(1)
     for _ in range(rounds):
         if pool is not None:

@@ -21,7 +21,7 @@ _COPIED_NBYTES: Final = 64 << 20
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return equal bytes in a new object, which has no cached hash, as bytes from a channel."""
+    """Return equal bytes in a new object. Like bytes from a channel, it has no cached hash."""
     return bytes(bytearray(blob))
 
 

@@ -17,7 +17,7 @@ _SMALL_NBYTES: Final = 64 << 10
 # iceoryx2 reserves a segment for as many samples as the queues of its service may contain. One
 # service for all sizes would therefore reserve room for thousands of the largest samples.
 _DEPTHS: Final = {True: 2000, False: 4}
-"""How many samples a service may contain. The key says whether it is the service for small ones."""
+"""How many samples a service may contain. The key is True for the service of small samples."""
 
 
 class Iceoryx2Peer(Peer):

@@ -14,16 +14,16 @@ from crossmem.cli.secondary import ABOUT
 __all__ = ["Channel", "Copying", "Sharing"]
 
 _LOOK_S: Final = 0.25
-"""The pause between two looks at the secondaries, while the channel is full."""
+"""The pause between two checks of the secondaries, while the channel is full."""
 
 
 class Channel(Protocol):
-    """A bounded way for chunks from this process to its secondaries. One of them gets each chunk.
+    """A bounded way for chunks from this process to its secondaries. Each chunk goes to one.
 
     Attributes
     ----------
     handle
-        The bytes that a secondary needs; None if it has the other end.
+        The bytes that a secondary needs; None if the secondary already has the other end.
     """
 
     handle: bytes | None

@@ -78,7 +78,7 @@ class Child:
         return message
 
     def check(self) -> None:
-        """Raise if the process is dead or failed. Call this while it has nothing to send.
+        """Raise if the process is dead or failed. Call this while no message is expected.
 
         Raises
         ------

@@ -89,8 +89,8 @@ class _Forwarding:
             program.send_signal(self._early.pop())
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        # The terminal sends Ctrl-C to all of its foreground processes. The program gets it without
-        # this process's help.
+        # The terminal sends Ctrl-C to all of its foreground processes, so the program gets the
+        # signal from the terminal.
         if not _in_foreground():
             self._forward(number, frame)
 

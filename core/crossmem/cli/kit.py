@@ -40,7 +40,7 @@ def run_kit(
     Returns
     -------
     ConformanceReport
-        ``exit_code`` is pytest's. It has no laws if pytest did not run any test.
+        ``exit_code`` is pytest's. The report has no laws if pytest did not run any test.
 
     Raises
     ------
@@ -80,8 +80,8 @@ def run_kit(
             try:
                 exit_code = pytest.wait()
             except KeyboardInterrupt:
-                # Ctrl-C has reached pytest too, which ends its own processes. So this waits for
-                # pytest's end.
+                # Ctrl-C has reached pytest too, which ends its own processes. So this function
+                # waits for pytest's end.
                 exit_code = pytest.wait()
         seconds = time.perf_counter() - start
         found = _read(path)

@@ -205,7 +205,7 @@ class QueueDemoReport(FrozenModel):
     secondaries: tuple[SecondaryReport, ...]
     queue: StreamReport
     multiprocessing_queue: StreamReport | None
-    """None if it was not asked for."""
+    """None if this comparison was not requested."""
 
     total_s: float
 

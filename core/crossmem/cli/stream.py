@@ -30,7 +30,7 @@ MAX_SECONDARIES: Final = 64
 """The most consumers of a queue."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""As many as let two secondaries have all buffers. A chunk for which none has room takes longer."""
+"""With this prefetch, two secondaries can hold all buffers, so that no chunk waits for room."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8
@@ -155,7 +155,7 @@ class QueueDemo:
     def _stream(
         self, channel: Channel, crew: Sequence[Child], size: int, title: str
     ) -> tuple[float, list[Received]]:
-        """Send all chunks; return the seconds until all their digests are there, and those."""
+        """Send all chunks; return the seconds until all digests arrived, and the digests."""
         for child in crew:
             child.send(Order(channel.handle, "digest", self.timeout))
         gather(crew, timeout=self.timeout)
@@ -184,7 +184,8 @@ class QueueDemo:
     def _time(self, channel: Channel, child: Child, size: int) -> float:
         """Return the median time in seconds from the put of a chunk to its arrival.
 
-        The secondary sleeps before each chunk, because it gets one after its reply to the last one.
+        The secondary sleeps before each chunk: the next chunk is put after its reply to the last
+        one.
         """
         child.send(Order(channel.handle, "time", self.timeout))
         gather([child], timeout=self.timeout)

@@ -31,7 +31,7 @@ _LARGE_NBYTES: Final = 2**20
 
 _exports: Final = crossmem.exports
 _allocate: Any = None
-"""The original ``Device.allocate`` after :func:`use` has replaced it; None before."""
+"""The original ``Device.allocate``, which :func:`use` replaces; None before that."""
 
 
 class _Pools(Part):

@@ -44,8 +44,8 @@ def sleeping_child(*, with_handlers: bool) -> int:
             while True:
                 signal.pause()
         return pid
-    # PyDLL keeps the GIL during the call, so the child has it. Otherwise a thread that the child
-    # does not have could hold it.
+    # PyDLL keeps the GIL during the call, so the child holds it. Otherwise, the GIL could be held
+    # by a thread that does not exist in the child.
     libc = ctypes.PyDLL(None)
     pid = int(libc.fork())
     if pid == 0:

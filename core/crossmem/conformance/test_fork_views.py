@@ -27,7 +27,7 @@ _AT_ONCE_S: Final = 8.0 * SLOWNESS
 
 
 def _set_up(blob: bytes) -> None:
-    """Make memory of this process, and map another process's memory in both ways."""
+    """Make memory of this process. Map another process's memory by ``attach`` and by ``map``."""
     actions.offer("allocation", _NBYTES, b"parent's")
     actions.attach("mapping", blob)
     actions.import_("imported", blob)

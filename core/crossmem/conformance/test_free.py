@@ -254,7 +254,7 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # This calls nothing of crossmem, because any call would free the memory itself.
+        # This function makes no call of crossmem, because any call would free the memory itself.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

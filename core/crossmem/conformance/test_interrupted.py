@@ -72,7 +72,7 @@ def test_c30_an_interrupted_call_loses_nothing(
             gc.collect()
             crossmem.collect()
 
-        # The interrupted call may have left work to the reaper, so this waits.
+        # The interrupted call may have left work to the reaper, so the test waits.
         lost = settle(lambda: [] if tracer.live == before else [str(tracer.live)])
         assert lost == [], (interrupts.place, before)
         if not interrupts.place:
