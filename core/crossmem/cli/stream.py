@@ -166,7 +166,7 @@ class QueueDemo:
             if waited_s > self.timeout:
                 raise ConsumerError(
                     f"no secondary took a chunk within {self.timeout:.0f} s",
-                    hint="give a longer --timeout, or look whether the secondaries are stopped",
+                    hint="give a longer --timeout, or check whether the secondaries are stopped",
                 )
 
         with (

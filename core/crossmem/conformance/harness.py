@@ -42,7 +42,7 @@ class FreshPeer(Protocol):
     def __call__(
         self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
     ) -> Peer:
-        """Start a peer with these environment variables; `fresh`: as a new interpreter."""
+        """Start a peer with these environment variables; if `fresh`, as a new interpreter."""
         ...
 
 

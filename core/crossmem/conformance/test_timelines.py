@@ -36,7 +36,7 @@ def test_l01_a_reader_sees_what_was_written_before_a_signal(
 
 
 def _read_after_each(timeline: str, memory: str, count: int) -> list[str]:
-    """Wait for each value. Return the values after whose wait memory or timeline were older."""
+    """Wait for each value. Return those for which the timeline or the memory was older then."""
     wrong = []
     for value in range(1, count + 1):
         reached = actions.objects[timeline].wait(value)
@@ -158,7 +158,7 @@ def test_l01_many_values_are_under_way_at_once(
     busy = actions.objects["stream"]
     sampled = peer.start(_sample, "timeline", 40)
     streams.issue_work("work", "stream")
-    # More values than a level has events.
+    # These are more values than a timeline has events.
     for value in range(1, 41):
         timeline.signal(value, stream=busy)
     samples = sampled.result()
@@ -329,7 +329,7 @@ def test_l02_devices_without_streams_refuse_them(
             call()
         assert caught.value.hint
     opened.close()
-    # Nothing has changed.
+    # The refused calls had no effect.
     assert timeline.value == 0
     timeline.signal(1)
     memory.write(b"x")

@@ -175,7 +175,7 @@ def test_c14_no_field_can_be_changed(peer: Peer, changes: dict[str, Any]) -> Non
 
     _refused(_forged(blob, **changes))
 
-    # The same holds if the memory is already open here.
+    # The changed handle is also refused if the memory is already open here.
     with crossmem.attach(blob):
         _refused(_forged(blob, **changes))
 

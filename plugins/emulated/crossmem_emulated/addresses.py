@@ -3,8 +3,8 @@
 
 A strict emulation returns addresses that the host cannot access, like a real device's: an access
 kills the process at that point. The emulation itself uses other addresses for the same memory. A
-lax emulation also maps device memory at its device addresses. Host memory is mapped at its device
-addresses in both.
+lax emulation also maps device memory at its device addresses. In both modes, host memory is mapped
+at its device addresses.
 """
 
 import itertools

@@ -174,7 +174,7 @@ class Machine:
     def boot(self) -> Path:
         """The path of the database.
 
-        Each boot has its own, because pids of an earlier boot mean nothing.
+        Each boot has its own database, because pids of an earlier boot mean nothing.
         """
         path = Path("/proc/sys/kernel/random/boot_id")
         try:
@@ -215,8 +215,8 @@ class Machine:
         with _beginning:
             with self.transaction() as tables:
                 if me not in _known:
-                    # A program that this one replaced by exec had the same pid and start time. Its
-                    # entries are removed.
+                    # If this program was started by exec, the program before it had the same pid
+                    # and start time. The entries of that program are removed.
                     started = (os.getpid(), process_start_time("self") or 0)
                     tables.execute("DELETE FROM process WHERE pid = ? AND start_time = ?", started)
                     tables.execute(_DELETE_UNHELD)
@@ -236,8 +236,8 @@ class Machine:
             self.boot, timeout=0, isolation_level=None, check_same_thread=False
         )
         try:
-            # The tables must survive the death of a process, but no power cut. So nothing is synced
-            # to disk.
+            # The tables must survive the death of a process, but need not survive a power cut. So
+            # nothing is synced to disk.
             connection.executescript(
                 "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; "
                 "PRAGMA foreign_keys = ON; BEGIN IMMEDIATE;" + _SCHEMA + self._schema + "COMMIT;"

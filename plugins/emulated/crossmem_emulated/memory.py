@@ -135,8 +135,8 @@ def libc_error(call: str) -> SystemCallError:
 def creation_flags() -> int:
     """Return the flags for :func:`create` that this kernel supports.
 
-    Memory that cannot be executed is tried first, because a system may refuse any other. Kernels
-    before Linux 6.3 do not know that flag.
+    Memory that cannot be executed is tried first, because a system may refuse executable memory.
+    Kernels before Linux 6.3 do not know the flag for it.
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
@@ -365,8 +365,8 @@ def reopen_readonly(descriptor: int) -> int:
     """Return a new descriptor of the same memory that cannot be used for writing.
 
     The mode of the file becomes read-only first. Otherwise a process with the new descriptor could
-    open the file for writing through ``/proc``. Only the same user can change the mode back, and
-    not by mistake. Descriptors that are open for writing stay writable.
+    open the file for writing through ``/proc``. Only the same user can change the mode back, by a
+    deliberate call. Descriptors that are open for writing stay writable.
     """
     call = "fchmod"
     opened: list[int] = []

@@ -128,7 +128,7 @@ class Options:
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
 
     hip_profile: str = "documented"
-    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); ``cuda`` always has its own."""
+    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); not for the backend ``cuda``."""
 
     hip_peers: bool = True
     """Whether devices can access each other's memory (``CROSSMEM_EMULATED_HIP_PEERS``)."""

@@ -217,9 +217,10 @@ static inline int cm_enter(void)
     return cm_python.Py_IsInitialized() ? 1 : -1;
 }
 
-/* Python must be told of forks by other code. In a fork by Python, the thread holds the GIL. */
+/* A fork by other code must be reported to Python. In a fork by Python, the thread holds the GIL.
+   */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
-/* One of these, or the GIL state that Python gets back. */
+/* One of these values, or the GIL state that is passed back to Python after the fork. */
 static __thread int cm_fork_state;
 static __thread int cm_fork_shield;
 

@@ -75,7 +75,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the number in this process of the memory's device; -1 if it is not visible."""
+    """Return the memory's device by its number in this process; -1 if it is not visible."""
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
         return device
