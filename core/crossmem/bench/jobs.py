@@ -146,7 +146,8 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
     """Do each step for all blocks before the next step. Return the mean time of each step.
 
-    A peer may do the work for many blocks in the call for one of them. A median would miss that.
+    Some peers do the work for many blocks in the call for one block. The mean includes this work,
+    but a median would not.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

@@ -94,7 +94,7 @@ def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
     def close(name: str, made: list[Any]) -> None:
         each(name, lambda item: item.unmap() if hasattr(item, "unmap") else item.close(), made)
 
-    # Each first import is a separate lease. The repetitions below keep them all alive.
+    # Each first import is a separate lease. The repetitions below keep all these leases alive.
     kept = each("import first", crossmem.import_handle, handles[:half])
     kept_mappings = each("attach first", crossmem.attach, handles[half:])
     mapped = handles[half:]

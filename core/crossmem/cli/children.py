@@ -56,7 +56,7 @@ class Child:
             raise self._dead() from None
 
     def receive(self) -> Any:
-        """Return the next message. Call this only if there is one.
+        """Return the next message. Call this only if a message is ready.
 
         Raises
         ------
@@ -165,8 +165,8 @@ def gather(
     timeout
         Seconds for all of them together.
     bar
-        Called with the number of bytes of each :class:`Progress`. These are not the awaited
-        messages.
+        Called with the number of bytes of each :class:`Progress`. A :class:`Progress` is not an
+        awaited message.
 
     Returns
     -------

@@ -139,7 +139,8 @@ def _read_safetensors(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         raise _RefusedError(f"its header claims {header_nbytes} bytes of a file of {nbytes}")
     try:
         header = json.loads(file.read(header_nbytes), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError and JSONDecodeError
+    # UnicodeDecodeError and JSONDecodeError are ValueErrors.
+    except (ValueError, RecursionError) as error:
         raise _RefusedError(f"its header is not JSON: {type(error).__name__}") from error
     if not isinstance(header, dict) or len(header) > _MAX_TENSORS:
         raise _RefusedError("its header is not an object of tensors")

@@ -117,7 +117,8 @@ class QueueDemo:
                         equal=_are_equal(received, digests),
                     )
         finally:
-            # If a secondary has died, the queue may have chunks that nobody reads.
+            # If a secondary has died, the queue may have unread chunks. The exit of this process
+            # must not wait for them.
             other.cancel_join_thread()
             other.close()
         return QueueDemoReport(

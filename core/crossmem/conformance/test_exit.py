@@ -136,7 +136,7 @@ def test_c20_an_exit_waits_for_work_before_it_unmaps(
     importer.call(report_waits_at_exit)
     importer.call(actions.attach, "attached", allocation.export().to_bytes())
 
-    # Law C9: work of the device may still use the memory.
+    # The device's work may still use the memory, so the exit waits for it (law C9).
     assert last_words(importer.exit())["waits"] >= 1
 
 

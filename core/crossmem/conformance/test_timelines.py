@@ -127,7 +127,8 @@ def test_l01_streams_that_signal_in_turn_keep_the_order(
         actions.write("work", bytes(NBYTES))
         streams.issue_work("work", "stream")
         timeline.signal(value, stream=busy)
-        # The second stream has no work of its own, so only the order keeps its value back.
+        # The second stream has no work of its own, so only the order of the values delays its
+        # value.
         timeline.signal(value + 1, stream=other)
         other.synchronize()
         assert streams.is_written("work")

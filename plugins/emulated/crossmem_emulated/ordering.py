@@ -105,8 +105,7 @@ class Ordering:
             work.rows.clear()
 
     def _places(self, ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
-        """Yield the parts in device memory: number of the pages, offset in them, and size in
-        bytes."""
+        """Yield the parts in device memory: the number of the pages, the offset and the size."""
         for pointer, nbytes in ranges:
             for piece, place, size in self._space.spans(pointer, nbytes):
                 pages: Any = piece.pages
