@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four producers make batches on a device, and two consumers share them out among themselves.
+"""Four producers make batches on a device, and each batch goes to one of two consumers.
 
 The main process owns the queue: the memory of all batches, and the roles. It hands no batch over
 itself. A producer fills a buffer where it lies and puts it; a consumer gets that memory, not a copy

@@ -35,7 +35,8 @@ def be_rank(handle: crossmem.QueueHandle, device: str, pipe: Connection) -> None
         crossmem.device(device).allocate(queue.nbytes) as mine,
     ):
         for buffer in queue:
-            # The end of the block tells the trainer that this rank is done with the buffer.
+            # The end of the block releases the buffer, so the trainer can use it again after all
+            # ranks.
             with buffer:
                 expect(buffer.user_data, b"version %d" % len(digests), "user data")
                 mine.copy_from(buffer)

@@ -3,7 +3,7 @@
 
 No process waits for a whole device. The trainer writes a version on its stream and publishes it on
 that stream. Each rank queues three pieces of work for each version: wait for the version, copy the
-weights, and tell the trainer that it is done. The ranks' streams do that work as the versions come.
+weights, and acknowledge the version. The ranks' streams do that work as the versions come.
 
 The programs count the calls that crossmem makes to the vendor. Calls of CuPy are not counted:
 `crossmem emulate hip --report` shows those too.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer updates weights, and two inference processes read them where they are.
+"""A trainer updates weights, and two inference processes read them in place.
 
 The weights are a thousand tensors, sharded over several devices. They are shared once. After each
 step of the training the trainer publishes a new version, which the readers wait for: nothing is

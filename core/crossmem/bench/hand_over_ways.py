@@ -26,7 +26,7 @@ GET_S: Final = 60.0
 
 
 class Ends:
-    """The means of two processes to reach each other.
+    """The objects by which two processes communicate.
 
     Parameters
     ----------
@@ -220,4 +220,4 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""By name and size of the buffers: how a way starts, and the states in which it is measured."""
+"""For each way: the function that starts the way, and the states in which it is measured."""

@@ -260,12 +260,12 @@ class _Fan:
         handle = self.queue.export(role="consume").to_bytes()
         self._children = [start_child(_take, handle, cpu) for _ in range(consumers)]
         for _process, connection in self._children:
-            # The child that was started before this one has opened the queue.
+            # At this point, the previous child has opened the queue.
             connection.send(0)
             connection.recv()
 
     def put(self, count: int) -> float:
-        """Put items, and return the time that it took. The consumers release them meanwhile."""
+        """Put items, and return the time of the puts. The consumers release the items meanwhile."""
         for _process, connection in self._children:
             connection.send(count)
         # The consumers wait for the first item, asleep.

@@ -4,7 +4,7 @@
 A job is a pair of functions: one runs in the producer, and one at the same time in the consumer.
 The two communicate over a channel. Each operation is timed alone, in seconds, by the process that
 performs it. The transfer of the token is the same for all peers. Only ``"total"`` and the job
-``"churn"`` include it.
+``"churn"`` include this transfer.
 """
 
 from collections.abc import Callable, Mapping

@@ -74,7 +74,8 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
     """Time imports and attaches of allocations that this process imports for the whole job.
 
-    The repeated ones name a whole allocation or a part, as a handle object or as bytes.
+    The repeated imports and attaches name a whole allocation or a part, as a handle object or as
+    bytes.
     """
     channel = context.channel
     blobs = channel.receive_all()

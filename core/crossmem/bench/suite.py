@@ -35,8 +35,8 @@ class Suite:
     mode
         The plan's name, for the report.
     peers
-        Names of the peers. The first round visits them in this order. Each later round starts one
-        peer further on.
+        Names of the peers. The first round visits them in this order. Each later round starts with
+        the next peer.
     device
         The crossmem device.
     say

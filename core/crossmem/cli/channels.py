@@ -44,7 +44,7 @@ class Channel(Protocol):
         fill
             Fills a memory with the chunk. Called once.
         check
-            Called with the seconds that the channel has been full; raises to give up.
+            Called with the seconds that the channel has been full; raises an error to end the put.
         """
 
     def finish(self, receivers: int) -> None:
@@ -84,7 +84,8 @@ class Sharing(Channel):
                 break
             except crossmem.QueueFullError:
                 check(time.monotonic() - began)
-        # After an error, the end of the block gives the buffer back. After put() it does nothing.
+        # After an error, the end of the block releases the buffer. After put(), the end has no
+        # effect.
         with buffer:
             if self._staging is None:
                 with buffer.view() as view, view[:nbytes] as target:
@@ -103,7 +104,7 @@ class Sharing(Channel):
 
 
 class Copying(Channel):
-    """A ``multiprocessing.Queue``: a chunk is pickled, goes through a pipe, and is made again.
+    """A ``multiprocessing.Queue``: a chunk is pickled, sent through a pipe, and unpickled.
 
     Parameters
     ----------

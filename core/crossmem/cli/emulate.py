@@ -83,7 +83,7 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def begin(self, program: "subprocess.Popen[bytes]") -> None:
-        """Set the program, and forward the signals that arrived before its start."""
+        """Record the program, and forward the signals that arrived before its start."""
         self._program = program
         while self._early:
             program.send_signal(self._early.pop())

@@ -263,8 +263,8 @@ def _read_npz(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         msg = f"{error}".splitlines()[0] if str(error) else type(error).__name__
         raise _RefusedError(msg) from error
     except (RuntimeError, EOFError, OSError, struct.error, zlib.error, lzma.LZMAError) as error:
-        # zipfile raises RuntimeError for an encrypted member, and lets the errors of zlib and
-        # struct through.
+        # zipfile raises RuntimeError for an encrypted member, and does not convert the errors of
+        # zlib and struct.
         raise _RefusedError(f"{type(error).__name__}: {error}") from error
     tensors.sort(key=lambda tensor: tensor.offset)
     return tuple(tensors)

@@ -63,9 +63,9 @@ def run_kit(
     with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
         path = Path(folder, "report.json")
         # The current folder may belong to a project with its own settings and conftest files of
-        # pytest. They must not affect the kit, so the kit gets an empty configuration and its own
-        # root, and is named by its path. For a module name, pytest would load the folder's conftest
-        # files.
+        # pytest. These settings and files must not affect the kit, so the kit gets an empty
+        # configuration and its own root, and is named by its path. For a module name, pytest would
+        # load the folder's conftest files.
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
         # The command itself prints the table of laws, with the reasons of skips.
         command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]

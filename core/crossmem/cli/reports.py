@@ -165,7 +165,7 @@ class SecondaryReport(FrozenModel):
 
 
 class StreamReport(FrozenModel):
-    """One way of the chunks to the secondary processes."""
+    """The results of one way to send the chunks to the secondary processes."""
 
     seconds: float
     """Time from the first read of the file until all digests were computed."""

@@ -53,7 +53,7 @@ class Received:
 class _Chunk:
     """One chunk: its number, the seconds from its put to its arrival, and its length.
 
-    ``visit`` calls a function with its bytes, which are valid until the next chunk.
+    ``visit`` calls a function with the chunk's bytes, which are valid until the next chunk.
     """
 
     number: int

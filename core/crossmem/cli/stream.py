@@ -2,8 +2,8 @@
 """The work of ``crossmem demo --queue``: a file that flows from one process to several.
 
 The primary process owns a queue, reads the file chunk by chunk into its buffers, and puts them.
-Each chunk goes to one of the secondary processes, which computes the digest of the chunk where it
-lies. Then the same chunks go through ``multiprocessing.Queue``, which copies them.
+Each chunk goes to one of the secondary processes, which computes the digest of the chunk in the
+buffer. Then the same chunks go through ``multiprocessing.Queue``, which copies them.
 """
 
 import hashlib

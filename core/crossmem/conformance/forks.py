@@ -67,8 +67,8 @@ def in_child(
     Parameters
     ----------
     uid
-        The child becomes this user first. Modules that Python loads late are loaded before, because
-        another user may not be allowed to read them.
+        The child becomes this user before the call. Modules that Python loads late are loaded
+        before that, because another user may not be allowed to read them.
     stays
         Whether the child lives on, with the function's objects, until the peer is destroyed.
     within

@@ -114,7 +114,7 @@ def put(
 def put_buffer(
     name: str | crossmem.Queue, buffer: crossmem.SharedBuffer, number: int, *, who: int = 0
 ) -> None:
-    """Fill a buffer as the item with that number, and put it."""
+    """Fill a buffer with the data of an item, and put it."""
     label = _LABEL.pack(who, number)
     data = _data_of(label, number)
     buffer.write(data)

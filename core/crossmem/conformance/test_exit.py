@@ -324,7 +324,7 @@ def test_c20_a_program_that_fails_exits_normally_too(
     peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())
 
-    # Nothing in the peer catches these exceptions, so they end it.
+    # Nothing in the peer catches these exceptions, so they end the peer.
     peer.start(_fail, ending)
 
     assert peer.wait_exit() == exitcode

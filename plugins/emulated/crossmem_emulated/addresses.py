@@ -90,7 +90,7 @@ class Piece:
     is_read_only: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
-    """Whether the program has freed the memory in a stream that has not reached that point yet."""
+    """Whether the program has freed the memory in a stream that has not reached the free yet."""
     number: int = field(default_factory=numbers)
 
     @property

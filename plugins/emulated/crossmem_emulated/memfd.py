@@ -152,7 +152,7 @@ class MemfdDriver(Driver):
     def free(self, block: Block) -> None:
         pointer, capacity = block.pointer, block.capacity
         if pointer:
-            # The address is cleared, and unmapped at once: no signal handler runs in between.
+            # The pointer is cleared, and its address unmapped at once: no signal handler runs in between.
             block.pointer = 0
             if memory.munmap(pointer, capacity):
                 block.pointer = pointer
@@ -292,7 +292,7 @@ class MemfdDriver(Driver):
         source, pointer = mapped.source, mapped.pointer
         capacity = source.capacity
         if pointer:
-            # The address is cleared, and unmapped at once: no signal handler runs in between.
+            # The pointer is cleared, and its address unmapped at once: no signal handler runs in between.
             mapped.pointer = 0
             if memory.munmap(pointer, capacity):
                 mapped.pointer = pointer

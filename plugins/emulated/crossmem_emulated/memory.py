@@ -263,7 +263,7 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
             # Kernels before Linux 4.17 ignore the flag and may return another address.
             raise SystemCallError("mmap", EEXIST)
         pointer = (first + alignment - 1) & -alignment if spare else first
-        # The variables are changed before each unmap: after it, another thread may get these
+        # The variables are changed before each unmap: after the unmap, another thread may get these
         # addresses, and an error must not unmap them again.
         if pointer > first:
             start = pointer
@@ -403,7 +403,8 @@ def close_inherited() -> None:
     """Close, in a forked child, all descriptors of memory from the parent.
 
     The search finds the descriptors by the memory's name. This works at any moment, and needs no
-    record in every allocation and import. It closes no number that now belongs to another file.
+    record in every allocation and import. The function closes no descriptor whose number now
+    belongs to another file.
     """
     try:
         # There may be many thousands of descriptors, for which pathlib would be slow.

@@ -148,7 +148,8 @@ class Queues:
             self.ordering.ended(work)
 
     def is_free(self, stream: Queue, work: Work) -> bool:
-        """Whether a device could have reached work of a stream, without any function or event."""
+        """Whether a device could have begun a stream's work without a wait for a function or an
+        event."""
         before = [one for one in stream.queue if one.sequence <= work.sequence]
         coupled = self._coupled(stream, self._streams.values())
         return not any(one.caller or one.after for one in before) and not any(
@@ -231,7 +232,8 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return the sequence number up to which each stream's work must be done for some streams.
+        """Return up to which sequence number each stream must work, so that some streams can
+        finish.
 
         The key is the stream.
         """

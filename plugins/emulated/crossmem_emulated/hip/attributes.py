@@ -63,7 +63,7 @@ def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
 
 def _range_of(owner: Piece | HostBlock) -> tuple[int, int]:
     if isinstance(owner, Piece) and owner.origin is Origin.VIRTUAL:
-        # The whole reservation, even if only a part of it is mapped: NVIDIA's library does so.
+        # The range is the whole reservation, as in NVIDIA's library, even if only a part is mapped.
         return owner.region.start, owner.region.nbytes
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         return owner.source.pointer, owner.source.nbytes

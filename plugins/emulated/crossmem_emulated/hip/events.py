@@ -59,7 +59,7 @@ class Event:
     record: Record | None = None
     """The last record of the event."""
     token: bytes | None = None
-    """The event's handle for other processes; in a process that opened the event, that handle."""
+    """The handle by which other processes open the event, or by which this process opened it."""
 
 
 def _find(process: HipProcess, handle: int) -> Event:
