@@ -110,7 +110,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """This process cannot use the emulated host, or can no longer use it."""
+    """The emulated host cannot be used by this process, or can no longer be used."""
 
 
 class Machine:

@@ -152,7 +152,7 @@ class MemfdDriver(Driver):
     def free(self, block: Block) -> None:
         pointer, capacity = block.pointer, block.capacity
         if pointer:
-            # The pointer is cleared, and its address unmapped at once: no signal handler runs in between.
+            # No signal handler runs between this statement and the unmapping.
             block.pointer = 0
             if memory.munmap(pointer, capacity):
                 block.pointer = pointer
@@ -292,7 +292,7 @@ class MemfdDriver(Driver):
         source, pointer = mapped.source, mapped.pointer
         capacity = source.capacity
         if pointer:
-            # The pointer is cleared, and its address unmapped at once: no signal handler runs in between.
+            # No signal handler runs between this statement and the unmapping.
             mapped.pointer = 0
             if memory.munmap(pointer, capacity):
                 mapped.pointer = pointer

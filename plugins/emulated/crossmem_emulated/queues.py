@@ -148,7 +148,7 @@ class Queues:
             self.ordering.ended(work)
 
     def is_free(self, stream: Queue, work: Work) -> bool:
-        """Whether a device could have begun a stream's work without a wait for a function or an
+        """Whether a device could have begun a stream's work: it waits for no function and no
         event."""
         before = [one for one in stream.queue if one.sequence <= work.sequence]
         coupled = self._coupled(stream, self._streams.values())
@@ -232,8 +232,7 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return up to which sequence number each stream must work, so that some streams can
-        finish.
+        """Return the sequence numbers up to which streams must work, so that some can finish.
 
         The key is the stream.
         """
