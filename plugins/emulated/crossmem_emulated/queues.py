@@ -148,8 +148,7 @@ class Queues:
             self.ordering.ended(work)
 
     def is_free(self, stream: Queue, work: Work) -> bool:
-        """Whether a device could have begun a stream's work: it waits for no function and no
-        event."""
+        """Whether work of a stream is free: it waits for no function and no event."""
         before = [one for one in stream.queue if one.sequence <= work.sequence]
         coupled = self._coupled(stream, self._streams.values())
         return not any(one.caller or one.after for one in before) and not any(
