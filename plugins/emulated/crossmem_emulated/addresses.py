@@ -72,7 +72,7 @@ class Piece:
     is_read_only
         Whether the program may only read the memory.
     is_host_visible
-        Whether the CPU accesses the memory at these addresses, also in a strict emulation.
+        Whether the CPU may access the memory at these addresses, also in a strict emulation.
     is_synchronous
         Whether the host waits for every copy from or to the memory.
     number
