@@ -6,7 +6,7 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import count
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from crossmem.driver.recording import call_into
 
@@ -34,7 +34,15 @@ class _Spot(NamedTuple):
     end: int
     number: int
     memory: weakref.ref[Indexed]
-    anchor: weakref.ref[object]
+    anchor: "_Anchor"
+
+
+class _Anchor(weakref.ref[Any]):
+    """A reference to an anchor, with the start, end and number of its entry."""
+
+    __slots__ = ("key",)
+
+    key: tuple[int, int, int]
 
 
 class ArrayIndex:
@@ -70,23 +78,17 @@ class ArrayIndex:
         self._new: dict[int, _Spot] = {}
         """New entries by number. The next lookup, or one addition in many, moves them into the
         lists."""
-        self._entered: set[int] = set()
-        """Numbers of the entries that are, or are about to be, in the lists."""
-        self._gone: deque[tuple[int, int, int]] = deque()
-        """Start, end and number of dead entries in the lists; the garbage collector fills this."""
+        self._gone: deque[_Anchor] = deque()
+        """The references of dead entries; the garbage collector fills this."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
         """Enter the addresses of memory, for as long as ``anchor`` lives."""
-        new, entered, gone = self._new, self._entered, self._gone
-        key = (pointer, pointer + memory.nbytes, number := next(self._numbers))
-
-        def forget(_: object) -> None:
-            new.pop(number, None)
-            if number in entered:
-                gone.append(key)
-
-        new[number] = _Spot(*key, weakref.ref(memory), weakref.ref(anchor, forget))
+        new, number = self._new, next(self._numbers)
+        # The callback is C code, so no signal handler runs in it.
+        reference = _Anchor(anchor, self._gone.append)
+        reference.key = key = (pointer, pointer + memory.nbytes, number)
+        new[number] = _Spot(*key, weakref.ref(memory), reference)
         if len(new) < _MOST_NEW:
             return
         # To wait for the lock could deadlock: its holder may run a finaliser that waits for a lock
@@ -157,22 +159,21 @@ class ArrayIndex:
         self._is_busy = True
         try:
             while self._new or self._gone:
+                while self._gone:
+                    # The reference leaves the queue last: after an interrupt, the removal is
+                    # repeated, not lost.
+                    key = self._gone[0].key
+                    self._new.pop(key[2], None)
+                    self._forget(key)
+                    self._gone.popleft()
                 for number, spot in self._new.copy().items():
                     # The entry enters the list before it leaves the dict, so an interrupting lookup
                     # always finds it.
-                    self._entered.add(number)
                     spots = self._spots.setdefault(_bits(spot.start, spot.end), [])
                     index, is_there = _find(spots, spot[:3])
                     if not is_there:
                         spots.insert(index, spot)
-                    if self._new.pop(number, None) is None:
-                        # It died before it was among those that have entered.
-                        self._gone.append(spot[:3])
-                if self._gone:
-                    # The key leaves the queue last: after an interrupt, the removal is repeated,
-                    # not lost.
-                    self._forget(self._gone[0])
-                    self._gone.popleft()
+                    self._new.pop(number, None)
         finally:
             self._is_busy = False
 
@@ -184,7 +185,6 @@ class ArrayIndex:
             del spots[index]
             if not spots:
                 del self._spots[bits]
-        self._entered.discard(gone[2])
 
 
 def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:

@@ -2,6 +2,7 @@
 """The holds of this process on blocks: one word of its row for each block of an open arena."""
 
 import time
+from contextlib import suppress
 from itertools import chain
 from operator import attrgetter
 from typing import Final
@@ -143,8 +144,10 @@ class ArenaImport:
 
     def send_hints(self) -> None:
         """Send the messages about ended holds for which the owner waits."""
-        while self.awaited:
-            self.record.hint(self.pool.slot + self.awaited.pop())
+        # Another thread may send some of them.
+        with suppress(IndexError):
+            while True:
+                self.record.hint(self.pool.slot + self.awaited.pop())
 
 
 class BlockHold(Use):

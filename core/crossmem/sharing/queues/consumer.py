@@ -133,7 +133,7 @@ class Consumer(Place):
             if count > 1:
                 tails += [opened.tail(producer) for producer in range(1, count)]
             if self._is_one and (self._hand or mine[HANDED] < control[self._handed]):
-                found = self._look_in_hand(tails)
+                found = self._look_in_hand()
                 if found is not None:
                     return found
             for turn in range(self._turn, self._turn + count):
@@ -146,51 +146,63 @@ class Consumer(Place):
                     return found
         return None
 
-    def _look_in_hand(self, tails: list[int]) -> SharedBuffer | None:
+    def _look_in_hand(self) -> SharedBuffer | None:
         """Return the next buffer that the owner has handed out and that is ready."""
-        hand, terms = self._hand, self.opened.terms
+        hand, mine, opened = self._hand, self.words, self.opened
         while True:
-            one = next((one for one in hand if one[0] not in self._late), None)
+            one = next((one for one in tuple(hand) if one[0] not in self._late), None)
             if one is None:
                 if not self._take_in_hand():
                     return None
                 continue
-            (producer, buffer), (stamp, count) = one, hand[one]
-            # What the producer itself gave to this consumer before that comes first.
-            before = self._look_in_ring(producer, min(stamp - 1, tails[producer]))
+            aside, (producer, buffer) = hand.get(one), one
+            if aside is None:
+                continue
+            stamp, count = aside
+            # What the producer itself gave to this consumer before that comes first. The present
+            # tail: the owner may have handed out an entry that is later than the last look at it.
+            before = self._look_in_ring(producer, min(stamp - 1, opened.tail(producer)))
             if before is not None:
                 return before
             if producer in self._late or (entry := self._read(producer, buffer, stamp)) is _LATER:
                 continue
-            if entry is not None:
-                record = BufferRecord(self, producer, buffer, stamp, count)
-                made = SharedBuffer(record, *entry)
-                # One step, as in _deliver().
-                self.words[terms.held(producer, buffer)] = stamp
+            record = BufferRecord(self, producer, buffer, stamp, count)
+            made = None if entry is None else SharedBuffer(record, *entry)
+            at = opened.terms.held(producer, buffer)
+            # One step: no signal handler and no other thread runs in between. A handler may have
+            # received the entry before.
+            if one in hand and hand[one] is aside:
                 del hand[one]
-                self.held[record] = None
-                made._record = record
-                return made
-            del hand[one]
-            # This makes room, as a release does.
-            if words.load(self.opened.control, WANT):
-                ring(self.opened.owner_bell)
+                if made is not None:
+                    mine[at] = stamp
+                    self.held[record] = None
+                    made._record = record
+                    return made
 
     def _take_in_hand(self) -> bool:
         """Take the next entry that the owner has handed out; False if there is none."""
-        control, terms, mine = self.opened.control, self.opened.terms, self.words
+        control, terms, mine, hand = self.opened.control, self.opened.terms, self.words, self._hand
         position = mine[HANDED]
         if position >= words.observe(control, self._handed):
             return False
         at = terms.hand(self.index, position)
         stamp, where = control[at], control[at + 1]
-        one, count = (where & 255, where >> 8 & 0xFFFFFF), where >> 32
+        one, aside = (where & 255, where >> 8 & 0xFFFFFF), (stamp, where >> 32)
         # Else it is rubbish of the owner.
-        if one[0] < terms.producers and one[1] < terms.depth:
-            # An earlier entry of the buffer does not exist any more.
-            self._hand.pop(one, None)
-            self._hand[one] = stamp, count
-        words.store(mine, HANDED, position + 1)
+        is_sound = one[0] < terms.producers and one[1] < terms.depth
+        # One step, as in _look_in_hand().
+        if mine[HANDED] == position:
+            if is_sound:
+                # An earlier entry of the buffer does not exist any more.
+                if one in hand:
+                    del hand[one]
+                hand[one] = aside
+            mine[HANDED] = position + 1
+        # This makes room, as a release does.
+        if terms.is_fenced:
+            words.fence()
+        if words.load(control, WANT):
+            ring(self.opened.owner_bell)
         return True
 
     def _look_in_ring(self, producer: int, tail: int) -> SharedBuffer | None:
@@ -215,13 +227,14 @@ class Consumer(Place):
                         user_data = self._bytes[producer][start:last].tobytes()
                     record = BufferRecord(self, producer, buffer, stamp, 1)
                     made = SharedBuffer(record, min(sizes >> 8, terms.nbytes), user_data)
-                    # Another stamp is there if this session has ended meanwhile.
-                    if ring_[first] == stamp:
-                        # One step, as in _deliver().
+                    # One step, as in _look_in_hand(). Another stamp is there if this session has
+                    # ended meanwhile.
+                    if ring_[first] == stamp and mine[at] == number:
                         mine[at] = stamp
                         self.held[record] = None
                         made._record = record
                         return made
+            entry = None
             if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
                 # Its buffer was put again, so it is not for this consumer, or was dropped.
                 found = [
@@ -229,17 +242,18 @@ class Consumer(Place):
                     for one in range(terms.depth)
                     if number < (later := ring_[terms.entry(one)] & ~DROPPING) <= tail
                 ]
-                if not found:
-                    words.store(mine, at, tail)
-                    return None
-                stamp, buffer = min(found)
-            entry = self._read(producer, buffer, stamp, target)
-            if entry is _LATER:
+                stamp, buffer = min(found, default=(tail, depth))
+            if buffer < depth and (entry := self._read(producer, buffer, stamp, target)) is _LATER:
                 return None
-            if entry is not None:
-                record = BufferRecord(self, producer, buffer, stamp, 1)
-                return self._deliver(record, entry, at, stamp)
-            words.store(mine, at, stamp)
+            record = BufferRecord(self, producer, buffer, stamp, 1)
+            received = None if entry is None else SharedBuffer(record, *entry)
+            # One step, as in _look_in_hand().
+            if mine[at] == number:
+                mine[at] = stamp
+                if received is not None:
+                    self.held[record] = None
+                    received._record = record
+                    return received
         return None
 
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
@@ -279,14 +293,6 @@ class Consumer(Place):
         if held:
             words.store(self.words, held, 0)
         return entry
-
-    def _deliver(self, record: BufferRecord, entry: _Entry, at: int, position: int) -> SharedBuffer:
-        made = SharedBuffer(record, *entry)
-        # One step: no signal handler and no other thread runs in between.
-        self.words[at] = position
-        self.held[record] = None
-        made._record = record
-        return made
 
     def check_reading(self) -> None:
         """Raise if nothing will come any more.

@@ -8,6 +8,7 @@ nothing else. Each call looks at all words again, so it does not matter where a 
 
 import os
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -276,29 +277,30 @@ class QueueOwner:
     def _give(self, waiting: dict[int, list[_Entry]], taken: Counter[tuple[int, int]]) -> None:
         """Hand entries out as long as a consumer has room, in turns of producers and consumers."""
         terms, control, opened = self.terms, self._control, self.opened
-        present = [one for one in range(terms.consumers) if opened.consumer(one)]
-
-        def has_room(consumer: int, producer: int) -> bool:
-            place = opened.segments[terms.producers + consumer]
-            unread = control[terms.handed(consumer)] - words.observe(place, HANDED)
-            return max(taken[consumer, producer], unread) < terms.prefetch
-
-        while True:
-            # A producer whose entries are not ready or not released delays no other one.
-            rooms = {
-                producer: found
-                for producer, left in waiting.items()
-                if left
-                and self._is_ready(left[0])
-                and (found := [one for one in present if has_room(one, producer)])
-            }
-            if not rooms:
-                return
-            producer = _next(self._turns[0], list(rooms))
-            consumer = _next(self._turns[1], rooms[producer])
+        places = opened.segments[terms.producers :]
+        # The hand of a consumer has as many entries as it may get of one producer.
+        unread = {
+            one: control[terms.handed(one)] - words.observe(places[one], HANDED)
+            for one in range(terms.consumers)
+            if opened.consumer(one)
+        }
+        # A producer whose entries are not ready or not released delays no other one.
+        left = {producer for producer in waiting if waiting[producer]}
+        while left:
+            producer = _next(self._turns[0], left)
+            rooms = [
+                one for one in unread if max(taken[one, producer], unread[one]) < terms.prefetch
+            ]
+            if not rooms or not self._is_ready(waiting[producer][0]):
+                left.discard(producer)
+                continue
+            consumer = _next(self._turns[1], rooms)
             self._turns = [producer + 1, consumer + 1]
             one = waiting[producer].pop(0)
+            if not waiting[producer]:
+                left.discard(producer)
             taken[consumer, producer] += 1
+            unread[consumer] += 1
             position = control[terms.handed(consumer)]
             at = terms.hand(consumer, position)
             words.store(control, at, one.stamp)
@@ -341,6 +343,6 @@ class QueueOwner:
         self._wake_all()
 
 
-def _next(turn: int, several: list[int]) -> int:
+def _next(turn: int, several: Collection[int]) -> int:
     """Return the first one from a turn on, or the first of all."""
     return min(several, key=lambda one: (one < turn, one))

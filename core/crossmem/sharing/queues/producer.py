@@ -297,6 +297,7 @@ class Producer(Place):
         if self._left and control[self._decided] < self._left:
             # Entries that were left to the owner come first.
             return 0
+        self._count_handed()
         if (changes := words.observe(control, SESSIONS)) != self._changes:
             consumers = range(self.opened.terms.consumers)
             sessions = [(one, self.opened.consumer(one)) for one in consumers]
@@ -313,6 +314,25 @@ class Producer(Place):
             if not is_last_try:
                 self._reclaim()
         return 0
+
+    def _count_handed(self) -> None:
+        """Count the entries that the owner has handed out among those of their consumers."""
+        if not self._left:
+            return
+        control, flying, given = self.opened.control, self._flying, self._given
+        for buffer, (stamp, target) in list(flying.items()):
+            decision = control[self._decision + buffer]
+            consumer = (decision & 255) - 1
+            if target or decision >> 8 != stamp or consumer >= self.opened.terms.consumers:
+                continue
+            now = target_of(consumer, self.opened.consumer(consumer))
+            given.setdefault(now, 0)
+            entry = stamp, now
+            # One step: no signal handler and no other thread runs in between.
+            flying[buffer] = entry
+            given[0] -= 1
+            given[now] += 1
+        self._left = 0
 
     def _tell(self, target: int) -> None:
         """Wake the consumer of a new entry; tell the owner if there is none, or if it has gone."""
