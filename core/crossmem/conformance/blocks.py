@@ -31,7 +31,7 @@ _LARGE_NBYTES: Final = 2**20
 
 _exports: Final = crossmem.exports
 _allocate: Any = None
-"""The original ``Device.allocate`` after :func:`use` has replaced it; None before."""
+"""The original ``Device.allocate``, which :func:`use` replaces; None before that."""
 
 
 class _Pools(Part):
@@ -69,9 +69,9 @@ def allocate(
 ) -> crossmem.Allocation:
     """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
-    Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``: each
-    export of an allocation has its own. If the device's mechanism has no memory, but queues of the
-    vendor, return host memory: processes get to know each other by it.
+    Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``, which
+    an allocation gets with each export. If the mechanism has queues of the vendor and no memory,
+    return host memory, over which processes make their first connection.
     """
     if device.capabilities.vendor_queues:
         device = crossmem.device("host")

@@ -51,11 +51,11 @@ class Places(Record):
         self.process = process
         self.mine = mine
         self.is_finished = False
-        """Whether this process puts nothing more."""
+        """Whether this process has called finish(), so that it cannot put anything more."""
         self.mappings: list[Mapping] = []
-        """Those of the places that this process has taken."""
+        """The mappings of the places that this process has taken."""
         self._joining: dict[QueueRole, int] = {}
-        """By role, the thread that takes a place."""
+        """By role, the thread that is taking a place."""
 
     def has_place(self, role: QueueRole) -> bool:
         """Whether this process has a place for a role."""
@@ -71,11 +71,11 @@ class Places(Record):
         Raises
         ------
         AccessDeniedError, BusyError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
-            It gets none.
+            This process gets no place.
         """
         me = get_ident()
-        # No lock is held, because the driver maps the place. A signal handler that raises may leave
-        # this thread's number, which this thread takes for its own.
+        # No lock is held, because the driver maps the place. If a signal handler raises, the number
+        # of this thread may stay in the dict. The thread can then enter again.
         while self._joining.setdefault(role, me) != me:
             time.sleep(JOIN_PAUSE_S)
         try:
@@ -85,14 +85,14 @@ class Places(Record):
                     hint = f"open it with the handle of queue.export(role={role!r})"
                     raise AccessDeniedError(msg, operation=role, hint=hint)
                 if self.is_finished and role == "produce":
-                    msg = "this process has called finish(), and puts nothing more"
+                    msg = "this process has called finish(), and cannot put anything more"
                     raise ClosedError(msg, operation="put", hint="open the queue again")
                 self.begin(role, timeout_s)
         finally:
             self._joining.pop(role, None)
 
     def leave(self, mappings: list[Mapping]) -> None:
-        """Let places end as soon as no view of them is left."""
+        """Unmap places as soon as no view of them is alive."""
         taken = self.process.part(TakenPlaces).taken
         while mappings:
             mapping = mappings.pop()
@@ -107,7 +107,7 @@ def take_place(
     timeout_s: float,
     order: Callable[[], Iterable[int]] | None = None,
 ) -> tuple[int, Mapping]:
-    """Take a place, which no other process has from then on; return its index, too.
+    """Take a place for this process alone, and return its index and mapping.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def take_place(
     Raises
     ------
     BusyError
-        All of them are taken.
+        All places for the role are taken.
     """
     taken = process.part(TakenPlaces).taken
     end = time.monotonic() + min(timeout_s, _GRACE_S)

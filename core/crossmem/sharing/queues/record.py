@@ -28,7 +28,7 @@ class QueueRecord(Places):
     mine
         By role, the handles of the rings or places that this process may take.
     owner
-        The queue's owner, if that is this process.
+        The owner's side of the queue, if this process owns it.
     """
 
     __slots__ = ("consumer", "opened", "owner", "producer")
@@ -69,7 +69,7 @@ class QueueRecord(Places):
         first = 0 if role == "produce" else opened.terms.producers
 
         def order() -> list[int]:
-            # A ring with rubbish in its tail can never be used again.
+            # A ring whose tail is invalid can never be used again.
             usable = [
                 one
                 for one in range(len(self.mine[role]))
@@ -103,9 +103,9 @@ class QueueRecord(Places):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the places, then the segments; the owner closes the queue for all.
+        """End the sessions, and release the segments. The owner closes the queue for all.
 
-        Each of them has a record of its own, with which a refused release is repeated.
+        Each segment has a record of its own, which repeats a release that the vendor refused.
         """
         if self.is_done:
             return
@@ -113,7 +113,7 @@ class QueueRecord(Places):
         owner, places = self.owner, (self.producer, self.consumer)
         self.producer = self.consumer = None
         with ExitStack() as steps:
-            # If one step raises, the others still run. The last one here runs first.
+            # The steps run in reverse order. If one of them raises, the others still run.
             if owner is not None:
                 steps.callback(owner.segments.free)
             steps.callback(self.leave, self.mappings)

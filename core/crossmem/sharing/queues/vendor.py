@@ -8,13 +8,19 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
-from crossmem.errors import BusyError, InvalidSizeError, QueueEmptyError, QueueFullError
+from crossmem.errors import (
+    BusyError,
+    InvalidSizeError,
+    QueueEmptyError,
+    QueueFullError,
+    UnsupportedError,
+)
 from crossmem.guards import check_choice, is_within, shorten
 from crossmem.models import QueueRole
 from crossmem.models.queue_handle import ROLES, QueueHandle
 from crossmem.sharing.queues.buffer import SharedBuffer, taken_from
 from crossmem.sharing.queues.copies import copied
-from crossmem.sharing.queues.queue import Queue, refuse_other
+from crossmem.sharing.queues.queue import Queue
 from crossmem.sharing.queues.stats import QueueStats
 from crossmem.sharing.queues.vendor_buffer import BufferOfVendor, VendorBufferRecord
 from crossmem.sharing.queues.vendor_record import VendorQueueRecord
@@ -75,7 +81,8 @@ class QueueOfVendor(Queue):
     def export(self, *, role: QueueRole) -> QueueHandle:
         record = self._usable()
         if not record.is_owner:
-            raise refuse_other("export")
+            msg = "only the process that made a queue may call export()"
+            raise UnsupportedError(msg, operation="export", hint="call it in that process")
         check_choice("role", role, ROLES, "export")
         return QueueHandle(role, record.directories[role])
 
