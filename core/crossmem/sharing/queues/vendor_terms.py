@@ -9,7 +9,7 @@ from crossmem.sharing.base.devices import LocalDevice
 
 __all__ = ["VendorTerms", "refuse", "refuse_features"]
 
-_OWN: Final = "leave out mechanism=: then crossmem makes a queue of its own, which has it"
+_OWN: Final = "crossmem's own queues have it: leave out mechanism=, or use crossmem.device('host')"
 
 
 class VendorTerms(NamedTuple):
