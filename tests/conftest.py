@@ -60,8 +60,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduler(config, log)
 
 
-def pytest_collection_finish() -> None:
-    """Spare the tests that collect garbage a look at all that pytest keeps."""
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Spare the tests that collect garbage a look at what pytest keeps of all tests before."""
     gc.collect()
     gc.freeze()
 
