@@ -4,6 +4,9 @@
 import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Before crossmem is imported, here and in every process of the tests.
@@ -15,6 +18,7 @@ import measuring
 import pytest
 import skipped_tests
 import slow_tests
+from typing_extensions import override
 
 from crossmem.conformance.speed import SLOWNESS
 
@@ -60,6 +64,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduler(config, log)
 
 
+class _Turned(pytest.Dir):
+    """A folder whose files are collected from another one on in each process of pytest-xdist."""
+
+    @override
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        found = list(super().collect())
+        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        first = len(found) * number // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        return found[first:] + found[:first]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Let no two processes rewrite the same file for pytest: each finds what others have written.
+
+    That takes seven seconds otherwise, in each process.
+    """
+    is_package = (path / "__init__.py").exists()
+    if "PYTEST_XDIST_WORKER" not in os.environ or sys.dont_write_bytecode or is_package:
+        return None
+    return _Turned.from_parent(parent, path=path)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
     """Spare the tests that collect garbage a look at what pytest keeps of all tests before."""
@@ -67,8 +93,12 @@ def _frozen() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let slow tests begin, and scale all limits."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Give all processes one order, let slow tests begin, and scale all limits."""
+    # Before others select and shuffle.
+    items.sort(key=lambda item: item.path)
+    yield
     for item in items:
         own = item.get_closest_marker("timeout")
         limit_s = own.args[0] if own else TIMEOUT_S
