@@ -34,6 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 compiled = compilers.compiled
 compile_library = compilers.compile_library
 unmeasured = measuring.unmeasured
+_measured_elsewhere = measuring._measured_elsewhere
 
 
 def pytest_configure(config: pytest.Config) -> None:
