@@ -48,9 +48,10 @@ def _is_spread(nodeid: str) -> bool:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Have one process more than there are cores, because tests also wait."""
-    return len(os.sched_getaffinity(0)) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Have more processes than there are cores, because tests also wait; those of ci wait more."""
+    more = 2 if "ci and" in config.option.markexpr else 1
+    return len(os.sched_getaffinity(0)) + more
 
 
 @pytest.hookimpl(optionalhook=True)
