@@ -27,7 +27,10 @@ LAWS = [
 ]
 
 # Found when a wait of 40 s has ended, so that .ci/run has other mutants of these laws.
-LATE = {"l03_a_waiting_host_does_not_look_at_the_owner", "l04_nobody_watches"}
+LATE = {
+    *("l03_a_waiting_host_does_not_look_at_the_owner", "l03_a_closed_timeline_is_waited_for"),
+    *("l04_nobody_watches", "l04_the_void_value_is_never_written"),
+}
 
 # A mutant that is found takes some seconds; one that hangs the kit is found too, but too late.
 LIMIT_S = 300 * SLOWNESS
