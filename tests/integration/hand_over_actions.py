@@ -43,6 +43,13 @@ def stats(name: str) -> crossmem.QueueStats:
     return found
 
 
+def sessions(name: str) -> int:
+    """Return the number of open sessions, after a look of the owner."""
+    stats(name)
+    opened = objects[name]._record.opened
+    return sum(opened.member(place) > 0 for place in range(opened.terms.places))
+
+
 def produce(blob: bytes, path: str, name: str, most: int) -> int:
     """Put items that say who put them, and record each before and after."""
     chance = random.Random(name)

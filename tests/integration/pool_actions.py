@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import random
+import select
 import signal
 import struct
 import sys
@@ -50,6 +51,18 @@ def give(name: str, pool: str, data: bytes = b"", timeout: float = 0.0) -> bytes
     block.write(data * (block.nbytes // max(1, len(data))))
     blob: bytes = block.export().to_bytes()
     return blob
+
+
+def is_held_after_exit(block: str, pid: int, within_s: float) -> bool:
+    """Whether a row holds a block after the exit of a process that this one takes no notice of."""
+    record, pidfd = objects[block]._record, os.pidfd_open(pid)
+    try:
+        with record.arena.registry.lock:
+            assert select.select([pidfd], [], [], within_s)[0], f"process {pid} still runs"
+            held: bool = record.arena.is_held(record.index)
+            return held
+    finally:
+        os.close(pidfd)
 
 
 def fill(pool: str, data: bytes) -> int:

@@ -162,6 +162,20 @@ def test_a_dead_importer_frees_what_it_held(owner: Peer, importer: Peer) -> None
     assert comes_to(owner, live=1, free=BLOCKS - 1, waiting=0, holders={})
 
 
+def test_an_exit_ends_holds_before_the_owner_sees_it(owner: Peer, importer: Peer) -> None:
+    blobs = give(owner, "mapped", "imported", "kept")
+    importer.call(actions.attach, "mapped", blobs["mapped"])
+    importer.call(actions.import_, "imported", blobs["imported"])
+    looking = owner.start(pool_actions.is_held_after_exit, "mapped", importer.pid, 20.0)
+    time.sleep(0.1)
+    importer.exit()
+
+    assert not looking.result()
+    for name in blobs:
+        owner.call(actions.free, name, busy="raise")
+    assert comes_to(owner, live=0, holders={})
+
+
 def test_who_waits_for_a_block_is_told_at_once(owner: Peer, importer: Peer) -> None:
     for name, blob in give(owner, *"abcdef").items():
         importer.call(actions.attach, name, blob)

@@ -38,7 +38,7 @@ MUTATIONS = pytest.mark.parametrize(
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("terms", TERMS, ids=str)
-@pytest.mark.parametrize("role", [pytest.param("produce", marks=pytest.mark.long), "consume"])
+@pytest.mark.parametrize("role", ["produce", "consume"])
 @MUTATIONS
 def test_a_hostile_peer_harms_nobody_else(
     start_peer: "StartPeer", role: str, terms: dict[str, Any], rounds: int, each: int
@@ -59,8 +59,8 @@ def test_a_hostile_peer_harms_nobody_else(
     hostile.kill()
 
     def others() -> list[object]:
-        stats = owner.call(hand_over_actions.stats, "queue")
-        return [stats] * (stats.producers != 1 or stats.consumers != 1)
+        # A hostile consumer may say that it has not come yet, so stats() does not count it.
+        return [1] * (owner.call(hand_over_actions.sessions, "queue") != 2)
 
     assert settle(others, within=1 + SLOWNESS) == []
     exchange(producer, consumer, rounds, terms)

@@ -3,8 +3,10 @@
 
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,13 @@ from crossmem.sharing.base import array_index
 from crossmem.sharing.base.array_index import ArrayIndex
 
 repeatable = examples(100)
+
+
+@pytest.fixture(autouse=True, params=[1, 64], ids="at most {} new".format)
+def most_new(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(array_index, "_MOST_NEW", request.param)
+        yield
 
 
 class Block:

@@ -122,6 +122,46 @@ def test_what_a_producer_gave_comes_before_what_the_owner_gives_later(crowds: li
     assert found + [take(consumer) for _ in range(7)] == [b"%d" % number for number in range(8)]
 
 
+def test_an_entry_in_hand_that_is_not_ready_delays_no_other_producer(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(8, prefetch=1))
+    first, second = crowd.open("produce"), crowd.open("produce")
+    put(first, b"1a", b"1b", b"1c")
+    put(second, b"2a", b"2b", b"2c")
+    consumer = crowd.open("consume")
+    assert take(consumer) == b"1a"
+    # A hostile producer may do that to an entry that the owner has handed out.
+    late = first._producer().words
+    at = crowd.opened.terms.entry(1) + WANTED
+    late[at] = 1
+
+    assert [take(consumer) for _ in range(3)] == [b"2a", b"2b", b"2c"]
+    assert is_empty(consumer)
+    late[at] = 0
+    assert [take(consumer) for _ in range(2)] == [b"1b", b"1c"]
+
+
+def test_entries_in_hand_do_not_pile_up(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(2, prefetch=1))
+    hostile = crowd.open("produce")
+    put(hostile, b"1", b"2")
+    consumer = crowd.open("consume")
+    words, terms = hostile._producer().words, crowd.opened.terms
+    first = terms.entry(0)
+    for stamp in range(3, 20):
+        crowd.tend()
+        words[first + WANTED] = 1
+        is_empty(consumer)
+        # The owner sees another entry in the same buffer.
+        words[first + WANTED] = 0
+        words[first] = words[TAIL] = stamp
+
+    assert len(consumer._consumer()._hand) <= 2
+    assert crowd.opened.control[terms.handed(0)] > 10
+    put(crowd.queue, b"honest")
+    while take(consumer) != b"honest":
+        pass
+
+
 def test_an_entry_whose_place_in_the_order_is_overwritten(crowds: list[Crowd]) -> None:
     crowds.append(crowd := Crowd(2, prefetch=2))
     slow, fast = crowd.open("consume"), crowd.open("consume")
@@ -199,6 +239,27 @@ def test_what_is_put_after_the_end_of_a_session_reaches_nobody(crowds: list[Crow
     assert take(consumer) == b"1"
     assert is_empty(consumer)
     assert crowd.tend().put == 1
+
+
+def test_who_is_waited_for_gets_everything_from_then_on(
+    crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowds.append(crowd := Crowd(delivery="each"))
+    begin, counts = Consumer._begin_behind_tails, []
+
+    def count(consumer: Consumer) -> None:
+        counts.append(crowd.queue.stats().consumers)
+        begin(consumer)
+
+    monkeypatch.setattr(Consumer, "_begin_behind_tails", count)
+    consumer = crowd.open("consume")
+
+    # What is put before the last of these is not for the new consumer.
+    assert counts == [0, 0]
+    crowd.queue.wait_for(consumers=1, timeout=0)
+    crowd.queue.put(b"first", copy="allow")
+    with consumer.get(timeout=0) as buffer:
+        assert buffer.read(5) == b"first"
 
 
 def test_entries_before_the_session_of_a_consumer_of_each(

@@ -6,11 +6,14 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from crossmem.driver.recording import call_into
 
 __all__ = ["ArrayIndex", "Indexed"]
+
+_MOST_NEW: Final = 64
+"""Most views live for so short a time that they never enter the lists."""
 
 
 class Indexed(Protocol):
@@ -64,18 +67,28 @@ class ArrayIndex:
         self._spots: dict[int, list[_Spot]] = {}
         """Entries sorted by start address, in one list for each bit length of the size. The entries
         of a list have similar sizes, so only a few entries before an address can contain it."""
-        self._new: deque[_Spot] = deque()
-        """New entries, which the next lookup moves into the lists."""
+        self._new: dict[int, _Spot] = {}
+        """New entries by number. The next lookup, or one addition in many, moves them into the
+        lists."""
+        self._entered: set[int] = set()
+        """Numbers of the entries that are, or are about to be, in the lists."""
         self._gone: deque[tuple[int, int, int]] = deque()
-        """Start, end and number of dead entries; the garbage collector fills this."""
+        """Start, end and number of dead entries in the lists; the garbage collector fills this."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
         """Enter the addresses of memory, for as long as ``anchor`` lives."""
-        gone = self._gone
-        key = (pointer, pointer + memory.nbytes, next(self._numbers))
-        reference = weakref.ref(anchor, lambda _: gone.append(key))
-        self._new.append(_Spot(*key, weakref.ref(memory), reference))
+        new, entered, gone = self._new, self._entered, self._gone
+        key = (pointer, pointer + memory.nbytes, number := next(self._numbers))
+
+        def forget(_: object) -> None:
+            new.pop(number, None)
+            if number in entered:
+                gone.append(key)
+
+        new[number] = _Spot(*key, weakref.ref(memory), weakref.ref(anchor, forget))
+        if len(new) < _MOST_NEW:
+            return
         # To wait for the lock could deadlock: its holder may run a finaliser that waits for a lock
         # of this thread. If the lock is taken, the next lookup updates the lists.
         taken: list[bool] = []
@@ -129,7 +142,7 @@ class ArrayIndex:
                 if memory is not None:
                     found, last = memory, spot.start
                     break
-        for spot in self._new.copy():
+        for spot in self._new.copy().values():
             if last < spot.start <= pointer:
                 memory = _usable(spot, pointer + nbytes)
                 if memory is not None:
@@ -144,15 +157,17 @@ class ArrayIndex:
         self._is_busy = True
         try:
             while self._new or self._gone:
-                # The entry enters the list before it leaves the queue, so an interrupting lookup
-                # always finds it.
-                while self._new:
-                    spot = self._new[0]
+                for number, spot in self._new.copy().items():
+                    # The entry enters the list before it leaves the dict, so an interrupting lookup
+                    # always finds it.
+                    self._entered.add(number)
                     spots = self._spots.setdefault(_bits(spot.start, spot.end), [])
                     index, is_there = _find(spots, spot[:3])
                     if not is_there:
                         spots.insert(index, spot)
-                    self._new.popleft()
+                    if self._new.pop(number, None) is None:
+                        # It died before it was among those that have entered.
+                        self._gone.append(spot[:3])
                 if self._gone:
                     # The key leaves the queue last: after an interrupt, the removal is repeated,
                     # not lost.
@@ -169,9 +184,7 @@ class ArrayIndex:
             del spots[index]
             if not spots:
                 del self._spots[bits]
-        elif any(spot[:3] == gone for spot in self._new.copy()):
-            # The entry was added, and died, after the loop in _settle(). The next turn removes it.
-            self._gone.append(gone)
+        self._entered.discard(gone[2])
 
 
 def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:

@@ -53,8 +53,8 @@ class Memory(Copyable):
         ClosedError, ForkedProcessError
             The memory was closed, or a forked child called this.
         """
-        self.ptr  # noqa: B018 - raises if the memory may not be used
         if not self.device.capabilities.host_visible:
+            self.ptr  # noqa: B018 - raises if the memory may not be used
             msg = f"memory of {self.device.name} cannot be viewed by the CPU"
             raise UnsupportedError(msg, operation="view", hint="use read() and write()")
         view = memoryview(self._take_anchor().buffer).cast("B")

@@ -141,6 +141,11 @@ class ArenaImport:
         some = chain.from_iterable(map(all_of, list(self.holders.values())))
         return any(one.arena is self for one in some)
 
+    def send_hints(self) -> None:
+        """Send the messages about ended holds for which the owner waits."""
+        while self.awaited:
+            self.record.hint(self.pool.slot + self.awaited.pop())
+
 
 class BlockHold(Use):
     """One user of a block: a mapping, or an import object."""
@@ -259,8 +264,7 @@ class BlockHold(Use):
                 for one in (self, *ended):
                     one.leave()
         for arena in {one.arena for one in (self, *ended)}:
-            while arena.awaited:
-                arena.record.hint(arena.pool.slot + arena.awaited.pop())
+            arena.send_hints()
         if failure is not None:
             raise failure
 

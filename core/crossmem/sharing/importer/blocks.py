@@ -6,6 +6,7 @@ stays open until the owner closes the pool or dies, so later attaches take no me
 """
 
 import time
+from itertools import chain
 from typing import ClassVar, Final
 
 from typing_extensions import override
@@ -18,10 +19,17 @@ from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.forks import keep_from_children, kept
 from crossmem.sharing.base.process import Part, Process, current, open_pools
-from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, Holders, LinkedHold
+from crossmem.sharing.importer.block_holds import (
+    ASK_S,
+    ArenaImport,
+    BlockHold,
+    Holders,
+    LinkedHold,
+    all_of,
+)
 from crossmem.sharing.importer.errors import not_of_the_pool
 from crossmem.sharing.importer.mapping import Readonly
-from crossmem.sharing.importer.record import Use
+from crossmem.sharing.importer.record import State, Use
 from crossmem.sharing.importer.request import check_readonly, request_of
 from crossmem.sharing.importer.table import ImportTable
 
@@ -170,9 +178,23 @@ class PoolImports(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """End the thread. The table of imports closes the arenas."""
+        """End the thread, close the arenas, and end the holds on their blocks.
+
+        The owner need not wait until it sees the end of this process.
+        """
         open_pools.clear()
         self._thread.stop()
+        process = self._process
+        process.part(ImportTable).close_records()
+        for arena in list(self.arenas.values()):
+            if arena.record.state is not State.CLOSED:
+                # A view, or a vendor's call of another thread, uses the memory.
+                continue
+            with process.state:
+                for hold in chain.from_iterable(map(all_of, list(arena.holders.values()))):
+                    if hold.arena is arena:
+                        BlockHold.leave_to_others(hold)
+            arena.send_hints()
 
 
 def hold_block(

@@ -301,9 +301,11 @@ class ImportTable(Part):
                 if not connection.users and self._connections.get(owner) is connection:
                     del self._connections[owner]
 
-    @override
-    def close_at_exit(self) -> None:
-        """Close all imports, except those with an active view or copy, which the kernel ends."""
+    def close_records(self) -> None:
+        """Close all imports at exit, except those with an active view or copy.
+
+        The kernel ends those.
+        """
         for record in list(self._records.values()):
             # Another thread may be in a vendor call with this record. The exit does not wait for
             # that call.
@@ -316,6 +318,11 @@ class ImportTable(Part):
                         record.close()
             finally:
                 record.lock.release()
+
+    @override
+    def close_at_exit(self) -> None:
+        """Close the imports and the connections."""
+        self.close_records()
         for connection in self._connections.values():
             connection.close_at_exit()
 

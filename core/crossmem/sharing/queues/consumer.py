@@ -19,6 +19,7 @@ from crossmem.sharing.queues.layout import (
     HEADER_WORDS,
     LATE,
     MAX_USER_DATA_NBYTES,
+    READS,
     READY,
     SIZES,
     STREAMS,
@@ -56,8 +57,11 @@ class Consumer(Place):
         self.held: dict[BufferRecord, None] = {}
         """The buffers that this process has received and not released."""
         self._turn = 0
-        self._is_late = False
-        """Whether the last look found an entry that is not ready yet."""
+        self._late: set[int] = set()
+        """Producers whose next entry was not ready at the last look."""
+        self._hand: dict[tuple[int, int], tuple[int, int]] = {}
+        """By producer and buffer: stamp and count of entries that the owner has handed out, and
+        that this process has not received. More than one only if some are not ready."""
         self._is_plain_reader = self.is_plain and terms.overflow != "drop"
         """Whether entries are read without a word that says so, and without fences."""
         self._producers = range(terms.producers)
@@ -73,6 +77,7 @@ class Consumer(Place):
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
+        self._hand.clear()
         for producer in range(terms.producers):
             for buffer in range(terms.depth):
                 # A predecessor may have held entries. What it has released stays released, but it
@@ -99,6 +104,8 @@ class Consumer(Place):
             # that frees one sees the session.
             words.barrier()
             self._begin_behind_tails()
+        words.release()
+        words.store(self.words, READS, self.session)
 
     # Reading ------------------------------------------------------------------------------
 
@@ -111,27 +118,27 @@ class Consumer(Place):
             if mine[reads + producer] < segments[producer][TAIL]:
                 break
         else:
-            if not self._is_one or mine[HANDED] >= control[self._handed]:
-                self._is_late = False
+            if not self._is_one or (not self._hand and mine[HANDED] >= control[self._handed]):
+                self._late.clear()
                 return None
         with self.lock:
             if not self.session or control[self._member] != self.session:
                 return None
-            self._is_late, late_producer = False, -1
+            late = self._late
+            late.clear()
             count = len(self._producers)
             # Before the look for entries that the owner hands out: these come before those that
             # were put after them.
             tails = [opened.tail(0)]
             if count > 1:
                 tails += [opened.tail(producer) for producer in range(1, count)]
-            if self._is_one and mine[HANDED] < control[self._handed]:
+            if self._is_one and (self._hand or mine[HANDED] < control[self._handed]):
                 found = self._look_in_hand(tails)
-                if isinstance(found, SharedBuffer):
+                if found is not None:
                     return found
-                late_producer = -1 if found is None else found
             for turn in range(self._turn, self._turn + count):
                 producer = turn % count
-                if producer == late_producer:
+                if producer in late:
                     continue
                 found = self._look_in_ring(producer, tails[producer])
                 if found is not None:
@@ -139,33 +146,52 @@ class Consumer(Place):
                     return found
         return None
 
-    def _look_in_hand(self, tails: list[int]) -> SharedBuffer | int | None:
-        """Return the next buffer from the owner, or the producer for whose entry this waits."""
-        control, terms, mine = self.opened.control, self.opened.terms, self.words
-        while (position := mine[HANDED]) < words.observe(control, terms.handed(self.index)):
-            at = terms.hand(self.index, position)
-            stamp, where = control[at], control[at + 1]
-            producer, buffer, count = where & 255, where >> 8 & 0xFFFFFF, where >> 32
-            if producer >= terms.producers or buffer >= terms.depth:
-                # Rubbish of the owner.
-                words.store(mine, HANDED, position + 1)
+    def _look_in_hand(self, tails: list[int]) -> SharedBuffer | None:
+        """Return the next buffer that the owner has handed out and that is ready."""
+        hand, terms = self._hand, self.opened.terms
+        while True:
+            one = next((one for one in hand if one[0] not in self._late), None)
+            if one is None:
+                if not self._take_in_hand():
+                    return None
                 continue
+            (producer, buffer), (stamp, count) = one, hand[one]
             # What the producer itself gave to this consumer before that comes first.
             before = self._look_in_ring(producer, min(stamp - 1, tails[producer]))
-            if before is not None or self._is_late:
-                return producer if before is None else before
-            entry = self._read(producer, buffer, stamp)
-            if entry is _LATER:
-                return producer
-            if entry is None:
-                words.store(mine, HANDED, position + 1)
-                # This makes room, as a release does.
-                if words.load(control, WANT):
-                    ring(self.opened.owner_bell)
+            if before is not None:
+                return before
+            if producer in self._late or (entry := self._read(producer, buffer, stamp)) is _LATER:
                 continue
-            record = BufferRecord(self, producer, buffer, stamp, count)
-            return self._deliver(record, entry, HANDED, position + 1)
-        return None
+            if entry is not None:
+                record = BufferRecord(self, producer, buffer, stamp, count)
+                made = SharedBuffer(record, *entry)
+                # One step, as in _deliver().
+                self.words[terms.held(producer, buffer)] = stamp
+                del hand[one]
+                self.held[record] = None
+                made._record = record
+                return made
+            del hand[one]
+            # This makes room, as a release does.
+            if words.load(self.opened.control, WANT):
+                ring(self.opened.owner_bell)
+
+    def _take_in_hand(self) -> bool:
+        """Take the next entry that the owner has handed out; False if there is none."""
+        control, terms, mine = self.opened.control, self.opened.terms, self.words
+        position = mine[HANDED]
+        if position >= words.observe(control, self._handed):
+            return False
+        at = terms.hand(self.index, position)
+        stamp, where = control[at], control[at + 1]
+        one, count = (where & 255, where >> 8 & 0xFFFFFF), where >> 32
+        # Else it is rubbish of the owner.
+        if one[0] < terms.producers and one[1] < terms.depth:
+            # An earlier entry of the buffer does not exist any more.
+            self._hand.pop(one, None)
+            self._hand[one] = stamp, count
+        words.store(mine, HANDED, position + 1)
+        return True
 
     def _look_in_ring(self, producer: int, tail: int) -> SharedBuffer | None:
         terms, mine, ring_ = self.opened.terms, self.words, self.opened.segments[producer]
@@ -246,7 +272,8 @@ class Consumer(Place):
             # The producer died before it dropped the entry. Another one sees that it is held.
             return entry
         if found & ~DROPPING == stamp and is_open:
-            entry, self._is_late = _LATER, True
+            entry = _LATER
+            self._late.add(producer)
         else:
             entry = None
         if held:
@@ -275,7 +302,8 @@ class Consumer(Place):
         end = opened.end
         # A consumer that holds buffers itself does not wait until others have released theirs.
         if (end == ENDED or (end == FINISHED and self.held)) and not (
-            words.load(self.words, HANDED) < words.observe(control, terms.handed(self.index))
+            self._hand
+            or words.load(self.words, HANDED) < words.observe(control, self._handed)
             or any(
                 words.load(self.words, terms.read(producer)) < opened.tail(producer)
                 or (end == FINISHED and control[terms.decided(producer)] < opened.tail(producer))
@@ -293,7 +321,7 @@ class Consumer(Place):
     def waits_for_streams(self) -> bool:
         """Whether a stream will make an entry ready, or has to release one, which wakes nobody."""
         want = words.load(self.opened.control, WANT)
-        return self._is_late or want == LATE or bool(self._pages and want)
+        return bool(self._late) or want == LATE or bool(self._pages and want)
 
     # Release ------------------------------------------------------------------------------
 

@@ -44,9 +44,11 @@ DROPS: Final = 3
 """Number of entries that the producers dropped."""
 # Of a place.
 HANDED: Final = 2
-"""Number of entries read that the owner has handed out."""
+"""Number of entries taken that the owner has handed out."""
 STREAMS: Final = 3
 """1 if streams release buffers, which wakes nobody."""
+READS: Final = 4
+"""The session that gets what is put from now on."""
 # Of control.
 END: Final = 0
 WANT: Final = 1
@@ -144,7 +146,10 @@ class Terms:
         return HEADER_WORDS + 2 * self.producers + producer * self.depth + buffer
 
     def held(self, producer: int, buffer: int) -> int:
-        """Return the word with the stamp that is held; written if producers drop entries."""
+        """Return the word with the stamp that is held.
+
+        Written if producers drop entries, or the owner has handed the entry out.
+        """
         return self.released(self.producers, 0) + producer * self.depth + buffer
 
     # Of control.

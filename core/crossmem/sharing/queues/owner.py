@@ -54,8 +54,8 @@ class _Entry(NamedTuple):
     buffer: int
     target: int
     """The consumer that has it, 0 if none has."""
-    position: int
-    """Its number among the entries that the owner has handed to that consumer, -1 for none."""
+    is_handed: bool
+    """Whether the owner has handed it to that consumer."""
     deliveries: int
     """How often it was delivered, the next time included."""
 
@@ -85,8 +85,8 @@ class QueueOwner:
         """The pids of processes without any role."""
         self._suspects: set[int] = set()
         """Places of which a process has died, or has lost its roles."""
-        self._given: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """By producer and stamp: target, position and count of entries that passed through here."""
+        self._given: dict[tuple[int, int], tuple[int, int]] = {}
+        """By producer and stamp: target and count of the entries that passed through here."""
         self._turns = [0, 0]
         """The producer and the consumer that come next."""
         self.segments = Segments(process, device, terms, allow)
@@ -188,17 +188,17 @@ class QueueOwner:
         for one in self._entries():
             if one.target != target or self._is_released(one, consumer):
                 continue
-            if one.position < 0:
-                is_read = words.load(place, terms.read(one.producer)) >= one.stamp
+            if one.is_handed:
+                is_read = words.load(place, terms.held(one.producer, one.buffer)) == one.stamp
             else:
-                is_read = words.load(place, HANDED) > one.position
+                is_read = words.load(place, terms.read(one.producer)) >= one.stamp
             if is_read and not terms.redeliver:
                 at = terms.decision(one.producer, one.buffer)
                 words.store(control, at, one.stamp << 8 | GIVEN_UP)
                 words.store(control, LOST, control[LOST] + 1)
                 self._given.pop((one.producer, one.stamp), None)
                 continue
-            self._given[one.producer, one.stamp] = 0, -1, one.deliveries + is_read
+            self._given[one.producer, one.stamp] = 0, one.deliveries + is_read
             words.store(control, REDELIVERED, control[REDELIVERED] + is_read)
 
     # Entries ------------------------------------------------------------------------------
@@ -219,10 +219,10 @@ class QueueOwner:
                 ):
                     continue
                 known = self._given.get((producer, stamp))
-                target, position, count = known or (segment[at + TARGET], -1, 1)
+                target, count = known or (segment[at + TARGET], 1)
                 if not 0 < target >> 48 <= terms.consumers:
                     target = 0
-                found.append(_Entry(producer, stamp, buffer, target, position, count))
+                found.append(_Entry(producer, stamp, buffer, target, known is not None, count))
         return sorted(found)
 
     def _is_released(self, one: _Entry, consumer: int) -> bool:
@@ -244,14 +244,14 @@ class QueueOwner:
             live = {one[:2] for one in entries}
             self._given = {key: one for key, one in self._given.items() if key in live}
             waiting: dict[int, list[_Entry]] = {}
-            taken: Counter[int] = Counter()
+            taken: Counter[tuple[int, int]] = Counter()
             for one in entries:
                 consumer = (one.target >> 48) - 1
                 if one.target and self._is_released(one, consumer):
                     continue
                 session = self.opened.consumer(consumer) if one.target else 0
                 if session and one.target == target_of(consumer, session):
-                    taken[consumer] += 1
+                    taken[consumer, one.producer] += 1
                 else:
                     waiting.setdefault(one.producer, []).append(one)
             self._give(waiting, taken)
@@ -273,25 +273,32 @@ class QueueOwner:
             words.barrier()
         return is_settled
 
-    def _give(self, waiting: dict[int, list[_Entry]], taken: Counter[int]) -> None:
+    def _give(self, waiting: dict[int, list[_Entry]], taken: Counter[tuple[int, int]]) -> None:
         """Hand entries out as long as a consumer has room, in turns of producers and consumers."""
         terms, control, opened = self.terms, self._control, self.opened
+        present = [one for one in range(terms.consumers) if opened.consumer(one)]
 
-        def room(consumer: int) -> int:
+        def has_room(consumer: int, producer: int) -> bool:
             place = opened.segments[terms.producers + consumer]
             unread = control[terms.handed(consumer)] - words.observe(place, HANDED)
-            return terms.prefetch - max(taken[consumer], unread)
+            return max(taken[consumer, producer], unread) < terms.prefetch
 
         while True:
-            rooms = [c for c in range(terms.consumers) if opened.consumer(c) and room(c) > 0]
-            ready = [p for p, left in waiting.items() if left and self._is_ready(left[0])]
-            if not rooms or not ready:
+            # A producer whose entries are not ready or not released delays no other one.
+            rooms = {
+                producer: found
+                for producer, left in waiting.items()
+                if left
+                and self._is_ready(left[0])
+                and (found := [one for one in present if has_room(one, producer)])
+            }
+            if not rooms:
                 return
-            producer = _next(self._turns[0], ready)
-            consumer = _next(self._turns[1], rooms)
+            producer = _next(self._turns[0], list(rooms))
+            consumer = _next(self._turns[1], rooms[producer])
             self._turns = [producer + 1, consumer + 1]
             one = waiting[producer].pop(0)
-            taken[consumer] += 1
+            taken[consumer, producer] += 1
             position = control[terms.handed(consumer)]
             at = terms.hand(consumer, position)
             words.store(control, at, one.stamp)
@@ -300,7 +307,7 @@ class QueueOwner:
                 control, terms.decision(producer, one.buffer), one.stamp << 8 | consumer + 1
             )
             target = target_of(consumer, opened.consumer(consumer))
-            self._given[producer, one.stamp] = target, position, one.deliveries
+            self._given[producer, one.stamp] = target, one.deliveries
             words.release()
             words.store(control, terms.handed(consumer), position + 1)
             opened.wake(terms.producers + consumer)

@@ -49,7 +49,10 @@ def stats_of(opened: Opened) -> QueueStats:
     tails = [opened.tail(one) for one in range(terms.producers)]
     return QueueStats(
         producers=sum(opened.member(one) > 0 for one in range(terms.producers)),
-        consumers=sum(opened.consumer(one) > 0 for one in range(terms.consumers)),
+        consumers=sum(
+            0 < opened.consumer(one) == words.observe(place, layout.READS)
+            for one, place in enumerate(places)
+        ),
         put=sum(tails),
         dropped=sum(words.load(one, layout.DROPS) for one in rings),
         lost=words.load(control, layout.LOST),
