@@ -4,9 +4,7 @@
 import gc
 import os
 import signal
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Generator, Iterator
 from typing import Any
 
 # Before crossmem is imported, here and in every process of the tests.
@@ -18,7 +16,6 @@ import measuring
 import pytest
 import skipped_tests
 import slow_tests
-from typing_extensions import override
 
 from crossmem.conformance.speed import SLOWNESS
 
@@ -66,26 +63,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduler(config, log)
 
 
-class _Turned(pytest.Dir):
-    """A folder whose files are collected from another one on in each process of pytest-xdist."""
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each process begin with other files: it finds those that others have rewritten by then.
 
-    @override
-    def collect(self) -> list[pytest.Item | pytest.Collector]:
-        found = list(super().collect())
-        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-        first = len(found) * number // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        return found[first:] + found[:first]
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Let no two processes rewrite the same file for pytest: each finds what others have written.
-
-    That takes seven seconds otherwise, in each process.
+    Processes that rewrite the same files for pytest take seven seconds each.
     """
-    is_package = (path / "__init__.py").exists()
-    if "PYTEST_XDIST_WORKER" not in os.environ or sys.dont_write_bytecode or is_package:
-        return None
-    return _Turned.from_parent(parent, path=path)
+    report = yield
+    if isinstance(collector, pytest.Dir) and "PYTEST_XDIST_WORKER" in os.environ:
+        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        first = len(report.result) * number // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = report.result[first:] + report.result[:first]
+    return report
 
 
 @pytest.fixture(scope="module", autouse=True)
