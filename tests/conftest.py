@@ -45,10 +45,9 @@ def _is_spread(nodeid: str) -> bool:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Have more processes than there are cores, because tests also wait; those of ci wait more."""
-    more = 2 if config.option.markexpr.startswith("ci") else 1
-    return len(os.sched_getaffinity(0)) + more
+def pytest_xdist_auto_num_workers() -> int:
+    """Have two processes more than there are cores, because tests wait more than they compute."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(optionalhook=True)
