@@ -21,7 +21,7 @@ MECHANISMS: Final = [
     ("ascend", "shareable"),
     ("ascend", "key"),
 ]
-STRIDE: Final = 40
+STRIDE: Final = 60
 WITHIN_S: Final = 110.0 * SLOWNESS
 WHOLE_WITHIN_S: Final = 30 * 60.0 * SLOWNESS
 # The locks that assert their order are Python, where signal handlers run too.

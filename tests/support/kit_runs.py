@@ -90,7 +90,7 @@ RUNS: Final = (
     KitRun("cuda", "vmm", "core", "ci"),
     KitRun("emulated", "memfd", "core", "ci"),
     KitRun("emulated", "memfd", "whole", "long"),
-    KitRun("ascend", "shareable", "rest", "ci"),
+    KitRun("ascend", "shareable", "rest", "long"),
     KitRun("hip", "legacy", "rest", "ci"),
     KitRun("ascend", "key", "whole", "long"),
     KitRun("hip", "vmm", "whole", "long"),
