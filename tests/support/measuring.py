@@ -17,10 +17,9 @@ ELSEWHERE: Final = (
     *(
         f"tests/integration/test_{name}.py"
         for name in (
-            *("ascend_faults", "ascend_releases", "hip_faults", "timeline_faults"),
+            *("ascend_faults", "ascend_releases", "hip_faults"),
             *("crash_points", "timelines_crash_points", "interrupted"),
-            *("cli_conformance", "cli_emulate", "cli_emulate_ends"),
-            *("leases_floods", "leases_rogue", "leases_rubbish", "leases_strangers"),
+            *("leases_floods", "leases_rogue", "leases_rubbish"),
         )
     ),
 )
