@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from crossmem.conformance import resources
+from crossmem.conformance import actions, resources
 
 __all__ = [
     "answer_of",
@@ -163,7 +163,8 @@ def _read_all(descriptor: int, within: float) -> bytes:
 
 
 def remember_descriptors() -> None:
-    """Record the open descriptors, before the process uses crossmem."""
+    """Record the open descriptors, the vendor's included, before the process uses crossmem."""
+    actions.wake_vendor()
     _descriptors[:] = resources.descriptors()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, streams_of_tests
 from crossmem.conformance.forkserver import plugin_modules
 from crossmem.conformance.peers import Peer, kill_all
 from crossmem.conformance.pool import PeerPool
@@ -120,6 +120,7 @@ class Kit:
         gc.freeze()
         # The first timeline allocates a page, which stays until it is full.
         self.device.timeline().close()
+        streams_of_tests.open_event_files()
 
     def close(self) -> None:
         """End every peer and remove the files of the run."""
