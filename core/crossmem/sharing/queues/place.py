@@ -216,17 +216,25 @@ class Place:
             # Then the owner has handed out what this process can get at once.
             return (is_mine and not words.observe(control, ROUND)) or None
 
-        self._await_owner(is_open, timeout_s)
+        # The owner wakes this process when it opens the session. The process may then see the
+        # owner's next round, whose end wakes nobody.
+        self._await_owner(is_open, timeout_s, polls=lambda: words.load(control, at) == wish)
         self.session = wish
 
     def begin(self) -> None:
         """Write the words of a new session."""
         raise NotImplementedError
 
-    def _await_owner(self, look: Callable[[], bool | None], timeout_s: float) -> None:
+    def _await_owner(
+        self,
+        look: Callable[[], bool | None],
+        timeout_s: float,
+        *,
+        polls: Callable[[], bool] = lambda: False,
+    ) -> None:
         ring(self.opened.owner_bell)
         try:
-            if self.wait(look, self._check_joining, timeout_s, polls=lambda: False) is None:
+            if self.wait(look, self._check_joining, timeout_s, polls=polls) is None:
                 msg = f"the owner of the queue did not reply within {timeout_s:g} s"
                 hint = "pass a longer timeout=; the owner may be stopped"
                 raise OwnerUnresponsiveError(msg, operation="open_queue", hint=hint)
@@ -358,7 +366,8 @@ class Place:
         timeout_s
             The longest wait; 0 looks once.
         polls
-            Whether a stream will write the words, which wakes nobody.
+            Whether the words will change without a wake-up: a stream will write them, or a round of
+            the owner will end.
         """
         began = monotonic()
         end, spin_s = began + timeout_s, min(timeout_s, _SPIN_S)
