@@ -343,3 +343,21 @@ def test_more_than_an_array_is_refused() -> None:
     own = type("Own", (cupy.ndarray,), {})
     with pytest.raises(crossmem.UnsupportedError, match="a Own holds more than its elements"):
         crossmem.share(cupy.empty(3, "float32").view(own))
+
+
+def test_arrays_are_copied_into_buffers_of_a_queue(gpu: str) -> None:
+    array = actions.numbers(cupy.empty((3, 4), "float32"))
+    host = cupy.asnumpy(array)
+    with crossmem.device(f"{gpu}:0").queue(2, array.nbytes) as queue:
+        # The emulation runs no kernels, so CuPy copies whole arrays alone.
+        for one in (array, host, host.T, array[:0]):
+            queue.put(one, copy="allow")
+            with queue.get(timeout=0) as buffer:
+                assert buffer.data_length == one.nbytes
+                found = cupy.asnumpy(buffer.as_array(one.shape, "float32"))
+            assert (found == cupy.asnumpy(one)).all()
+    with crossmem.device("host").queue(1, array.nbytes) as queue:
+        with pytest.raises(crossmem.UnsupportedError):
+            queue.put(array, copy="allow")
+        # The refusal has kept no buffer.
+        queue.put(host, copy="allow")

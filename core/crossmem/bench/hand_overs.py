@@ -152,7 +152,7 @@ def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     process, connection = start_child(_consume, turns, count, cpus[1], full, free)
     depth = 4 * _BATCH
     found: dict[str, list[float]] = {}
-    with crossmem.device("host").queue(depth, SMALL, consumers=1, prefetch=depth) as queue:
+    with crossmem.device("host").queue(depth, SMALL, consumers=1) as queue:
         connection.send(queue.export(role="consume").to_bytes())
         connection.recv()
         names = [NAME.format(number) for number in range(depth)]

@@ -123,7 +123,7 @@ def test_c16_a_queue_out_of_bounds_is_refused(
         with pytest.raises(crossmem.InvalidSizeError):
             device.queue(1, nbytes)  # type: ignore[arg-type]
     for name in ("producers", "consumers", "prefetch"):
-        for number in (0, -1, 2**40, 1.0, None):
+        for number in (0, -1, 2**40, 1.0, "1"):
             with pytest.raises(crossmem.InvalidSizeError):
                 device.queue(1, 64, **{name: number})  # type: ignore[arg-type]
     for name in ("delivery", "overflow", "redeliver"):

@@ -60,8 +60,8 @@ def _get_and_check() -> bool:
 
 def _take_and_release_on_stream() -> None:
     """Let a stream copy a buffer, and release the buffer on that stream."""
-    buffer = actions.objects["queue"].get(timeout=SOON_S)
     stream = actions.objects["stream"]
+    buffer = actions.objects["queue"].get(timeout=SOON_S, stream=stream)
     for _ in range(10):
         stream.copy(actions.objects["work-decoy"], actions.objects["work-source"], NBYTES)
     stream.copy(actions.objects["copy"], buffer, NBYTES)
@@ -243,4 +243,6 @@ def test_q05_what_is_no_stream_is_refused(make_queue: MakeQueue, wrong: Any) -> 
             with pytest.raises((crossmem.ConfigurationError, crossmem.UnsupportedError)):
                 call(buffer, stream=wrong)
             assert not buffer.closed
+    with pytest.raises((crossmem.ConfigurationError, crossmem.UnsupportedError)):
+        queue.get(timeout=0, stream=wrong)
     assert queue.stats().put == 0

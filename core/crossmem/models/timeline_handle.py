@@ -2,26 +2,21 @@
 """The serialisable name of a timeline: its words in shared memory, its level and its device."""
 
 import struct
-from binascii import crc32
 from dataclasses import dataclass
 from typing import Any, Final
 
 from typing_extensions import override
 
-from crossmem.errors import InvalidHandleError
-from crossmem.guards import clause, is_identity, is_name, shorten
+from crossmem.guards import is_identity, is_name, shorten
 from crossmem.models.capabilities import TIMELINE_LEVELS, TimelineLevel
-from crossmem.models.handle import MAX_HANDLE_NBYTES, ShareableHandle
+from crossmem.models.envelope import Envelope
+from crossmem.models.handle import ShareableHandle
 
 __all__ = ["TimelineHandle"]
 
-_MAGIC: Final = b"XMTL"
-_VERSION: Final = 1
-# magic, version, number of the level, total length, crc32 of everything else
-_HEADER: Final = struct.Struct("<4sHHII")
+_ENVELOPE: Final = Envelope(b"XMTL", 1, "a timeline", "timeline.export()", "open_timeline")
 # identity of the timeline, lengths of the backend's name and of the device's identity
 _BODY: Final = struct.Struct("<QBB")
-_START: Final = _HEADER.size + _BODY.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +50,7 @@ class TimelineHandle:
         backend, device = self.backend.encode("ascii"), self.device.encode("ascii")
         body = _BODY.pack(self.identity, len(backend), len(device))
         body = b"".join((body, backend, device, self.memory.to_bytes()))
-        fields = _MAGIC, _VERSION, TIMELINE_LEVELS.index(self.level), _HEADER.size + len(body)
-        checksum = crc32(body, crc32(_HEADER.pack(*fields, 0)))
-        return _HEADER.pack(*fields, checksum) + body
+        return _ENVELOPE.wrap(TIMELINE_LEVELS.index(self.level), body)
 
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "TimelineHandle":
@@ -68,33 +61,20 @@ class TimelineHandle:
         InvalidHandleError
             The bytes are not a timeline's handle of a version that this crossmem reads.
         """
-        if not isinstance(blob, bytes | bytearray | memoryview):
-            msg = f"a timeline's handle must be bytes, not {type(blob).__name__}"
-            raise InvalidHandleError(msg, operation="open_timeline")
-        try:
-            nbytes = memoryview(blob).nbytes
-            blob = bytes(blob) if nbytes <= MAX_HANDLE_NBYTES else b""
-        except ValueError as error:
-            raise _refuse("their memoryview was released") from error
-        if not _START < nbytes <= MAX_HANDLE_NBYTES:
-            raise _refuse(f"{nbytes} bytes, expected {_START + 1} to {MAX_HANDLE_NBYTES}")
-        magic, version, number, total, checksum = _HEADER.unpack_from(blob)
-        if magic != _MAGIC:
-            raise _refuse(f"they start with {magic!r}, not {_MAGIC!r}")
-        if version != _VERSION:
-            raise _refuse(f"format version {version}; this crossmem reads version {_VERSION}")
-        head = _HEADER.pack(magic, version, number, total, 0)
-        if total != len(blob) or crc32(blob[_HEADER.size :], crc32(head)) != checksum:
-            raise _refuse("the checksum does not match; the bytes were damaged on the way")
-        identity, backend_size, device_size = _BODY.unpack_from(blob, _HEADER.size)
-        names, memory = blob[_START:][: backend_size + device_size], blob[_START:]
+        number, body = _ENVELOPE.unwrap(blob)
+        if len(body) <= _BODY.size:
+            raise _ENVELOPE.refusal(f"{len(body)} bytes behind the header")
+        identity, backend_size, device_size = _BODY.unpack_from(body)
+        rest = body[_BODY.size :]
+        names, memory = rest[: backend_size + device_size], rest[backend_size + device_size :]
         backend = names[:backend_size].decode("ascii", "replace")
         device = names[backend_size:].decode("ascii", "replace")
         if number >= len(TIMELINE_LEVELS) or not identity:
-            raise _refuse(f"level {number} and identity {identity}")
+            raise _ENVELOPE.refusal(f"level {number} and identity {identity}")
         if not (is_name(backend) and is_identity(device)):
-            raise _refuse(f"{shorten(backend, 40)} and {shorten(device, 60)} name no device")
-        words = ShareableHandle.from_bytes(memory[len(names) :])
+            named = f"{shorten(backend, 40)} and {shorten(device, 60)}"
+            raise _ENVELOPE.refusal(f"{named} name no device")
+        words = ShareableHandle.from_bytes(memory)
         return cls(words, identity, TIMELINE_LEVELS[number], backend, device)
 
     def to_json(self) -> str:
@@ -104,7 +84,7 @@ class TimelineHandle:
 
         return json.dumps(
             {
-                "version": _VERSION,
+                "version": _ENVELOPE.version,
                 "level": self.level,
                 "backend": self.backend,
                 "device": self.device,
@@ -127,11 +107,3 @@ class TimelineHandle:
 def _restore(blob: bytes) -> TimelineHandle:
     # A function of this module, because cloudpickle would send the code of a method.
     return TimelineHandle.from_bytes(blob)
-
-
-def _refuse(reason: str) -> InvalidHandleError:
-    return InvalidHandleError(
-        f"these bytes are not the handle of a timeline: {clause(reason)}",
-        hint="pass the bytes of timeline.export().to_bytes() unchanged",
-        operation="open_timeline",
-    )

@@ -166,7 +166,7 @@ class Device(LocalDevice):
         redeliver: bool = False,
         producers: int = 1,
         consumers: int = 8,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         allow: Allow | None = None,
     ) -> Queue:
         """Make a queue of device buffers between processes.
@@ -190,6 +190,7 @@ class Device(LocalDevice):
             The most processes that may produce and consume at a time.
         prefetch
             The most buffers of one producer that a consumer gets before it has released others.
+            None: 2, or ``depth`` if there is one consumer, since no other one waits for them.
         allow
             The processes that may open it; None: all processes of the same user (C13).
 

@@ -274,6 +274,11 @@ def test_copies_of_other_objects(queue: Queue) -> None:
     for item in (b"text", bytearray(b"text"), memoryview(b"text"), numpy.frombuffer(b"text", "u1")):
         queue.put(item, copy="allow")
         assert take(queue) == b"text"
+    every_second = numpy.frombuffer(b"t-e-x-t-", "u1")[::2]
+    record = numpy.array([(116, 101, 120, 116)], "u1,u1,u1,u1")
+    for array in (every_second, record, record[0:1].reshape(()), numpy.zeros((0, 3), "f4")):
+        queue.put(array, copy=True)
+        assert take(queue) == (b"text" if array.size else b"")
 
 
 def test_what_is_no_buffer_is_refused(queue: Queue) -> None:

@@ -16,7 +16,7 @@ from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.queues.layout import MAX_USER_DATA_NBYTES
 from crossmem.sharing.queues.place import Opened
 
-__all__ = ["BufferRecord", "SharedBuffer", "contents_of", "stream_on", "taken_from"]
+__all__ = ["BufferRecord", "SharedBuffer", "stream_on", "taken_from"]
 
 
 class Holder(Protocol):
@@ -229,26 +229,6 @@ class SharedBuffer(Memory):
     @override
     def __reduce__(self) -> NoReturn:
         self.export()
-
-
-def contents_of(item: Any, copy: str | None) -> memoryview:
-    """Return the bytes of an object that is put by a copy.
-
-    Raises
-    ------
-    UnsupportedError
-        The caller allows no copy, or the object is not contiguous memory of the host.
-    """
-    if copy != "allow":
-        msg = f"{shorten(item, 60)} is not a buffer of this queue"
-        hint = "pass copy='allow' to copy it, or fill a buffer of queue.allocate()"
-        raise UnsupportedError(msg, operation="put", hint=hint)
-    try:
-        return memoryview(item).cast("B")
-    except TypeError as error:
-        msg = f"{shorten(item, 60)} is not contiguous memory of the host, and cannot be copied"
-        hint = "copy it into a buffer of queue.allocate()"
-        raise UnsupportedError(msg, operation="put", hint=hint) from error
 
 
 def stream_on(device: LocalDevice, stream: Any) -> int | None:

@@ -25,6 +25,7 @@ __all__ = ["make_queue", "open_queue"]
 
 _HOST_ALIGNMENT: Final = 64
 _DEVICE_ALIGNMENT: Final = 512
+_PREFETCH: Final = 2
 
 
 def make_queue(
@@ -44,6 +45,8 @@ def make_queue(
     """Make a queue; see :meth:`crossmem.Device.queue`."""
     check_choice("delivery", delivery, ("one", "each"), "queue")
     check_choice("overflow", overflow, ("wait", "raise", "drop"), "queue")
+    if prefetch is None:
+        prefetch = depth if consumers == 1 else _PREFETCH
     counts = (
         ("depth", depth, MAX_DEPTH),
         ("producers", producers, MAX_PLACES),

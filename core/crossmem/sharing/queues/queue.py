@@ -22,8 +22,9 @@ from crossmem.errors import (
 from crossmem.guards import check_choice, is_within, shorten
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.queues.buffer import SharedBuffer, contents_of, stream_on, taken_from
+from crossmem.sharing.queues.buffer import SharedBuffer, stream_on, taken_from
 from crossmem.sharing.queues.consumer import Consumer, QueueEndedError
+from crossmem.sharing.queues.copies import copied
 from crossmem.sharing.queues.owner import QueueOwner
 from crossmem.sharing.queues.place import PAUSE_S
 from crossmem.sharing.queues.producer import Producer
@@ -37,9 +38,8 @@ __all__ = ["Queue"]
 class Queue(Endable):
     """A bounded queue of device buffers between processes.
 
-    Made by :meth:`crossmem.Device.queue` in the process that owns it, and by
-    :func:`crossmem.open_queue` in the others. A context manager. The owner's object may both put
-    and get. Iteration yields buffers until the queue has ended.
+    Made by :meth:`crossmem.Device.queue` in its owner, and by :func:`crossmem.open_queue` in other
+    processes. A context manager. The owner may put and get. Iteration lasts until the queue ends.
 
     Attributes
     ----------
@@ -119,8 +119,8 @@ class Queue(Endable):
         Parameters
         ----------
         timeout
-            Time limit of the wait for a free buffer, in seconds; 0 does not wait; None waits as
-            long as the owner lives. Only with ``overflow="wait"`` this waits.
+            Seconds to wait for a free buffer with ``overflow="wait"``; 0 does not wait; None waits
+            as long as the owner lives.
 
         Raises
         ------
@@ -156,24 +156,24 @@ class Queue(Endable):
         *,
         stream: Any = None,
         timeout: float | None = None,
-        copy: str | None = None,
+        copy: str | bool | None = None,
     ) -> None:
         """Hand a buffer over to the consumers.
 
         Parameters
         ----------
         item
-            A buffer of :meth:`allocate`; it ends here. With ``copy="allow"`` also bytes or an
-            array, which is copied into a free buffer.
+            A buffer of :meth:`allocate`; it ends here. With ``copy="allow"`` also bytes, an array
+            or a tensor, which is copied into a free buffer, in C order.
         stream
             The stream that fills the buffer: a stream of CuPy, PyTorch or torch-npu, or its handle.
-            Consumers get the buffer when the work that was issued before is complete. None: this
-            waits for all work of the device.
+            Consumers get the buffer when the work that was issued before is complete. None, or
+            with a copy: this waits for all work of the device.
         timeout
             Time limit of the wait for a free buffer, if ``item`` is copied; as for
             :meth:`allocate`.
         copy
-            ``"allow"``, or None to refuse everything that is not a buffer.
+            ``"allow"`` or True, or None to refuse everything that is not a buffer.
 
         Raises
         ------
@@ -192,7 +192,12 @@ class Queue(Endable):
         if producer is None or not producer.is_open():
             producer = self._producer()
             producer.check()
-        buffer = item if isinstance(item, SharedBuffer) else self._copied(item, copy, timeout)
+        buffer = item
+        if not isinstance(item, SharedBuffer):
+            allocate = partial(self.allocate, timeout=timeout)
+            buffer = copied(item, self.nbytes, allocate, copy=copy)
+            # The library has chosen the stream of the copy.
+            number = None
         length, user_data = buffer._data_length, buffer._user_data
         taken = taken_from(buffer, producer)
         try:
@@ -210,17 +215,6 @@ class Queue(Endable):
         for item in items:
             self.put(item, **options)
 
-    def _copied(self, item: Any, copy: str | None, timeout: float | None) -> SharedBuffer:
-        contents = contents_of(item, copy)
-        made = self.allocate(timeout=timeout)
-        try:
-            made.write(contents)
-            made.data_length = contents.nbytes
-        except BaseException:
-            made.release()
-            raise
-        return made
-
     # Getting ------------------------------------------------------------------------------
 
     def get(self, *, timeout: float | None = None, stream: Any = None) -> SharedBuffer:
@@ -231,8 +225,7 @@ class Queue(Endable):
         timeout
             Time limit in seconds; 0 looks once; None waits as long as something can come.
         stream
-            The stream that will use the buffer. Any stream may use it: a buffer arrives when the
-            work that fills it is complete.
+            Any stream may use the buffer, which arrives when the work that fills it is complete.
 
         Raises
         ------
@@ -376,8 +369,8 @@ class Queue(Endable):
     def close(self) -> None:
         """Give up the places of this process. A second call does nothing.
 
-        The owner closes the queue for all: nothing can be put any more, and consumers get what is
-        readable.
+        The owner closes the queue for all. Consumers get what was given to them; what waits for one
+        with room is lost. To lose nothing, call :meth:`finish`, and wait for the consumers.
 
         Raises
         ------

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of bytes, arrays and tensors into buffers of a queue."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from crossmem.errors import InvalidSizeError, UnsupportedError
+from crossmem.guards import shorten
+from crossmem.sharing.base import views
+from crossmem.sharing.queues.buffer import SharedBuffer
+
+__all__ = ["copied"]
+
+
+class _Copy(NamedTuple):
+    """A copy that was not made yet."""
+
+    nbytes: int
+    copy_into: Callable[[SharedBuffer], object]
+
+
+def copied(
+    item: Any, nbytes: int, allocate: Callable[[], SharedBuffer], *, copy: str | bool | None
+) -> SharedBuffer:
+    """Copy an object into a free buffer.
+
+    Parameters
+    ----------
+    item
+        The object.
+    nbytes
+        Capacity of a buffer.
+    allocate
+        Returns a free buffer. Called when the object was checked.
+    copy
+        What the caller allows.
+
+    Raises
+    ------
+    UnsupportedError
+        The caller allows no copy, or the object is neither contiguous bytes nor an array.
+    InvalidSizeError
+        The object does not fit.
+    """
+    if not (copy == "allow" or copy is True):
+        msg = f"{shorten(item, 60)} is not a buffer of this queue"
+        hint = "pass copy='allow' to copy it, or fill a buffer of queue.allocate()"
+        raise UnsupportedError(msg, operation="put", hint=hint)
+    planned = _copy_of_array(item) or _copy_of_bytes(item, item)
+    if planned.nbytes > nbytes:
+        msg = f"{shorten(item, 60)} has {planned.nbytes} bytes, and a buffer has {nbytes}"
+        hint = "make the queue with larger buffers, or put the object in parts"
+        raise InvalidSizeError(msg, operation="put", hint=hint)
+    made = allocate()
+    with ExitStack() as undo:
+        undo.push(made)
+        planned.copy_into(made)
+        made.data_length = planned.nbytes
+        undo.pop_all()
+    return made
+
+
+def _copy_of_bytes(item: Any, contiguous: Any) -> _Copy:
+    try:
+        contents = memoryview(contiguous).cast("B")
+    except TypeError as error:
+        msg = f"{shorten(item, 60)} is neither contiguous bytes nor an array, and cannot be copied"
+        hint = "copy it into a buffer of queue.allocate()"
+        raise UnsupportedError(msg, operation="put", hint=hint) from error
+    return _Copy(contents.nbytes, lambda buffer: buffer.write(contents))
+
+
+def _copy_of_array(item: Any) -> _Copy | None:
+    """Return the copy of an array or tensor in C order, None for other objects."""
+    # Most queues carry no arrays, and import none of this.
+    from crossmem.arrays import Layout
+    from crossmem.arrays.adapters import ADAPTERS, describe
+    from crossmem.arrays.libraries import require
+
+    info = describe(item)
+    if info is None:
+        return None
+    if info.kind == "numpy":
+        # Any device takes bytes of the host. NumPy's buffers have formats that a cast refuses.
+        whole = require("numpy").ascontiguousarray(item)
+        return _copy_of_bytes(item, whole.reshape(-1).view("uint8"))
+    layout = Layout(info.layout.dtype, info.layout.shape)
+
+    def copy_into(buffer: SharedBuffer) -> None:
+        target = views.maker(buffer, info.kind)(layout)
+        ADAPTERS[info.kind].copy_to(target, item)
+
+    return _Copy(layout.nbytes, copy_into)
