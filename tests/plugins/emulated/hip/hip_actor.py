@@ -152,6 +152,20 @@ class Program(HostProgram):
         found = self.rt.pointerGetAttributes(pointer)
         return found.type, found.device, found.devicePointer, found.hostPointer
 
+    def attributes_in_thread(self, pointer: int) -> list[tuple[int, int, int, int]]:
+        """Return attributes as a new thread sees them, before and after its first use of memory."""
+        found = []
+
+        def work() -> None:
+            found.append(self.attributes(pointer))
+            self.rt.memGetInfo()
+            found.append(self.attributes(pointer))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return found
+
     def raw(self, name: str, *arguments: Any) -> int:
         """Return the code of a call as C sees it; the failure is remembered."""
         code: int = self.rt.call(name, *arguments)[0]

@@ -178,7 +178,7 @@ def test_v3_memory_is_where_it_was_mapped(exporter: Actor) -> None:
 
 
 @KINDS
-def test_v3_what_cannot_be_mapped(exporter: Actor) -> None:
+def test_v3_what_cannot_be_mapped(exporter: Actor, profile: str) -> None:
     handle, small = exporter.call("create", 2 * BLOCK), exporter.call("create")
     pointer = exporter.rt.memAddressReserve(4 * BLOCK, 0, 0, 0)
     exporter.rt.memMap(pointer, BLOCK, 0, small, 0)
@@ -197,7 +197,9 @@ def test_v3_what_cannot_be_mapped(exporter: Actor) -> None:
         (PAGE, BLOCK, 0, handle, 0),
     ]
 
-    assert [status(exporter.rt.memMap, *one) for one in wrong] == [1] * len(wrong)
+    found = [status(exporter.rt.memMap, *one) for one in wrong]
+    # On CUDA, an offset and more than the whole memory are not supported.
+    assert found == [801 if profile == "cuda" and one in {2, 7} else 1 for one in range(len(wrong))]
     exporter.check_broken(*["HIP-V3"] * len(wrong))
 
     # The beginning of the memory alone is fine.
@@ -206,7 +208,7 @@ def test_v3_what_cannot_be_mapped(exporter: Actor) -> None:
 
 
 @KINDS
-def test_v4_what_is_mapped_is_unmapped_whole(exporter: Actor) -> None:
+def test_v4_what_is_mapped_is_unmapped_whole(exporter: Actor, profile: str) -> None:
     handle = exporter.call("create", 2 * BLOCK)
     pointer = exporter.rt.memAddressReserve(5 * BLOCK, 0, 0, 0)
     for place in (0, 2):
@@ -222,7 +224,9 @@ def test_v4_what_is_mapped_is_unmapped_whole(exporter: Actor) -> None:
         (exporter.rt.malloc(BLOCK), BLOCK),
     ]
 
-    assert [status(exporter.rt.memUnmap, *one) for one in wrong] == [1] * len(wrong)
+    found = [status(exporter.rt.memUnmap, *one) for one in wrong]
+    # On CUDA, addresses at which nothing is mapped are unmapped without an error.
+    assert found == [0 if profile == "cuda" and one == 6 else 1 for one in range(len(wrong))]
     exporter.check_broken(*["HIP-V4"] * len(wrong))
 
     exporter.rt.memUnmap(pointer, 4 * BLOCK)
