@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         READ_WRITE,
         Actor,
         differs,
-        emulation_only,
         on,
         status,
+        virtual_on_devices,
     )
 else:
     from hip_actor import (
@@ -32,14 +32,14 @@ else:
         READ_WRITE,
         Actor,
         differs,
-        emulation_only,
         on,
         status,
+        virtual_on_devices,
     )
 
     Start = Any
 
-pytestmark = emulation_only
+pytestmark = virtual_on_devices
 HOST = 2
 PAGE = 4096
 UNCACHED = 0x40000000

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         emulation_only,
         on,
         status,
+        virtual_on_devices,
     )
 else:
     from hip_actor import (
@@ -27,11 +28,12 @@ else:
         emulation_only,
         on,
         status,
+        virtual_on_devices,
     )
 
     Start = Any
 
-pytestmark = emulation_only
+pytestmark = virtual_on_devices
 KINDS = on("documented", "clr24", "clr26", "cuda")
 
 
@@ -239,6 +241,7 @@ def test_v9_importers_keep_memory(exporter: Actor, start: Start, end: str) -> No
     keeper.check_broken()
 
 
+@emulation_only
 @KINDS
 def test_v10_the_device_is_charged_once(exporter: Actor, importer: Actor, start: Start) -> None:
     witness = start()
@@ -255,6 +258,7 @@ def test_v10_the_device_is_charged_once(exporter: Actor, importer: Actor, start:
     assert witness.free_nbytes == before
 
 
+@emulation_only
 @KINDS
 def test_v10_who_was_killed_keeps_nothing(exporter: Actor, importer: Actor, start: Start) -> None:
     witness = start()
@@ -271,6 +275,7 @@ def test_v10_who_was_killed_keeps_nothing(exporter: Actor, importer: Actor, star
     assert (rows["pages"], rows["holding"]) == (0, 0)
 
 
+@emulation_only
 @KINDS
 def test_v10_room_that_others_take(start: Start) -> None:
     exporter, importer = (start(CROSSMEM_EMULATED_CAPACITY="8MiB") for _ in range(2))
