@@ -495,19 +495,3 @@ def test_a_tensor_without_elements_is_received_on_the_cpu() -> None:
         (found,) = crossmem.receive(shared)
 
     assert (found.device.type, tuple(found.shape)) == ("cpu", (0, 3))
-
-
-# Queues -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_tensors_are_copied_into_buffers_of_a_queue(dtype: str) -> None:
-    tensor = torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4)
-    for one in (tensor, tensor.T, torch.nn.Parameter(tensor)[1:], tensor[:0]):
-        with crossmem.device("host").queue(1, tensor.nbytes) as queue:
-            queue.put(one, copy="allow")
-            with queue.get(timeout=0) as buffer:
-                assert buffer.data_length == one.nbytes
-                found = buffer.as_tensor(one.shape, one.dtype)
-                assert torch.equal(found, one)
-                del found

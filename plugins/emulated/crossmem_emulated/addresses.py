@@ -71,6 +71,8 @@ class Piece:
         Keys by which the memory is exported.
     is_read_only
         Whether the program may only read the memory.
+    is_host_visible
+        Whether the CPU accesses the memory at these addresses, also in a strict emulation.
     is_synchronous
         Whether the host waits for every copy from or to the memory.
     number
@@ -88,6 +90,7 @@ class Piece:
     is_part: bool = False
     keys: set[str] = field(default_factory=set)
     is_read_only: bool = False
+    is_host_visible: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
     """Whether the program has freed the memory in a stream that has not reached that point yet."""
@@ -167,7 +170,9 @@ class Space:
 
     def _is_seen(self, piece: Piece) -> bool:
         """Whether a piece is mapped at its device address, where the host can access it."""
-        return not piece.is_part and (self._is_host_readable or piece.pages.device == HOST)
+        return not piece.is_part and (
+            self._is_host_readable or piece.is_host_visible or piece.pages.device == HOST
+        )
 
     def show(self, backing: int, nbytes: int, start: int) -> None:
         """Let the host read and write at device addresses, in a lax emulation."""

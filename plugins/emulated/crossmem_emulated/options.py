@@ -17,6 +17,8 @@ _SIZE: Final = re.compile(r"(\d+)\s*(?:([KMGT])iB|B)?", re.ASCII | re.IGNORECASE
 _SHIFTS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
 _GRANULARITIES: Final = {"2MiB": 2 << 20, "page": os.sysconf("SC_PAGE_SIZE")}
 _MAX_DEVICES: Final = 1024
+_LONGEST_GROUP: Final = 31
+_LONGEST_RECYCLE_S: Final = 60
 _MAX_CAPACITY_NBYTES: Final = 2**62 - 1
 _Quirk = Literal[
     "fresh-handles",
@@ -127,6 +129,14 @@ class Options:
     acl_profile: str = "documented"
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
 
+    acl_group: str = ""
+    """Memory group of ACL's queues to which a process with ``SHAREGROUP_PRECONFIG`` is added
+    (``CROSSMEM_EMULATED_ACL_GROUP``)."""
+
+    acl_recycle_s: float = 0.2
+    """Seconds until the buffers of a dead process are freed
+    (``CROSSMEM_EMULATED_ACL_RECYCLE``)."""
+
     hip_profile: str = "documented"
     """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); ``cuda`` always has its own."""
 
@@ -191,6 +201,8 @@ VARIABLES: Final[Mapping[str, str]] = {
     "CROSSMEM_EMULATED_STRICT": "strict",
     "CROSSMEM_EMULATED_SLOW_STREAMS": "slow_streams",
     "CROSSMEM_EMULATED_ACL_PROFILE": "acl_profile",
+    "CROSSMEM_EMULATED_ACL_GROUP": "acl_group",
+    "CROSSMEM_EMULATED_ACL_RECYCLE": "acl_recycle_s",
     "CROSSMEM_EMULATED_HIP_PROFILE": "hip_profile",
     "CROSSMEM_EMULATED_HIP_PEERS": "hip_peers",
     "CROSSMEM_EMULATED_HIP_QUIRKS": "hip_quirks",
@@ -207,6 +219,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "state": Path,
     "strict": read_flag,
     "slow_streams": read_flag,
+    "acl_recycle_s": float,
     "hip_peers": read_flag,
     "hip_quirks": _parse_names,
 }
@@ -249,6 +262,14 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "strict": _SWITCH,
     "slow_streams": _SWITCH,
     "acl_profile": _PROFILE,
+    "acl_group": (
+        lambda value: isinstance(value, str) and len(value) <= _LONGEST_GROUP,
+        f"a name of at most {_LONGEST_GROUP} characters",
+    ),
+    "acl_recycle_s": (
+        lambda value: isinstance(value, int | float) and 0 <= value <= _LONGEST_RECYCLE_S,
+        f"a number of seconds from 0 to {_LONGEST_RECYCLE_S}",
+    ),
     "hip_profile": _PROFILE,
     "hip_peers": _SWITCH,
     "hip_quirks": (

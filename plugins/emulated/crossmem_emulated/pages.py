@@ -189,31 +189,28 @@ class PageStore:
         device: int = _LABEL.unpack(label)[-2]
         if label != self._label(file, device, nbytes):
             return None
-        try:
-            own = os.dup(descriptor)
+        with self.machine.transaction() as tables:
             try:
-                address = memory.map_shared(own, nbytes, memory.READ_WRITE, is_inherited=False)
-            except BaseException:
-                close(own)
-                raise
-        except OSError as error:
-            if error.errno == EACCES:
-                # Descriptors of device memory are open for writing, so this is another file.
-                return None
-            raise NoRoomError(str(error)) from None
-        try:
-            with self.machine.transaction() as tables:
-                me = self.machine.me(tables)
-                row = tables.execute(
-                    "SELECT number FROM pages WHERE filesystem = ? AND inode = ?", file
-                ).fetchone()
-                number = row[0] if row else _enter(tables, (device, nbytes, me, own, *file))
-                holding = _hold(tables, number, me)
-        except BaseException:
-            memory.unmap(address, nbytes)
-            close(own)
-            raise
-        return Pages(number, device, nbytes, address, own, holding)
+                own = os.dup(descriptor)
+                try:
+                    address = memory.map_shared(own, nbytes, memory.READ_WRITE, is_inherited=False)
+                except BaseException:
+                    close(own)
+                    raise
+            except OSError as error:
+                if error.errno == EACCES:
+                    # Descriptors of device memory are open for writing, so this is another file.
+                    return None
+                raise NoRoomError(str(error)) from None
+            pages = Pages(0, device, nbytes, address, own, None)
+            self.machine.undo(self._let_go, pages)
+            me = self.machine.me(tables)
+            row = tables.execute(
+                "SELECT number FROM pages WHERE filesystem = ? AND inode = ?", file
+            ).fetchone()
+            pages.number = row[0] if row else _enter(tables, (device, nbytes, me, own, *file))
+            pages.holding = _hold(tables, pages.number, me)
+            return pages
 
     def _label(self, file: tuple[int, int], device: int, nbytes: int) -> bytes:
         return _LABEL.pack(_MAGIC, *self.machine.identity, *file, device, nbytes)

@@ -34,6 +34,7 @@ from crossmem_emulated.acl import (
 from crossmem_emulated.acl.calls import ENTRIES
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.profiles import PROFILES, profile_named
+from crossmem_emulated.acl.tdt import buffers, chains, data, grants, objects, pools, queues, routes
 from crossmem_emulated.acl.util import Util
 from crossmem_emulated.journal import Faults, Violation
 from crossmem_emulated.machine import Machine, log_fault
@@ -44,16 +45,24 @@ __all__ = ["PROFILES", "Acl", "Violation"]
 # The import of a module registers its functions.
 _FAMILIES = (
     access,
+    buffers,
     callbacks,
+    chains,
     copies,
+    data,
     device,
     events,
     extents,
     fabric,
+    grants,
     host,
     keys,
     notifies,
+    objects,
     plain,
+    pools,
+    queues,
+    routes,
     shares,
     streams,
     values,
@@ -83,9 +92,12 @@ class Acl:
     ----------
     rt, util
         The emulations of pyACL's modules ``acl.rt`` and ``acl.util``.
+    tdt
+        The functions of ``acl_tdt_queue.h``, in the form of pyACL, which lacks them. An argument
+        that is a pointer in C is an address, as in ``rt.memcpy``.
     c
-        The functions that C programs can call and pyACL lacks. They take and return values as the
-        other functions do.
+        The other functions that C programs can call and pyACL lacks. They take and return values
+        as the other functions do.
     faults
         Injected faults: ``faults.add("rt.map_mem", 507899)``.
     machine
@@ -102,6 +114,7 @@ class Acl:
     finalize_reference: Callable[..., tuple[int, int]]
     get_version: Callable[..., tuple[int, int, int, int]]
     rt: Any
+    tdt: Any
     c: Any
 
     def __init__(
@@ -119,8 +132,10 @@ class Acl:
             visible=_visible(options.devices, os.environ.get("ASCEND_RT_VISIBLE_DEVICES")),
             capacity_nbytes=options.capacity_nbytes,
             slow_streams=options.slow_streams,
+            group=options.acl_group,
+            recycle_s=options.acl_recycle_s,
         )
-        modules: dict[str, dict[str, Any]] = {"": {}, "rt": {}, "c": {}}
+        modules: dict[str, dict[str, Any]] = {"": {}, "rt": {}, "tdt": {}, "c": {}}
         for name, called in ENTRIES.items():
             module, _, function = name.rpartition(".")
             modules[module][function] = process.bind(called)
@@ -130,6 +145,7 @@ class Acl:
                 del modules["rt"][function]
         vars(self).update(modules[""])
         self.rt = SimpleNamespace(**modules["rt"])
+        self.tdt = SimpleNamespace(**modules["tdt"])
         self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
         # Programs read these attributes, but use nothing in the modules.

@@ -16,6 +16,7 @@ class Origin(StrEnum):
     PHYSICAL = "malloc_physical"
     IMPORTED = "mem_import_from_shareable_handle"
     KEY = "ipc_mem_import_by_key"
+    BUFFER = "alloc_buf"
 
 
 def device_of(piece: Piece) -> int:

@@ -65,23 +65,31 @@ class Entry:
         For each output, the value that the function returns if it fails.
     function
         The implementation. Its first argument is the process's state.
+    has_code
+        Whether the function returns a code. If not, it returns its only output.
+    is_exclusive
+        Whether the vendor forbids that several threads call such functions at the same time.
     """
 
     name: str
     codes: str
     blanks: tuple[Any, ...]
     function: Callable[..., Any]
+    has_code: bool = True
+    is_exclusive: bool = False
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
 """All functions of the emulation. The key is :attr:`Entry.name`."""
 
 
-def entry(name: str, codes: str, *blanks: Any) -> Callable[[_Function], _Function]:
+def entry(
+    name: str, codes: str, *blanks: Any, has_code: bool = True, is_exclusive: bool = False
+) -> Callable[[_Function], _Function]:
     """Return a decorator that registers a function; see :class:`Entry` for the arguments."""
 
     def register(function: _Function) -> _Function:
-        ENTRIES[name] = Entry(name, codes, blanks, function)
+        ENTRIES[name] = Entry(name, codes, blanks, function, has_code, is_exclusive)
         return function
 
     return register

@@ -110,7 +110,9 @@ def _check_arguments(
 
 def _check_direction(process: AclProcess, call: str, kind: int, target: Side, source: Side) -> Kind:
     real = _DIRECTIONS[source.device is not None, target.device is not None]
-    asked = _SAME_DIRECTION.get(Kind(kind), Kind(kind))
+    # A program on the device's own processor has the device's memory in reach of its host pointers.
+    asked = Kind.DEFAULT if process.profile.is_on_device else Kind(kind)
+    asked = _SAME_DIRECTION.get(asked, asked)
     if asked not in {Kind.DEFAULT, real}:
         text = f"kind {kind} does not fit a copy from {source.pointer:#x} to {target.pointer:#x}"
         # The kind may say that an address is a device's, while no device has this address. Then the

@@ -53,8 +53,8 @@ def _get_version(_process: AclProcess) -> tuple[int, int, int]:
 
 
 @entry("rt.get_run_mode", "", 0)
-def _get_run_mode(_process: AclProcess) -> int:
-    return 1
+def _get_run_mode(process: AclProcess) -> int:
+    return int(not process.profile.is_on_device)
 
 
 @entry("rt.get_device_count", "", 0)

@@ -17,6 +17,8 @@ from crossmem_emulated.acl.calls import Entry, Refused, parse
 from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.profiles import Profile
 from crossmem_emulated.acl.schema import SCHEMA
+from crossmem_emulated.acl.tdt.schema import TDT_SCHEMA
+from crossmem_emulated.acl.tdt.state import TdtState
 from crossmem_emulated.addresses import Space
 from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
@@ -118,6 +120,10 @@ class AclProcess:
         Memory of each device in bytes.
     slow_streams
         Whether streams execute work only when a thread waits for it.
+    group
+        The memory group of TDT that this process joins, empty for none.
+    recycle_s
+        The time after which TDT frees the buffers of a dead process.
     """
 
     def __init__(
@@ -129,13 +135,17 @@ class AclProcess:
         visible: tuple[int, ...],
         capacity_nbytes: int,
         slow_streams: bool,
+        group: str,
+        recycle_s: float,
     ) -> None:
         forks.expect()
         self.profile = profile
         self.strict = strict
         self.visible = visible
         self.is_slow = slow_streams
-        self.machine = Machine(folder, SCHEMA)
+        self.group = group
+        self.recycle_s = recycle_s
+        self.machine = Machine(folder, SCHEMA + TDT_SCHEMA)
         self.store = PageStore(self.machine, capacity_nbytes)
         self.journal = Journal(self.machine)
         self.faults = Faults(self.machine)
@@ -158,6 +168,8 @@ class AclProcess:
     def _begin(self) -> None:
         self.lock = threading.RLock()
         self.thread = threading.local()
+        self._is_exclusive = False
+        """Whether a thread is in a call that must not overlap with others of its kind."""
         self._errors = threading.local()
         self.space = Space(is_host_readable=not self.strict)
         self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
@@ -177,6 +189,7 @@ class AclProcess:
         """The host-wide indices of the devices that may use a mapping. The key is its address."""
         self.events: dict[int, Event] = {}
         self.notifies: dict[int, Any] = {}
+        self.tdt = TdtState()
         self.host_blocks: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
         """The size of each range of host memory that the program registered for devices. The key is
@@ -190,6 +203,8 @@ class AclProcess:
         def function(*arguments: Any) -> Any:
             outputs, code = self.answer(called, parse(called, arguments))
             outputs = called.blanks if outputs is None else outputs
+            if not called.has_code:
+                return outputs[0]
             return (*outputs, code) if outputs else code
 
         function.__name__ = function.__qualname__ = called.name.rpartition(".")[2]
@@ -199,8 +214,12 @@ class AclProcess:
     def answer(self, called: Entry, values: list[Any]) -> tuple[tuple[Any, ...] | None, int]:
         """Call a function. Return its outputs, None after most failures, and its code."""
         self.thread.fault = None
+        is_overlapping = called.is_exclusive and self._is_exclusive
         try:
             with self._turn():
+                if is_overlapping:
+                    text = "another thread is in such a call, and they are not thread-safe"
+                    self.violate(called.name, "ACL-Q35", text)
                 outputs = self._call(called, values)
                 one = len(called.blanks) == 1
                 return (outputs,) if one else outputs if called.blanks else (), int(Code.SUCCESS)
@@ -237,15 +256,19 @@ class AclProcess:
         return self.lock
 
     def _call(self, called: Entry, values: list[Any]) -> Any:
-        code = self.faults.take(called.name)
-        if code is not None:
-            self.recent_error = f"acl.{called.name} was made to fail with {code}"
-            raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
-        while True:
-            try:
-                return called.function(self, *values)
-            except Again:
-                continue
+        self._is_exclusive = called.is_exclusive
+        try:
+            code = self.faults.take(called.name)
+            if code is not None:
+                self.recent_error = f"acl.{called.name} was made to fail with {code}"
+                raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
+            while True:
+                try:
+                    return called.function(self, *values)
+                except Again:
+                    continue
+        finally:
+            self._is_exclusive = False
 
     def _refuse(self, called: Entry, refused: Refused) -> tuple[tuple[Any, ...] | None, int]:
         self.recent_error = f"acl.{called.name}: {refused.text}"

@@ -75,6 +75,11 @@ class Profile:
         The number of notifies that a device has.
     ipc_notifies
         Whether notifies can be shared by key.
+    queues
+        The number of TDT queues that a device has, 0 if the driver has none.
+    is_on_device
+        Whether programs run on the device's own processor (the RC form). Only there, TDT has
+        buffers, and queues that hand them over.
     """
 
     name: str
@@ -92,6 +97,8 @@ class Profile:
     stream_values: bool = True
     notifies: int = 8192
     ipc_notifies: bool = True
+    queues: int = 4096
+    is_on_device: bool = False
 
     @property
     def is_documented(self) -> bool:
@@ -100,6 +107,17 @@ class Profile:
 
 
 _A2: Final = Profile("a2", answers="driver")
+_310B: Final = Profile(
+    "310b-rc",
+    soc="Ascend310B1",
+    vmm=False,
+    keys=False,
+    ipc_events=False,
+    stream_values=False,
+    notifies=2048,
+    ipc_notifies=False,
+    is_on_device=True,
+)
 
 PROFILES: Final[dict[str, Profile]] = {
     profile.name: profile
@@ -132,18 +150,15 @@ PROFILES: Final[dict[str, Profile]] = {
             ipc_events=False,
             notifies=65535,
         ),
-        Profile(
-            "310b-rc",
-            soc="Ascend310B1",
-            vmm=False,
-            keys=False,
-            ipc_events=False,
-            stream_values=False,
-            notifies=2048,
-            ipc_notifies=False,
-        ),
+        _310B,
+        replace(_310B, name="310b-rc-driver", answers="driver"),
         replace(
-            _A2, name="old-driver", disables_validation="late", retains=False, ipc_events=False
+            _A2,
+            name="old-driver",
+            disables_validation="late",
+            retains=False,
+            ipc_events=False,
+            queues=0,
         ),
     )
 }

@@ -9,6 +9,7 @@ handles and addresses of lost objects become unknown, and calls refuse them like
 
 from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.tdt.pools import close_device
 from crossmem_emulated.addresses import Piece
 
 __all__ = ["drop_keys", "release_device"]
@@ -20,6 +21,7 @@ def release_device(process: AclProcess, device: int) -> None:
     ``device`` is the device's number in this process.
     """
     index = process.visible[device]
+    close_device(process, index)
     for stream in [one for one in process.streams.values() if one.device == device]:
         process.queues.drop(stream)
         del process.streams[stream.handle]
@@ -57,6 +59,9 @@ def release_device(process: AclProcess, device: int) -> None:
 
 
 def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
+    if piece.origin is Origin.BUFFER:
+        # The memory of a group belongs to no context.
+        return False
     if piece.origin in {Origin.PHYSICAL, Origin.IMPORTED}:
         return piece.source in physical
     if piece.origin is Origin.KEY:

@@ -38,7 +38,8 @@ class Util:
             raise TypeError("acl.util.ptr_to_bytes args parse failed")
         process = self._process
         is_device_s = process.space.region_of(pointer) is not None and not any(
-            device_of(one) == HOST for one in process.space.overlapping(pointer, 1)
+            one.is_host_visible or device_of(one) == HOST
+            for one in process.space.overlapping(pointer, 1)
         )
         if process.strict and is_device_s:
             text = f"the host reads {size} bytes at the device address {pointer:#x}"

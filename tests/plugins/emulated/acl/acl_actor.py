@@ -144,6 +144,7 @@ class Actor(HostProcess):
         super().__init__(Program, environment, is_real=REAL is not None)
         self.acl: Any = Functions(self.call, "acl")
         self.rt: Any = Functions(self.call, "acl.rt")
+        self.tdt: Any = Functions(self.call, "acl.tdt")
         self.c: Any = Functions(self.call, "acl.c")
         self.util: Any = Functions(self.call, "acl.util")
 

@@ -26,8 +26,9 @@ else:
     Start = Any
 
 
-ALL = ["documented", "cann8", "a2", "a3", "950", "310b-rc", "old-driver"]
-SOC = {"a3": "Ascend910_9391", "950": "Ascend950PR", "310b-rc": "Ascend310B1"}
+ALL = ["documented", "cann8", "a2", "a3", "950", "310b-rc", "310b-rc-driver", "old-driver"]
+RC = ["310b-rc", "310b-rc-driver"]
+SOC = {"a3": "Ascend910_9391", "950": "Ascend950PR", **dict.fromkeys(RC, "Ascend310B1")}
 HUGE1G = {
     10: {"documented", "a2", "a3", "950", "old-driver"},
     14: {"documented", "a2", "a3", "old-driver"},
@@ -46,7 +47,7 @@ def test_e32_products(acl: Actor, profile: str) -> None:
     assert acl.acl.get_soc_name() == SOC.get(profile, "Ascend910B1")
 
 
-@pytest.mark.parametrize("profile", ["310b-rc"], indirect=True)
+@pytest.mark.parametrize("profile", RC, indirect=True)
 def test_e32_a_product_without_sharing(acl: Actor) -> None:
     pointer = ok(acl.rt.malloc(GRANULARITY, 0))
     calls: list[tuple[Any, ...]] = [
@@ -72,7 +73,7 @@ def test_e32_a_product_without_sharing(acl: Actor) -> None:
 
 
 @emulation_only
-@pytest.mark.parametrize("profile", sorted(set(ALL) - {"310b-rc"}), indirect=True)
+@pytest.mark.parametrize("profile", sorted(set(ALL) - set(RC)), indirect=True)
 def test_e32_attributes(acl: Actor, profile: str) -> None:
     plain = {4, 5} if profile == "cann8" else PLAIN
     huge = {attribute for attribute, names in HUGE1G.items() if profile in names}

@@ -11,10 +11,13 @@ HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "acl-rules.md"
 SOURCE = Path(crossmem_emulated.acl.__file__).parent
 PLAIN = [f"ACL-E{number}" for number in range(1, 46)]
+QUEUES = [f"ACL-Q{number}" for number in range(1, 42)]
+BUFFERS = [f"ACL-B{number}" for number in range(1, 22)]
 FURTHER = {"ACL-E1": ["ACL-E1b", "ACL-E1c"], "ACL-E14": ["ACL-E14b", "ACL-E14c"]}
 OWN = ["ACL-X1", "ACL-X3", "ACL-X4", "ACL-X5", "ACL-X6", "ACL-X7", "ACL-X8"]
-RULES = [rule for plain in PLAIN for rule in (plain, *FURTHER.get(plain, []))] + OWN
-RULE = re.compile(r"ACL-[EX]\d+[a-z]?")
+RULES = [rule for plain in PLAIN for rule in (plain, *FURTHER.get(plain, []))]
+RULES += OWN + QUEUES + BUFFERS
+RULE = re.compile(r"ACL-[BEQX]\d+[a-z]?")
 
 
 def sources_by_name() -> dict[str, str]:
@@ -23,7 +26,7 @@ def sources_by_name() -> dict[str, str]:
     for path in sorted(HERE.glob("test_*.py")):
         text = path.read_text("utf-8")
         for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef) and re.match(r"test_[ex]\d", node.name):
+            if isinstance(node, ast.FunctionDef) and re.match(r"test_[beqx]\d", node.name):
                 first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                 found[node.name] = "\n".join(text.splitlines()[first - 1 : node.end_lineno])
     return found
@@ -56,7 +59,7 @@ def test_every_rule_has_tests_and_the_page_names_them() -> None:
 
 
 def test_recorded_rules_are_those_that_the_emulation_names() -> None:
-    sources = "".join(path.read_text("utf-8") for path in SOURCE.glob("*.py"))
+    sources = "".join(path.read_text("utf-8") for path in SOURCE.rglob("*.py"))
     recorded = {rule for rule, cells in table("The rules").items() if cells[-1] == "yes"}
 
     assert recorded == set(RULE.findall(sources))

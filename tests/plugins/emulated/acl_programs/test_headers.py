@@ -78,8 +78,10 @@ def test_nothing_is_declared_twice() -> None:
 
 
 def test_all_of_the_emulation_is_reached() -> None:
-    """C programs have every function that Python programs have."""
-    assert set(CALLED.values()) == set(calls.ENTRIES)
+    """C programs have every function that Python programs have, but for those of TDT."""
+    of_tdt = {name for name in calls.ENTRIES if name.startswith(("tdt.", "c.mem_grp_"))}
+
+    assert set(CALLED.values()) == set(calls.ENTRIES) - of_tdt
 
 
 def test_the_page_lists_what_is_emulated() -> None:

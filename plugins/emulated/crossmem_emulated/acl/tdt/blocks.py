@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of buffers, mapped at one address in every process.
+
+The allocating process keeps a block as long as a buffer refers to the block. Other processes keep a
+block as long as they have a buffer of it.
+"""
+
+import os
+import sqlite3
+from contextlib import suppress
+from typing import Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.acl.addresses import Origin
+from crossmem_emulated.acl.calls import Refused
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.tdt.state import Block
+from crossmem_emulated.addresses import Piece
+from crossmem_emulated.pages import NoRoomError, Pages
+
+__all__ = ["allocate_block", "open_block", "release_unused", "show_block"]
+
+_FIRST_ADDRESS: Final = 1 << 45
+"""Programs have nothing at these addresses, neither their own mappings nor those of sanitizers."""
+
+
+def allocate_block(
+    process: AclProcess, tables: sqlite3.Connection, pool: tuple[int, int], nbytes: int
+) -> Block:
+    """Allocate a block. ``pool`` is the pool's number and its device."""
+    number, device = pool
+    span = -(-nbytes // memory.PAGE_NBYTES) * memory.PAGE_NBYTES
+    try:
+        pages = process.store.allocate(device, span, is_labelled=True)
+    except NoRoomError:
+        text = f"the device has no room for {nbytes} bytes"
+        raise Refused(Code.RT_MEMORY_ALLOCATION, text) from None
+    (address,) = tables.execute(
+        "SELECT COALESCE(MAX(address + span), ?) FROM acl_block", (_FIRST_ADDRESS,)
+    ).fetchone()
+    made = tables.execute(
+        "INSERT INTO acl_block (pool, pages, nbytes, address, span) VALUES (?, ?, ?, ?, ?)",
+        (number, pages.number, nbytes, address, span),
+    )
+    block = Block(int(made.lastrowid or 0), nbytes, address, span, pages, is_own=True)
+    _hold(process, tables, block)
+    return block
+
+
+def open_block(process: AclProcess, tables: sqlite3.Connection, number: int) -> Block | None:
+    """Return a block that a buffer of another process or of a queue refers to.
+
+    The result is None if no living process has the block.
+    """
+    block = process.tdt.blocks.get(number)
+    if block is not None:
+        return block
+    nbytes, address, span = tables.execute(
+        "SELECT nbytes, address, span FROM acl_block WHERE number = ?", (number,)
+    ).fetchone()
+    holders = tables.execute(
+        "SELECT process, pid, descriptor FROM acl_block_holder "
+        "JOIN process ON process.number = process WHERE block = ?",
+        (number,),
+    ).fetchall()
+    for holder, pid, descriptor in holders:
+        if not process.machine.lives(tables, holder):
+            continue
+        pages = _receive(process, pid, descriptor)
+        if pages is not None:
+            block = Block(number, nbytes, address, span, pages, is_own=False)
+            _hold(process, tables, block)
+            return block
+    return None
+
+
+def _receive(process: AclProcess, pid: int, descriptor: int) -> Pages | None:
+    # The other process may be dying.
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return process.store.receive(opened)
+        finally:
+            os.close(opened)
+    return None
+
+
+def _hold(process: AclProcess, tables: sqlite3.Connection, block: Block) -> None:
+    tables.execute(
+        "INSERT INTO acl_block_holder (block, process, descriptor) VALUES (?, ?, ?)",
+        (block.number, process.machine.me(tables), block.pages.descriptor),
+    )
+    process.tdt.blocks[block.number] = block
+    process.machine.undo(process.tdt.blocks.pop, block.number, None)
+
+
+def show_block(process: AclProcess, block: Block) -> None:
+    """Map a block for the program, if it is not mapped."""
+    if block.piece is not None:
+        return
+    try:
+        region = process.space.reserve(
+            block.span, is_reservation=False, at=block.address, alignment=memory.PAGE_NBYTES
+        )
+    except memory.SystemCallError:
+        # The program itself, or a processor with fewer addresses, has nothing free there.
+        region = process.space.reserve(
+            block.span, is_reservation=False, alignment=memory.PAGE_NBYTES
+        )
+    block.piece = Piece(
+        region.start,
+        block.nbytes,
+        region,
+        block.pages,
+        0,
+        Origin.BUFFER,
+        block,
+        is_small=True,
+        is_host_visible=True,
+    )
+    process.space.attach(block.piece)
+
+
+def _hide(process: AclProcess, block: Block) -> None:
+    if block.piece is not None:
+        process.space.detach(block.piece)
+        process.space.release(block.piece.region)
+        block.piece = None
+
+
+def release_unused(process: AclProcess, tables: sqlite3.Connection) -> None:
+    """Unmap and release the blocks that this process need not keep any more.
+
+    A strict emulation also unmaps blocks that the process handed over, so that it cannot use them.
+    """
+    unused = [one for one in process.tdt.blocks.values() if not one.headers]
+    for block in unused:
+        query = "SELECT number FROM acl_block WHERE number = ?"
+        if block.is_own and tables.execute(query, (block.number,)).fetchone():
+            if process.strict:
+                _hide(process, block)
+            continue
+        _hide(process, block)
+        del process.tdt.blocks[block.number]
+        tables.execute(
+            "DELETE FROM acl_block_holder WHERE block = ? AND process = ?",
+            (block.number, process.machine.me(tables)),
+        )
+        process.store.release(block.pages)

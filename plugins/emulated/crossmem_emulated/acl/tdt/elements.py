@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The elements of queues: chains of headers in the tables."""
+
+import sqlite3
+from typing import NamedTuple
+
+__all__ = ["Header", "first_element", "is_full", "next_element"]
+
+
+class Header(NamedTuple):
+    """One header of an element."""
+
+    number: int
+    block: int
+    length: int
+    user: bytes
+    is_user_set: int
+
+
+def is_full(tables: sqlite3.Connection, number: int, depth: int) -> bool:
+    """Whether a queue is full: a queue of a depth holds one element less."""
+    query = "SELECT count(*) FROM acl_mbuf WHERE queue = ? AND place = 0"
+    count: int = tables.execute(query, (number,)).fetchone()[0]
+    return count >= depth - 1
+
+
+def next_element(tables: sqlite3.Connection, number: int) -> int:
+    """Return the number of the next element of a queue."""
+    query = "SELECT COALESCE(MAX(element), 0) + 1 FROM acl_mbuf WHERE queue = ?"
+    element: int = tables.execute(query, (number,)).fetchone()[0]
+    return element
+
+
+def first_element(tables: sqlite3.Connection, number: int) -> list[Header]:
+    """Return the headers of the first element of a queue, none if the queue is empty."""
+    rows = tables.execute(
+        f"SELECT {', '.join(Header._fields)} FROM acl_mbuf WHERE queue = ? "  # noqa: S608 - our own
+        "AND element = (SELECT MIN(element) FROM acl_mbuf WHERE queue = ?) ORDER BY place",
+        (number, number),
+    )
+    return [Header(*row) for row in rows]

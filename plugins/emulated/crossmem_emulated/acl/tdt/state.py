@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queues and buffers that one process uses."""
+
+import ctypes
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from crossmem_emulated.addresses import Piece
+from crossmem_emulated.pages import Pages
+
+__all__ = [
+    "LONGEST_NAME",
+    "USER_NBYTES",
+    "Block",
+    "Buffer",
+    "Processor",
+    "QueueAttr",
+    "Route",
+    "TdtState",
+]
+
+LONGEST_NAME: Final = 127
+"""Longest name of a queue in bytes, without the NUL at its end."""
+USER_NBYTES: Final = 256
+"""The driver's area for user data. ACL gives access to its first 96 bytes."""
+_DEFAULT_DEPTH: Final = 8
+_REMEMBERED: Final = 4096
+
+
+class Processor(StrEnum):
+    """The implementation of TDT that serves a process."""
+
+    HOST = "host"
+    """For programs on the host: only the queues that copy data."""
+    DEVICE = "device"
+    """For programs on the device, each alone."""
+    SHARE_GROUP = "share group"
+    """For programs on the device that share a memory group."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """The data of buffers: one allocation, mapped by the processes that have a reference."""
+
+    number: int
+    """The block's number on the host."""
+    nbytes: int
+    """The capacity that the program requested, in bytes."""
+    address: int
+    """The address at which every process maps the block."""
+    span: int
+    """Size of the block's addresses in bytes."""
+    pages: Pages
+    is_own: bool
+    """Whether this process allocated the block. Then it keeps the block for other processes."""
+    piece: Piece | None = None
+    """The mapping; None while no buffer of this process refers to the block."""
+    headers: int = 0
+    """The number of this process's buffers that refer to the block."""
+
+    @property
+    def device(self) -> int:
+        """Host-wide index of the device."""
+        return self.pages.device
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """An Mbuf: a header that refers to a block."""
+
+    handle: int
+    number: int
+    """The header's number on the host."""
+    block: Block
+    length: int = 0
+    user: bytearray = field(default_factory=lambda: bytearray(USER_NBYTES))
+    is_user_set: bool = False
+    chain: list["Buffer"] = field(default_factory=list)
+    """The buffers of the chain, from its head; every member has the same list."""
+
+
+@dataclass(slots=True, eq=False)
+class QueueAttr:
+    """The attributes of a queue to create."""
+
+    name: Any = field(default_factory=lambda: ctypes.create_string_buffer(LONGEST_NAME + 1))
+    """The name in memory that the program can read."""
+    depth: int = _DEFAULT_DEPTH
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """A route from one queue to another, by their ids."""
+
+    source: int
+    target: int
+    status: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class TdtState:
+    """The state of TDT in one process."""
+
+    processor: Processor | None = None
+    """Chosen by the first call that needs it."""
+    next_id: int = 0
+    """The id at which the search for a free one begins."""
+    blocks: dict[int, Block] = field(default_factory=dict)
+    """The key is the block's number on the host."""
+    buffers: dict[int, Buffer] = field(default_factory=dict)
+    """The key is the handle."""
+    handed_over: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """The handles of buffers that are another process's, or a queue's, since an enqueue."""
+    objects: dict[int, Any] = field(default_factory=dict)
+    """The attributes, routes, lists and queries that the program created. The key is the handle."""
+    dequeuing: set[int] = field(default_factory=set)
+    """The ids of the queues from which a thread takes data."""
+    has_router: bool = False
+    """Whether this process has bound a route, which starts the router."""
+    recycled_s: float = 0.0
+    """When this process last looked for dead processes."""

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The use of a queue: whether this process may, and how long it waits."""
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
+
+from crossmem_emulated.acl.calls import Refused
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.tdt.pools import Pool, tables_of
+
+__all__ = [
+    "DEQUEUE",
+    "ENQUEUE",
+    "EVERY_BIT",
+    "MANAGE",
+    "Queue",
+    "check_id",
+    "check_right",
+    "check_use",
+    "die_inside",
+    "find_queue",
+    "grant",
+    "record_use",
+    "until",
+]
+
+MANAGE, DEQUEUE, ENQUEUE = 1, 2, 4
+EVERY_BIT: Final = MANAGE | DEQUEUE | ENQUEUE
+_IDS: Final = 4096
+_LOOK_AGAIN_S: Final = 0.001
+_LOOK_ANYWAY_S: Final = 0.05
+_Result = TypeVar("_Result")
+
+
+class Queue(NamedTuple):
+    """A queue that this process has created or attached."""
+
+    number: int
+    """The queue's number on the host."""
+    depth: int
+    busy: int
+    """The directions, as bits, in which a process died inside the queue."""
+    bits: int | None
+    """The permissions that this process was granted; None: it was granted none."""
+
+
+def check_id(qid: int) -> None:
+    """Refuse an id that no queue can have."""
+    if qid >= _IDS:
+        text = f"the id must be below {_IDS}, not {qid}"
+        raise Refused(Code.RT_PARAM_INVALID, text, "ACL-Q10")
+
+
+def find_queue(process: AclProcess, tables: sqlite3.Connection, pool: Pool, qid: int) -> Queue:
+    """Return a queue, or refuse."""
+    check_id(qid)
+    row = tables.execute(
+        "SELECT acl_queue.number, depth, busy, bits FROM acl_queue "
+        "JOIN acl_queue_user ON acl_queue_user.queue = acl_queue.number "
+        "JOIN process ON process.number = acl_queue_user.process "
+        "LEFT JOIN acl_queue_grant AS grants ON grants.queue = acl_queue.number "
+        "AND grants.pid = process.pid AND grants.start_time = process.start_time "
+        "WHERE pool = ? AND id = ? AND process.number = ?",
+        (pool.number, qid, process.machine.me(tables)),
+    ).fetchone()
+    if row is None:
+        text = f"this process has not attached a queue {qid}, or the queue was destroyed"
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
+    return Queue(*row)
+
+
+def grant(tables: sqlite3.Connection, number: int, identity: tuple[int, int], bits: int) -> None:
+    """Record the permissions of a process: its pid and its start time."""
+    tables.execute(
+        "INSERT OR REPLACE INTO acl_queue_grant (queue, pid, start_time, bits) VALUES (?, ?, ?, ?)",
+        (number, *identity, bits),
+    )
+
+
+def check_right(pool: Pool, right: int) -> None:
+    """Refuse the use of a queue by a process without a right in its memory group."""
+    if not pool.attributes & right:
+        text = "this process lacks the right in its memory group"
+        raise Refused(Code.RT_NO_PERMISSION, text)
+
+
+def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
+    """Refuse the use of a queue by a process without permission, or while the queue is busy."""
+    if not (queue.bits or 0) & bit and process.profile.is_documented:
+        text = f"this process was not granted the permission {bit} of the queue"
+        raise Refused(Code.RT_NO_PERMISSION, text, "ACL-Q26")
+    if queue.busy & bit:
+        text = "the queue is busy: a process died while it used the queue"
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
+
+
+def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
+    """Record the use of a queue without permission, which the published drivers allow."""
+    if not (queue.bits or 0) & bit:
+        text = f"this process was not granted the permission {bit} of the queue"
+        process.violate(call, "ACL-Q26", text)
+
+
+def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
+    """End this process inside a queue, if a fault says so. The fault's code is the signal."""
+    number = process.faults.take(f"{call}.inside")
+    if number is not None:
+        with tables_of(process) as (tables, pool):
+            queue = find_queue(process, tables, pool, qid)
+            statement = "UPDATE acl_queue SET busy = busy | ? WHERE number = ?"
+            tables.execute(statement, (bit, queue.number))
+        os.kill(os.getpid(), signal.Signals(number))
+
+
+def until(
+    process: AclProcess,
+    timeout_ms: int,
+    attempt: Callable[[sqlite3.Connection, Pool], _Result | None],
+    late: Refused,
+) -> _Result:
+    """Repeat an attempt until it returns a result. Other threads run meanwhile.
+
+    A negative timeout waits for ever. After the timeout, ``late`` is raised.
+    """
+    started = time.monotonic()
+    end = started + timeout_ms / 1000 if timeout_ms >= 0 else None
+    while True:
+        with tables_of(process) as (tables, pool):
+            result = attempt(tables, pool)
+            version = process.machine.version
+        if result is not None:
+            process.queues.changed.notify_all()
+            return result
+        looked = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if end is not None and now >= end:
+                raise late
+            pause = _LOOK_AGAIN_S if end is None else min(_LOOK_AGAIN_S, end - now)
+            is_notified = process.queues.changed.wait(pause)
+            is_old = now - looked > _LOOK_ANYWAY_S
+            if is_notified or is_old or process.machine.version != version:
+                break
