@@ -63,8 +63,8 @@ class Profile:
     no_such_device
         The code with which the creation of physical memory fails if the device does not exist.
     takes_descriptors
-        Whether an import's argument is the descriptor itself, as in AMD's runtimes since ROCm 7.1.
-        In that case 0 means no descriptor.
+        Whether an import's argument is the descriptor itself, as in AMD's runtimes since ROCm 7.1
+        and in NVIDIA's. In that case 0 means no descriptor.
     keeps_not_ready
         Whether the code "not ready" becomes the thread's last error.
     frees_null
@@ -163,6 +163,7 @@ PROFILES: Final[dict[str, Profile]] = {
             dead=Status.INVALID_HANDLE,
             foreign=Status.OPERATING_SYSTEM,
             not_descriptor=Status.UNKNOWN,
+            takes_descriptors=True,
             unreachable=Status.PEER_ACCESS_UNSUPPORTED,
             no_such_device=Status.INVALID_DEVICE,
             looks_first=True,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         READ_WRITE,
         Actor,
         differs,
+        emulation_only,
         on,
         status,
         virtual_on_devices,
@@ -32,6 +33,7 @@ else:
         READ_WRITE,
         Actor,
         differs,
+        emulation_only,
         on,
         status,
         virtual_on_devices,
@@ -75,6 +77,7 @@ def test_v1_what_can_be_made(exporter: Actor) -> None:
     exporter.check_broken(*["HIP-V1"] * len(wrong))
 
 
+@emulation_only
 @differs({"documented clr26": 0, "clr24 cuda": 1})
 def test_v1_memory_that_is_not_cached(exporter: Actor, code: int) -> None:
     rt, wanted = exporter.rt, (UNCACHED, 1, ON_A_DEVICE, 0)
@@ -90,6 +93,7 @@ def test_v1_memory_that_is_not_cached(exporter: Actor, code: int) -> None:
         assert exporter.read(pointer, 4) == b"data"
 
 
+@emulation_only
 @KINDS
 @pytest.mark.parametrize("handle_type", [2, 4, 8, 3])
 def test_v1_handles_of_other_types(exporter: Actor, handle_type: int) -> None:
@@ -124,6 +128,7 @@ def test_v1_properties(exporter: Actor, two_devices: None) -> None:
 # Addresses ------------------------------------------------------------------------------------
 
 
+@emulation_only
 @KINDS
 def test_v2_addresses(exporter: Actor) -> None:
     reserve = exporter.rt.memAddressReserve
@@ -151,6 +156,7 @@ def test_v2_what_is_not_reserved(exporter: Actor) -> None:
     exporter.check_broken(*["HIP-V2"] * len(wrong))
 
 
+@emulation_only
 @KINDS
 def test_v2_more_addresses_than_there_are(exporter: Actor) -> None:
     # With room for the alignment, the second one is more than C's type holds.
@@ -177,6 +183,7 @@ def test_v3_memory_is_where_it_was_mapped(exporter: Actor) -> None:
     exporter.check_broken("HIP-X4")
 
 
+@emulation_only
 @KINDS
 def test_v3_what_cannot_be_mapped(exporter: Actor, profile: str) -> None:
     handle, small = exporter.call("create", 2 * BLOCK), exporter.call("create")
@@ -207,6 +214,7 @@ def test_v3_what_cannot_be_mapped(exporter: Actor, profile: str) -> None:
     exporter.check_broken(*["HIP-V3"] * len(wrong))
 
 
+@emulation_only
 @KINDS
 def test_v4_what_is_mapped_is_unmapped_whole(exporter: Actor, profile: str) -> None:
     handle = exporter.call("create", 2 * BLOCK)
@@ -309,6 +317,7 @@ def test_v5_each_device_has_its_access(exporter: Actor, two_devices: None) -> No
     exporter.check_broken(*["HIP-V5"] * 7)
 
 
+@emulation_only
 @differs({"documented clr24 clr26": 1, "cuda": 101})
 def test_v5_access_that_cannot_be_set(exporter: Actor, code: int) -> None:
     pointer = exporter.call("map", exporter.call("create", 2 * BLOCK), 2 * BLOCK)
@@ -333,6 +342,7 @@ def test_v5_access_that_cannot_be_set(exporter: Actor, code: int) -> None:
     exporter.check_broken(*["HIP-V5"] * (len(wrong) + 4))
 
 
+@emulation_only
 @differs({"documented clr24 clr26": 1, "cuda": 101})
 def test_v5_devices_that_cannot_reach_each_other(start: Start, code: int) -> None:
     actor = start(CROSSMEM_EMULATED_HIP_PEERS=0)
@@ -359,6 +369,7 @@ def test_x1_mapped_memory_is_taken_from_running_work(start: Start) -> None:
     actor.check_broken("HIP-X1")
 
 
+@emulation_only
 @KINDS
 def test_x5_a_lax_emulation_shows_mapped_memory(start: Start) -> None:
     actor = start(CROSSMEM_EMULATED_STRICT=0)
@@ -376,6 +387,7 @@ def test_x5_a_lax_emulation_shows_mapped_memory(start: Start) -> None:
         actor.result()
 
 
+@emulation_only
 @on("cuda")
 @pytest.mark.parametrize("mode", [0, 1])
 def test_x6_what_may_wait_breaks_captures(exporter: Actor, mode: int) -> None:
