@@ -63,7 +63,6 @@ __all__ = [
     "use_environment",
     "vendor_violations",
     "violations",
-    "wake_vendor",
     "write",
 ]
 
@@ -100,20 +99,6 @@ def use_device(spec: str) -> None:
 def device(spec: str | None = None) -> crossmem.Device:
     """Return the device under test, or another device with its runtime and mechanism."""
     return crossmem.device(spec or _spec, runtime=_runtime, mechanism=_mechanism)
-
-
-def wake_vendor() -> None:
-    """Make the vendor's library start its threads and open its descriptors.
-
-    A library does so at the first use of a device, and keeps them until the process ends. This
-    function uses the driver alone, so crossmem itself starts and opens nothing.
-    """
-    one = device()
-    driver: Driver = one.driver
-    block = driver.allocate(one.ordinal, 1, one.mechanism)
-    exported = driver.export(block, one.mechanism, "rw", raw=False)
-    driver.release_export(block, exported)
-    driver.free(block)
 
 
 def tracer() -> TracingDriver:

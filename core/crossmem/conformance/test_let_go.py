@@ -10,7 +10,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance import actions
-from crossmem.conformance.forks import sleeping_child
+from crossmem.conformance.forks import sleeping_child, wake_vendor
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
@@ -279,7 +279,7 @@ def report_threads_at_exit() -> int:
 
     util.Finalize(None, report, exitpriority=-100)
     before = thread_count()
-    actions.wake_vendor()
+    wake_vendor()
     return thread_count() - before
 
 

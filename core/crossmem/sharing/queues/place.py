@@ -35,12 +35,12 @@ from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.usage import Usage
+from crossmem.sharing.queues.joining import is_open
 from crossmem.sharing.queues.layout import (
     CLOSED,
     END,
     HEADER_WORDS,
     MAX_STAMP,
-    ROUND,
     SLEEPING,
     TAIL,
     WISH,
@@ -211,30 +211,18 @@ class Place:
         wish = words.load(control, at) + 1
         words.store(self.words, WISH, wish)
 
-        def is_open() -> bool | None:
-            is_mine = words.observe(control, at) == wish
-            # Then the owner has handed out what this process can get at once.
-            return (is_mine and not words.observe(control, ROUND)) or None
-
-        # The owner wakes this process when it opens the session. The process may then see the
-        # owner's next round, whose end wakes nobody.
-        self._await_owner(is_open, timeout_s, polls=lambda: words.load(control, at) == wish)
+        end, check = monotonic() + timeout_s, self._check_joining
+        self._await_owner(lambda: is_open(control, at, wish, end, check), timeout_s)
         self.session = wish
 
     def begin(self) -> None:
         """Write the words of a new session."""
         raise NotImplementedError
 
-    def _await_owner(
-        self,
-        look: Callable[[], bool | None],
-        timeout_s: float,
-        *,
-        polls: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def _await_owner(self, look: Callable[[], bool | None], timeout_s: float) -> None:
         ring(self.opened.owner_bell)
         try:
-            if self.wait(look, self._check_joining, timeout_s, polls=polls) is None:
+            if self.wait(look, self._check_joining, timeout_s, polls=lambda: False) is None:
                 msg = f"the owner of the queue did not reply within {timeout_s:g} s"
                 hint = "pass a longer timeout=; the owner may be stopped"
                 raise OwnerUnresponsiveError(msg, operation="open_queue", hint=hint)
@@ -366,8 +354,7 @@ class Place:
         timeout_s
             The longest wait; 0 looks once.
         polls
-            Whether the words will change without a wake-up: a stream will write them, or a round of
-            the owner will end.
+            Whether a stream will write the words, which wakes nobody.
         """
         began = monotonic()
         end, spin_s = began + timeout_s, min(timeout_s, _SPIN_S)
