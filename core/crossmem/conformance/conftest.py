@@ -280,7 +280,7 @@ def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
     destroyed before the timelines and memory that it uses.
     """
     if not has_streams():
-        pytest.skip("the driver gives no work to streams (its group StreamWork)")
+        pytest.skip("the driver lacks the group StreamWork")
     made: list[StreamOfTest] = []
 
     def make() -> StreamOfTest:
