@@ -14,6 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
 import crossmem
@@ -99,11 +100,12 @@ def _exporters(backend: str, runtime: str | None, *, has_torch: bool) -> dict[st
     found = {"raw call": raw, "crossmem": ours}
     if has_torch:
         torch = import_module("torch")
-        pickler = import_module("torch.multiprocessing.reductions").ForkingPickler
+        # The import registers PyTorch's tensors with ForkingPickler.
+        import_module("torch.multiprocessing")
 
         def torchs() -> tuple[Any, Callable[[], Any]]:
             held = [torch.empty(_NBYTES, dtype=torch.uint8, device="cuda:0")]
-            return bytes(pickler.dumps(held[0])), held.clear
+            return bytes(ForkingPickler.dumps(held[0])), held.clear
 
         found["PyTorch"] = torchs
     return found

@@ -33,6 +33,10 @@ __all__ = ["QUESTIONS"]
 _BLOCK: Final = 2 << 20
 _SMALL: Final = 4096
 _DEADLINE_S: Final = 300
+_READ: Final = 1
+_NO_VIRTUAL: Final = "CuPy lacks these functions"
+_environment: dict[str, str] = {}
+"""The environment of the processes of the question that is asked."""
 _ANOTHER_NAMESPACE: Final = ("unshare", "--pid", "--fork")
 
 Start = Callable[[], "Actor"]
@@ -183,7 +187,7 @@ def neighbours(start: Start) -> str:
     # Where the block is opened, its beginning is what was opened.
     for place in (opened + second - first, opened + second % _BLOCK):
         try:
-            if importer.read(place, 9) == b"not yours":
+            if importer.call("read_by_kernel", place, 9) == b"not yours":
                 return "yes"
         except (RuntimeError, EOFError):
             continue
@@ -264,8 +268,48 @@ def another_namespace(start: Start) -> str:
         text=True,
         timeout=_DEADLINE_S,
         check=False,
+        env=_environment,
     )
     return done.stdout.strip() or f"not asked: {done.stderr.strip().splitlines()[-1]}"
+
+
+@_question("What do mapping more than the memory, and importing another descriptor, answer?")
+def virtual_memory(start: Start) -> str:
+    actor = start()
+    try:
+        handle = actor.call("create")
+    except AttributeError:
+        return _NO_VIRTUAL
+    pointer = actor.rt.memAddressReserve(2 * _BLOCK, 0, 0, 0)
+    other = actor.call("open_file", os.devnull)
+    mapping = _code(actor.rt.memMap, pointer, 2 * _BLOCK, 0, handle, 0)
+    return f"{mapping}; {_code(actor.rt.memImportFromShareableHandle, other, 1)}"
+
+
+@_question("Does imported virtual memory survive its handle, and its exporter?")
+def virtual_survival(start: Start) -> str:
+    exporter, importer = start(), start()
+    try:
+        _, descriptor = exporter.export_virtual(b"data")
+    except AttributeError:
+        return _NO_VIRTUAL
+    handle = importer.import_virtual(exporter, descriptor)
+    pointer = importer.call("map", handle)
+    importer.rt.memRelease(handle)
+    mapped = _reading(importer, pointer)
+    exporter.kill()
+    return f"{mapped}; {_reading(importer, pointer)}"
+
+
+@_question("What does writing answer where access is set for reading only?")
+def virtual_access(start: Start) -> str:
+    actor = start()
+    try:
+        handle = actor.call("create")
+    except AttributeError:
+        return _NO_VIRTUAL
+    pointer = actor.call("map", handle, _BLOCK, _READ)
+    return _code(actor.write, pointer, b"data")
 
 
 def _reading(actor: "Actor", pointer: int) -> str:
@@ -289,9 +333,12 @@ def _processes(profile: str | None) -> Iterator[Start]:
     started: list[Actor] = []
     folder = tempfile.mkdtemp(prefix="crossmem-questions-")
     environment = dict(os.environ)
+    _environment.clear()
     if profile is not None:
         environment["CROSSMEM_EMULATED_STATE"] = folder
         environment["CROSSMEM_EMULATED_HIP_PROFILE"] = profile
+
+    _environment.update(environment)
 
     def start() -> "Actor":
         started.append(_actors().Actor(environment))

@@ -44,13 +44,13 @@ def test_cuda() -> None:
 
     assert answers == {
         "interior-address": "the base",
-        "other-flags": "0, 0, 0",
-        "bad-handles": "400, 400, 400",
+        "other-flags": "1, 1, 0",
+        "bad-handles": "1, 1, 1",
         "second-open": "the same; closing: 0, 0, 1",
         "own-export": "201",
         "closing-what-is-owned": "1",
         "freeing-an-import": "1",
-        "opening-what-was-freed": "0; 400",
+        "opening-what-was-freed": "0; 1",
         "reading-what-was-freed": "yes",
         "reading-what-died": "yes",
         "opening-what-died": "400",
@@ -61,9 +61,12 @@ def test_cuda() -> None:
         "attributes-of-an-import": "2, 0",
         "managed-memory": "1",
         "pooled-memory": "1",
-        "forked-child": "3, 3, 3",
+        "forked-child": "0, 3, 3",
         "another-device": "yes",
         "capture-elsewhere": "900, 900; ending it: 901",
+        "virtual-memory": "801; 999",
+        "virtual-survival": "yes; yes",
+        "virtual-access": "1",
     }
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from crossmem.conformance import resources
+from crossmem.conformance import actions, resources
+from crossmem.driver import Driver
 
 __all__ = [
     "answer_of",
@@ -20,6 +21,7 @@ __all__ = [
     "sleeping_child",
     "unexpected_descriptors",
     "waiting_child",
+    "wake_vendor",
 ]
 
 _WITHIN_S: Final = 30.0
@@ -162,8 +164,23 @@ def _read_all(descriptor: int, within: float) -> bytes:
         blob += piece
 
 
+def wake_vendor() -> None:
+    """Make the vendor's library start its threads and open its descriptors.
+
+    A library does so at the first use of a device, and keeps them until the process ends. This
+    function uses the driver alone, so crossmem itself starts and opens nothing.
+    """
+    one = actions.device()
+    driver: Driver = one.driver
+    block = driver.allocate(one.ordinal, 1, one.mechanism)
+    exported = driver.export(block, one.mechanism, "rw", raw=False)
+    driver.release_export(block, exported)
+    driver.free(block)
+
+
 def remember_descriptors() -> None:
-    """Record the open descriptors, before the process uses crossmem."""
+    """Record the open descriptors, the vendor's included, before the process uses crossmem."""
+    wake_vendor()
     _descriptors[:] = resources.descriptors()
 
 

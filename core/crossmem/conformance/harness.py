@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, streams_of_tests
 from crossmem.conformance.forkserver import plugin_modules
 from crossmem.conformance.peers import Peer, kill_all
 from crossmem.conformance.pool import PeerPool
@@ -121,6 +121,7 @@ class Kit:
         # The first timeline allocates a page, which stays until it is full. The page is allocated
         # here, so that it does not count as the leak of a test.
         self.device.timeline().close()
+        streams_of_tests.open_event_files()
 
     def close(self) -> None:
         """End every peer and remove the files of the run."""

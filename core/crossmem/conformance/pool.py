@@ -120,6 +120,7 @@ class PeerPool:
         blob = peer.call(actions.offer, "hello", 1)
         # The page of a first timeline stays open, too, and would count as a leak.
         peer.call(streams_of_tests.make, "first")
+        peer.call(streams_of_tests.open_event_files)
         with actions.device().allocate(1) as mine:
             crossmem.attach(blob).unmap()
             peer.call(actions.attach, "mine", mine.export().to_bytes())

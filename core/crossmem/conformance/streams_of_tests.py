@@ -31,6 +31,7 @@ __all__ = [
     "make_work",
     "new_stream",
     "open_",
+    "open_event_files",
     "signal",
     "synchronize",
     "unmap_on",
@@ -120,6 +121,17 @@ def open_(name: str, blob: bytes, **options: Any) -> str:
         blob, device=actions.device(), **options
     )
     return timeline.level
+
+
+def open_event_files() -> None:
+    """Use an event that processes share.
+
+    The first event makes the vendor's library open files, which stay open.
+    """
+    device = actions.device()
+    if "event" in device.capabilities.timeline_levels:
+        with device.timeline("event") as timeline:
+            timeline.signal(1, stream=0)
 
 
 def new_stream(name: str) -> None:

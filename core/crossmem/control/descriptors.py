@@ -9,6 +9,7 @@ that the driver has opened. A peer must not fill the descriptor table with slow 
 """
 
 import array
+import ctypes
 import os
 import socket
 from _thread import start_new_thread
@@ -134,6 +135,9 @@ def _is_empty(connection: socket.socket) -> bool:
 
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
+# The interpreter's end would close the sockets that still wait here in the main thread, which would
+# block. This extra reference keeps them open until the kernel closes them after the exit.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_closing))
 _closers: set[object] = set()
 """One object for each running closer: a thread that closes descriptors."""
 _in_work: dict[object, list[int] | list[socket.socket]] = {}

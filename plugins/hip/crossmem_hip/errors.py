@@ -29,6 +29,7 @@ __all__ = [
     "NOT_READY",
     "NO_DEVICE",
     "PEER_ACCESS_ALREADY_ENABLED",
+    "SMALLER_ON_CUDA",
     "Meaning",
     "error_for",
     "names_of",
@@ -39,6 +40,8 @@ INSUFFICIENT_DRIVER: Final = 35
 NO_DEVICE: Final = 100
 INVALID_DEVICE: Final = 101
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
+SMALLER_ON_CUDA: Final = 801
+"""The code of a mapping that is larger than the memory. HIP's code is INVALID_VALUE."""
 NOT_READY: Final = 600
 """The code of a query for work that is not complete."""
 
@@ -164,8 +167,8 @@ _AFTER: Final = {
         WrongHostError,
     ),
     ("ipcOpenMemHandle", 400): Meaning(
-        "no such export; or another context of this process has opened it; or this is WSL, which "
-        "has no legacy IPC"
+        "the exporter is dead; or another context of this process has opened it; or this is WSL, "
+        "which has no legacy IPC"
     ),
     ("ipcCloseMemHandle", 1): Meaning(
         "the memory is not open: other code in this process closed it, or reset the device"
@@ -198,6 +201,22 @@ _AFTER: Final = {
 }
 """The meanings of codes after some calls."""
 
+_AFTER_ON_CUDA: Final = {
+    ("ipcOpenMemHandle", 1): Meaning(
+        "the exporter freed the memory, or the handle is not an export of CUDA", StaleHandleError
+    ),
+    ("ipcOpenMemHandle", 304): Meaning(
+        "the exporter may be in another pid namespace: give both processes one pid namespace",
+        WrongHostError,
+    ),
+    ("memImportFromShareableHandle", 999): Meaning(
+        "the exporter sent a descriptor that this vendor did not export",
+        InvalidHandleError,
+    ),
+    ("memMap", SMALLER_ON_CUDA): Meaning("the memory is smaller than the size to be mapped"),
+}
+"""The meanings of codes after some calls that HIP answers differently."""
+
 
 def names_of(family: Family) -> dict[int, str]:
     """Return the vendor's name of every result code."""
@@ -217,7 +236,9 @@ def error_for(family: Family, function: str, status: int) -> CrossmemError:
         The result code.
     """
     name = names_of(family).get(status)
-    hint, kind = _AFTER.get((function, status)) or _MEANINGS.get(status, _FOREIGN)
+    after = None if family.is_hip else _AFTER_ON_CUDA.get((function, status))
+    after = after or _AFTER.get((function, status))
+    hint, kind = after or _MEANINGS.get(status, _FOREIGN)
     if name is None:
         name, hint = "unknown to crossmem", "look the number up in the vendor's headers"
     hint = hint.format(tool=family.tool, masks=" and ".join(family.masks))

@@ -63,7 +63,7 @@ def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
     rt = vendor.rt
     asking = "pointerGetAttributes"
     try:
-        attributes = rt.pointerGetAttributes(pointer)
+        attributes = _attributes(vendor, pointer)
         asking = "memGetAddressRange"
         base, nbytes = rt.memGetAddressRange(pointer)
     except vendor.error as error:
@@ -76,6 +76,21 @@ def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
     end = -(-(base + nbytes) // _UNIT_NBYTES) * _UNIT_NBYTES
     generation = _attribute(vendor, _BUFFER_ID, base) if obstacle is None else None
     return Foreign(base, nbytes, first, end - first, obstacle, generation)
+
+
+def _attributes(vendor: Vendor, pointer: int) -> Any:
+    """Return the runtime's attributes of an address.
+
+    A thread that has not used a device has no context, and CUDA then reports no device address for
+    any memory. The query of the free memory gives the thread the context of its current device. It
+    keeps a context that the application has chosen, which a choice of the device would replace.
+    """
+    found = vendor.rt.pointerGetAttributes(pointer)
+    if found.devicePointer or vendor.family.is_hip or not vendor.has("memGetInfo"):
+        return found
+    with vendor.calling("memGetInfo"):
+        vendor.rt.memGetInfo()
+    return vendor.rt.pointerGetAttributes(pointer)
 
 
 def _why_of_no_device(
@@ -146,7 +161,7 @@ def inspect_mapping(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
     The mapping is assumed to cover its whole handle, because no call returns the size of a handle.
     """
     try:
-        attributes = vendor.rt.pointerGetAttributes(pointer)
+        attributes = _attributes(vendor, pointer)
     except vendor.error as error:
         if getattr(error, "status", None) not in _UNKNOWN:
             raise vendor.refusal("pointerGetAttributes", error) from error

@@ -22,7 +22,8 @@ from crossmem_hip.search import cuda_driver, library_of, runtime_library
 __all__ = ["CupyRuntime", "LibraryError", "LibraryRuntime", "extend", "open_runtime"]
 
 _SUCCESS: Final = 0
-_NO_CONTEXT: Final = 201
+_NO_CONTEXT: Final = frozenset({3, 201})
+"""The codes of CUDA's driver library in a process, or in a thread, that has used no device yet."""
 _ADDED: Final = (
     "deviceGetAttribute",
     "hostGetDevicePointer",
@@ -122,7 +123,7 @@ class _DriverCalls(_Calls):
     @override
     def _attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         answer = self._functions.call(name, *arguments)
-        if answer[-1] == _NO_CONTEXT:
+        if answer[-1] in _NO_CONTEXT:
             self._make_context()
             answer = self._functions.call(name, *arguments)
         return answer

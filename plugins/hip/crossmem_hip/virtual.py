@@ -25,7 +25,7 @@ from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError, DriverError, InvalidHandleError
 from crossmem.models import Access
 from crossmem_hip.capture import refuse_capture
-from crossmem_hip.errors import INVALID_VALUE
+from crossmem_hip.errors import INVALID_VALUE, SMALLER_ON_CUDA
 from crossmem_hip.foreign import inspect_mapping, knows_mappings
 from crossmem_hip.mechanism import Mechanism, Reference
 from crossmem_hip.runtime import VIRTUAL, Vendor
@@ -233,7 +233,7 @@ class Virtual(Mechanism):
             return self._map_anywhere(imported.reference, imported.capacity, imported.ordinal)
         except DriverError as error:
             calls = map(self._vendor.family.function, ("memAddressReserve", "memMap"))
-            if error.call not in calls or error.code != INVALID_VALUE:
+            if error.call not in calls or error.code not in {INVALID_VALUE, SMALLER_ON_CUDA}:
                 raise
             raise InvalidHandleError(
                 f"the memory does not have the {imported.capacity} bytes that its exporter claims",

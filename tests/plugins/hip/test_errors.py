@@ -112,7 +112,6 @@ def test_every_code_says_what_failed_and_what_to_do() -> None:
     [
         ("ipcOpenMemHandle", 17, crossmem.StaleHandleError, "freed"),
         ("ipcOpenMemHandle", 201, crossmem.WrongHostError, "own export.*pid namespace"),
-        ("ipcOpenMemHandle", 1, crossmem.DriverError, "HSA_ENABLE_IPC_MODE_LEGACY"),
         ("ipcOpenMemHandle", 400, crossmem.DriverError, "WSL"),
         ("ipcGetMemHandle", 1, crossmem.DriverError, "HSA_ENABLE_IPC_MODE_LEGACY"),
         ("ipcCloseMemHandle", 1, crossmem.DriverError, "not open"),
@@ -129,6 +128,30 @@ def test_a_code_means_something_else_after_some_calls(
         raise error_for(family, function, code)
 
     assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "hip", "cuda"),
+    [
+        ("ipcOpenMemHandle", 1, crossmem.DriverError, crossmem.StaleHandleError),
+        ("ipcOpenMemHandle", 304, crossmem.DriverError, crossmem.WrongHostError),
+        (
+            "memImportFromShareableHandle",
+            999,
+            crossmem.DriverError,
+            crossmem.InvalidHandleError,
+        ),
+        ("memMap", 801, crossmem.UnsupportedError, crossmem.DriverError),
+    ],
+)
+def test_a_code_means_something_else_on_the_other_vendors_devices(
+    family: Family, function: str, code: int, hip: type[Exception], cuda: type[Exception]
+) -> None:
+    assert type(error_for(family, function, code)) is (hip if family.is_hip else cuda)
+
+
+def test_hip_names_the_mode_that_processes_must_have_in_common() -> None:
+    assert "HSA_ENABLE_IPC_MODE_LEGACY" in str(error_for(HIP, "ipcOpenMemHandle", 1))
 
 
 def test_a_code_that_nobody_knows_keeps_its_number(family: Family) -> None:

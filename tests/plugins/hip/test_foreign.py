@@ -95,6 +95,27 @@ def test_importers_reach_whole_blocks(
     assert driver.inspect(0, bounds[0] + 7, "legacy") == Foreign(*bounds, *exposed)
 
 
+@pytest.mark.parametrize("mechanism", ["legacy", "vmm"])
+def test_a_thread_without_a_context_gets_one(
+    driver: GpuDriver, family: Family, knowing: Knowing, mechanism: str
+) -> None:
+    if mechanism not in driver.capabilities(0, None).mechanisms:
+        pytest.skip("this runtime has no virtual memory")
+    knowing.more |= {14: 1, 18: 4 * MIB, 19: BASE}
+    knowing.more[CAPABLE] = int(mechanism == "legacy")
+    knowing.attributes = Attributes(devicePointer=0)
+
+    def give_context() -> tuple[int, int]:
+        knowing.attributes = Attributes()
+        return 1, 2
+
+    knowing.memGetInfo = give_context  # type: ignore[attr-defined]
+
+    # HIP reports the address in every thread.
+    found = driver.inspect(0, BASE, mechanism)
+    assert found.obstacle == (NO_SUCH if family.is_hip else None)
+
+
 @pytest.mark.parametrize(
     ("attributes", "more", "obstacle"),
     [

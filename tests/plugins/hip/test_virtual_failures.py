@@ -13,7 +13,7 @@ from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import Family
 
 MIB = 1 << 20
-OTHER_FAILURE = 999
+OTHER_FAILURE = 719
 TOKEN = bytes(16)
 
 
@@ -170,6 +170,16 @@ def test_sizes_that_the_memory_does_not_have(call: str, rt: Any, life: Any) -> N
         life.map()
 
     assert rt.held == held
+
+
+def test_cudas_code_for_a_size_that_the_memory_does_not_have(
+    family: Family, rt: Any, life: Any
+) -> None:
+    life.until("map")
+    rt.fail("memMap", 801)
+    kind = crossmem.UnsupportedError if family.is_hip else crossmem.InvalidHandleError
+    with pytest.raises(kind):
+        life.map()
 
 
 @pytest.mark.parametrize(

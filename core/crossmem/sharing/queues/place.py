@@ -35,12 +35,12 @@ from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.usage import Usage
+from crossmem.sharing.queues.joining import is_open
 from crossmem.sharing.queues.layout import (
     CLOSED,
     END,
     HEADER_WORDS,
     MAX_STAMP,
-    ROUND,
     SLEEPING,
     TAIL,
     WISH,
@@ -211,12 +211,8 @@ class Place:
         wish = words.load(control, at) + 1
         words.store(self.words, WISH, wish)
 
-        def is_open() -> bool | None:
-            is_mine = words.observe(control, at) == wish
-            # After the round, the owner has handed out the waiting entries to this process, too.
-            return (is_mine and not words.observe(control, ROUND)) or None
-
-        self._await_owner(is_open, timeout_s)
+        end, check = monotonic() + timeout_s, self._check_joining
+        self._await_owner(lambda: is_open(control, at, wish, end, check), timeout_s)
         self.session = wish
 
     def begin(self) -> None:

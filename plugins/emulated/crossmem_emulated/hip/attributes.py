@@ -186,10 +186,13 @@ def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttribu
         # on the result: it queries each host array before it copies the array.
         if process.profile.is_before_6 or (process.profile.refuses_null and not pointer):
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
-        return _described(process, MemoryType.UNREGISTERED, -2, 0, 0)
+        host = 0 if process.profile.is_hip else pointer
+        return _described(process, MemoryType.UNREGISTERED, -2, 0, host)
     kind, device = _type_of(owner), _device_of(process, owner)
     if not isinstance(owner, HostBlock):
-        return _described(process, kind, device, pointer, 0)
+        # NVIDIA's library reports the address only in a thread that has a context.
+        is_known = process.profile.is_hip or process.has_thread_context
+        return _described(process, kind, device, pointer if is_known else 0, 0)
     found = _described(process, kind, device, pointer, pointer)
     found.allocationFlags = owner.flags
     return found

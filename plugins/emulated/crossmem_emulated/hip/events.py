@@ -38,6 +38,7 @@ class Record:
     """A record of an event: a place in a stream, and the time at which the stream reached it."""
 
     stream: Stream
+    is_captured: bool
     time_ns: int | None = None
     work: Work = field(init=False)
 
@@ -105,11 +106,18 @@ def _event_record(process: HipProcess, handle: int, stream: int) -> None:
     if where.device != event.device and where.capture is None:
         text = f"the event belongs to device {event.device}, and the stream to {where.device}"
         raise Refused(Status.INVALID_HANDLE, text, "HIP-X3")
-    record = Record(where)
+    record = Record(where, where.capture is not None)
     submit(process, where, record.work)
     event.record = record
     if event.flags & _INTERPROCESS and where.capture is None:
         _publish(process, event, record)
+
+
+def _check_captured(process: HipProcess, event: Event) -> None:
+    """Refuse an event whose last record is part of a graph, as CUDA does."""
+    record = event.record
+    if record is not None and record.is_captured and not process.profile.is_hip:
+        raise Refused(Status.INVALID_VALUE, "the event was recorded in a capture")
 
 
 def _is_done(event: Event) -> bool:
@@ -120,6 +128,7 @@ def _is_done(event: Event) -> bool:
 @entry("eventQuery(intptr_t event)", is_checked=False)
 def _event_query(process: HipProcess, handle: int) -> None:
     event = _find(process, handle)
+    _check_captured(process, event)
     if not _is_done(event) or _pending(process, event):
         raise Refused(Status.NOT_READY, "the event's work is not done")
 
@@ -140,6 +149,8 @@ def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
     events = _find(process, start), _find(process, end)
     if any(one.flags & _DISABLE_TIMING or one.record is None for one in events):
         raise Refused(Status.INVALID_HANDLE, "an event has no time")
+    for one in events:
+        _check_captured(process, one)
     if events[0].device != events[1].device:
         raise Refused(Status.INVALID_HANDLE, "the events are of two devices", "HIP-X3")
     if not all(map(_is_done, events)):
@@ -210,7 +221,7 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
         row = tables.execute(query, (handle,)).fetchone()
         if row is None or not process.machine.lives(tables, row[0]):
             is_hip = process.profile.is_hip
-            status = Status.INVALID_VALUE if is_hip else Status.INVALID_HANDLE
+            status = Status.INVALID_VALUE if is_hip else Status.MAP_FAILED
             raise Refused(status, "the event does not exist, or its owner is dead")
         if row[0] == process.machine.me(tables):
             text = "this process made the event itself"

@@ -227,15 +227,20 @@ def _mem_import_from_shareable_handle(
     process: HipProcess, descriptor: int, handle_type: int
 ) -> int:
     check_virtual(process)
-    is_none = descriptor < 0 or (process.profile.takes_descriptors and not descriptor)
-    if handle_type != _DESCRIPTOR or is_none:
-        text = f"{descriptor} is not a descriptor, or handle type {handle_type} is not 1"
-        raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
+    if handle_type != _DESCRIPTOR:
+        raise Refused(Status.INVALID_VALUE, f"handle type {handle_type} is not 1", "HIP-V8")
+    if process.profile.takes_descriptors and not descriptor:
+        raise Refused(Status.INVALID_VALUE, "descriptor 0 stands for no descriptor", "HIP-V8")
+    if descriptor < 0:
+        text = f"{descriptor} is not a descriptor"
+        raise Refused(process.profile.not_descriptor, text, "HIP-V8")
     pages = process.store.receive(descriptor)
     if pages is None:
         text = f"descriptor {descriptor} is not device memory of this host"
-        raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
+        raise Refused(process.profile.not_descriptor, text, "HIP-V8")
     if process.ordinal_of(pages.device) is None:
         process.store.release(pages)
         raise Refused(Status.NOT_SUPPORTED, "the memory's device is not visible here")
-    return _enter(process, pages, PINNED, _DESCRIPTOR, is_imported=True)
+    # NVIDIA's library does not export what was imported.
+    handle_type = _DESCRIPTOR if process.profile.is_hip else NO_HANDLE
+    return _enter(process, pages, PINNED, handle_type, is_imported=True)

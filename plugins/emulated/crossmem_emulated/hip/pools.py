@@ -256,6 +256,9 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     if piece.origin is Origin.IPC:
         check_from_pool(piece.source)
+    if where.capture is not None and not process.profile.is_hip:
+        text = f"{pointer:#x} was not allocated in the captured graph"
+        raise Refused(Status.INVALID_VALUE, text)
     submit(process, where, Work("freeAsync", (), lambda: _give_back(process, piece)))
     # Imported memory is not marked: a program that opened it several times frees it as often.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC

@@ -29,6 +29,21 @@ __all__ = ["Again", "Context", "HipProcess", "Quirk", "Setup"]
 _FIRST_HANDLE: Final = 0x1FA6_0000_0000
 _HANDLE_STEP: Final = 64
 _SLOW_OPEN_S: Final = 0.5
+_WITHOUT_CONTEXT: Final = frozenset(
+    {
+        "deviceCanAccessPeer",
+        "deviceGetAttribute",
+        "deviceGetByPCIBusId",
+        "deviceGetPCIBusId",
+        "getDevice",
+        "getDeviceCount",
+        "getDeviceProperties",
+        "memGetAddressRange",
+        "pointerGetAttribute",
+        "pointerGetAttributes",
+    }
+)
+"""The functions that give the calling thread no context."""
 
 
 class Again(Exception):  # noqa: N818 - a retry, not a fault
@@ -226,7 +241,8 @@ class HipProcess:
         calls that need a device are refused.
         """
         if self._generation != forks.generation():
-            if self.is_used and called.needs_device:
+            is_count = called.name == "getDeviceCount" and not self.profile.is_hip
+            if self.is_used and called.needs_device and not is_count:
                 raise Refused(
                     Status.NOT_INITIALIZED,
                     "the library was used before this process was forked",
@@ -247,6 +263,8 @@ class HipProcess:
             # The flag is set before the call reads the emulated host's state. A child that another
             # thread forks meanwhile cannot use the host, and must see the flag.
             self.is_used = True
+            if called.name not in _WITHOUT_CONTEXT:
+                self.thread.has_context = True
         code = self.faults.take(called.name)
         if code is not None:
             raise Refused(code, f"{called.name} was made to fail with {code}")
@@ -312,6 +330,11 @@ class HipProcess:
     def has(self, quirk: str) -> bool:
         """Whether a defect is selected."""
         return quirk in self.setup.quirks
+
+    @property
+    def has_thread_context(self) -> bool:
+        """Whether the calling thread has used a device."""
+        return getattr(self.thread, "has_context", False)
 
     def primary_of(self, device: int) -> Context:
         """Return the primary context of a device."""

@@ -3,7 +3,8 @@
 
 ``documented`` refuses every use that AMD's documents forbid, and returns the error codes of the
 runtime's sources. ``clr24``, ``clr26`` and ``rocm5`` follow the sources of ROCm 6.3, ROCm 10 and
-ROCm 5.2. ``cuda`` follows NVIDIA's documents.
+ROCm 5.2. ``cuda`` follows NVIDIA's documents, and an H200 with driver 580 if the documents name no
+code.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,13 @@ class Profile:
     is_documented
         Whether the edition follows documents, rather than the sources of a runtime.
     stale
-        The code with which an open fails if the memory does not exist any more.
+        The code with which an open fails if the memory does not exist, or does not exist any more.
+    dead
+        The code with which an open fails if the exporter is dead.
+    foreign
+        The code with which an open fails in another pid namespace.
+    not_descriptor
+        The code with which an import of something else than physical memory fails.
     unreachable
         The code with which an open fails if the device cannot access the memory.
     no_device
@@ -57,8 +64,8 @@ class Profile:
     no_such_device
         The code with which the creation of physical memory fails if the device does not exist.
     takes_descriptors
-        Whether an import's argument is the descriptor itself, as in AMD's runtimes since ROCm 7.1.
-        In that case 0 means no descriptor.
+        Whether an import's argument is the descriptor itself, as in AMD's runtimes since ROCm 7.1
+        and in NVIDIA's. In that case 0 means no descriptor.
     keeps_not_ready
         Whether the code "not ready" becomes the thread's last error.
     frees_null
@@ -80,6 +87,9 @@ class Profile:
     is_hip: bool = True
     is_documented: bool = False
     stale: Status = Status.INVALID_DEVICE_POINTER
+    dead: Status = Status.INVALID_DEVICE_POINTER
+    foreign: Status = Status.INVALID_DEVICE_POINTER
+    not_descriptor: Status = Status.INVALID_VALUE
     unreachable: Status = Status.INVALID_DEVICE_POINTER
     no_device: Status = Status.NO_DEVICE
     knows_own_pid: bool = True
@@ -101,7 +111,7 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only accepted flags of an open, None if all are accepted."""
+        """The only accepted flags of an open, None if all odd ones are accepted."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property
@@ -152,7 +162,11 @@ PROFILES: Final[dict[str, Profile]] = {
             version=13020,
             is_hip=False,
             is_documented=True,
-            stale=Status.INVALID_HANDLE,
+            stale=Status.INVALID_VALUE,
+            dead=Status.INVALID_HANDLE,
+            foreign=Status.OPERATING_SYSTEM,
+            not_descriptor=Status.UNKNOWN,
+            takes_descriptors=True,
             unreachable=Status.PEER_ACCESS_UNSUPPORTED,
             no_such_device=Status.INVALID_DEVICE,
             looks_first=True,

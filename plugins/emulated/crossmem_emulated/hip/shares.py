@@ -4,6 +4,7 @@
 import os
 import sqlite3
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from crossmem_emulated.addresses import BLOCK_NBYTES, Piece, Region
@@ -115,19 +116,18 @@ def _open(
 
 def _check_arguments(process: HipProcess, parts: Handle, flags: int) -> None:
     profile = process.profile
-    if profile.lazy_flag is None and flags != 1:
-        process.violate("ipcOpenMemHandle", "HIP-E3", f"the flags must be 1, not {flags}")
-    elif profile.lazy_flag is not None and flags != profile.lazy_flag:
-        raise Refused(
-            Status.INVALID_VALUE, f"the flags must be {profile.lazy_flag}, not {flags}", "HIP-E3"
-        )
+    wanted = 1 if profile.lazy_flag is None else profile.lazy_flag
+    if flags != wanted:
+        text = f"the flags must be {wanted}, not {flags}"
+        if profile.lazy_flag is not None or not flags & 1:
+            raise Refused(Status.INVALID_VALUE, text, "HIP-E3")
+        process.violate("ipcOpenMemHandle", "HIP-E3", text)
     if not parts.nbytes and profile.is_hip:
         raise Refused(Status.INVALID_VALUE, "the size in the handle is 0")
     if profile.knows_own_pid and parts.pid == os.getpid():
         raise Refused(Status.INVALID_CONTEXT, "this process made the handle itself", "HIP-E3")
     if process.has(Quirk.FOREIGN_NAMESPACE):
-        status = profile.stale if profile.is_hip else Status.INVALID_CONTEXT
-        raise Refused(status, "the exporter is in another pid namespace")
+        raise Refused(profile.foreign, "the exporter is in another pid namespace")
     if profile.keeps_ordinals and parts.ordinal >= len(process.setup.visible):
         raise Refused(Status.INVALID_VALUE, f"device {parts.ordinal} is not visible here")
 
@@ -138,11 +138,13 @@ def _find(
     """Return the record of an export, or refuse."""
     found = _row_of(tables, parts.token)
     if found is None:
-        raise Refused(process.profile.stale, "the memory was not exported, or was freed")
+        is_dead = parts.pid > 0 and not Path(f"/proc/{parts.pid}").exists()
+        status = process.profile.dead if is_dead else process.profile.stale
+        raise Refused(status, "the memory was not exported, or was freed")
     if not is_intact(process.profile, handle, parts, found["nbytes"], found["pid"]):
         raise Refused(process.profile.stale, "the handle was changed")
     if not process.machine.lives(tables, found["owner"]):
-        raise Refused(process.profile.stale, "the process that made the handle is dead")
+        raise Refused(process.profile.dead, "the process that made the handle is dead")
     return found
 
 

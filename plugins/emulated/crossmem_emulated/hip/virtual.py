@@ -102,9 +102,11 @@ def _mem_map(
 ) -> None:
     check_virtual(process)
     unit, place = granularity_of(process), f"{size} bytes at {pointer:#x}"
+    too_far = Status.INVALID_VALUE if process.profile.is_hip else Status.NOT_SUPPORTED
     if not pointer or not size or offset or flags:
         text = f"{place} cannot be mapped with offset {offset} and flags {flags}"
-        raise Refused(Status.INVALID_VALUE, text, "HIP-V3")
+        is_far = pointer and size and offset and not flags
+        raise Refused(too_far if is_far else Status.INVALID_VALUE, text, "HIP-V3")
     physical = find_physical(process, handle)
     region = process.space.region_of(pointer)
     wrong = None
@@ -117,7 +119,8 @@ def _mem_map(
     elif process.space.overlapping(pointer, size):
         wrong = "are mapped already"
     elif size > physical.pages.nbytes:
-        wrong = f"are more than the {physical.pages.nbytes} of the handle"
+        text = f"{place} are more than the {physical.pages.nbytes} of the handle"
+        raise Refused(too_far, text, "HIP-V3")
     if wrong is not None or region is None:
         raise Refused(Status.INVALID_VALUE, f"{place} {wrong}", "HIP-V3")
     mapping = Mapping(physical)
@@ -137,10 +140,24 @@ def _whole_mappings(process: HipProcess, pointer: int, size: int, rule: str) -> 
     return pieces
 
 
+def _is_empty(process: HipProcess, pointer: int, size: int) -> bool:
+    """Whether addresses are reserved, and nothing is mapped at them."""
+    region = process.space.region_of(pointer) if size else None
+    return (
+        region is not None
+        and region.is_reservation
+        and pointer + size <= region.start + region.nbytes
+        and not process.space.overlapping(pointer, size)
+    )
+
+
 @entry("memUnmap(intptr_t ptr, size_t size)")
 def _mem_unmap(process: HipProcess, pointer: int, size: int) -> None:
     check_virtual(process)
     check_safe(process)
+    if not process.profile.is_hip and _is_empty(process, pointer, size):
+        process.violate("memUnmap", "HIP-V4", f"nothing is mapped at {pointer:#x}")
+        return
     for piece in _whole_mappings(process, pointer, size, "HIP-V4"):
         check_idle(process, "memUnmap", piece.start, piece.nbytes)
         process.space.detach(piece)

@@ -2,7 +2,8 @@
 """Processes that call ``cupy.cuda.runtime`` where a test tells them to: emulated, or the real one.
 
 With ``CROSSMEM_TEST_CUPY=1`` CuPy's own module is called instead of the emulation, and has to
-answer as the profile ``cuda`` does, or ``clr26`` where it is a ROCm build.
+answer as the profile ``cuda`` does, or ``clr26`` where it is a ROCm build. On CUDA, the driver
+library gives the functions of virtual memory, which CuPy lacks.
 """
 
 import ctypes
@@ -43,6 +44,11 @@ emulation_only = pytest.mark.skipif(
 )
 
 
+virtual_on_devices = pytest.mark.skipif(
+    REAL not in {None, "cuda"}, reason="CuPy for ROCm lacks these functions"
+)
+
+
 def on(*profiles: str) -> pytest.MarkDecorator:
     """Run a test on some profiles only."""
     return pytest.mark.parametrize("profile", profiles, indirect=True)
@@ -75,6 +81,10 @@ class Program(HostProgram):
     def __init__(self) -> None:
         if REAL:
             self.rt: Any = import_module("cupy_backends.cuda.api.runtime")
+            if REAL == "cuda":
+                # With the functions of the driver library, which CuPy lacks.
+                family = import_module("crossmem_hip.family").CUDA
+                self.rt = import_module("crossmem_hip.library").extend(family, self.rt)
             self.lazy_flag = 1
         else:
             options = import_module("crossmem_emulated.options").Options.from_environ(os.environ)
@@ -91,6 +101,16 @@ class Program(HostProgram):
         target = ctypes.create_string_buffer(nbytes)
         self.rt.memcpy(ctypes.addressof(target), pointer, nbytes, TO_HOST)
         return target.raw
+
+    def read_by_kernel(self, pointer: int, nbytes: int) -> bytes:
+        """Read as a kernel does, which a real device checks less than a copy."""
+        if not REAL:
+            return self.read(pointer, nbytes)
+        cupy = import_module("cupy")
+        memory = cupy.cuda.UnownedMemory(pointer, nbytes, None, 0)
+        there = cupy.ndarray(nbytes, "uint8", cupy.cuda.MemoryPointer(memory, 0))
+        found: bytes = (there + 0).get().tobytes()
+        return found
 
     def own_memory(self, nbytes: int) -> int:
         """Return the address of memory that the vendor knows nothing of."""
@@ -151,6 +171,20 @@ class Program(HostProgram):
     def attributes(self, pointer: int) -> tuple[int, int, int, int]:
         found = self.rt.pointerGetAttributes(pointer)
         return found.type, found.device, found.devicePointer, found.hostPointer
+
+    def attributes_in_thread(self, pointer: int) -> list[tuple[int, int, int, int]]:
+        """Return attributes as a new thread sees them, before and after its first use of memory."""
+        found = []
+
+        def work() -> None:
+            found.append(self.attributes(pointer))
+            self.rt.memGetInfo()
+            found.append(self.attributes(pointer))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return found
 
     def raw(self, name: str, *arguments: Any) -> int:
         """Return the code of a call as C sees it; the failure is remembered."""

@@ -8,6 +8,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.plugins.emulated.hip.conftest import Start
     from tests.plugins.emulated.hip.hip_actor import (
+        ALL,
         BLOCK,
         REAL,
         Actor,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     )
 else:
     from hip_actor import (
+        ALL,
         BLOCK,
         REAL,
         Actor,
@@ -42,13 +44,14 @@ def test_e3_flags(exporter: Actor, importer: Actor, code: int) -> None:
     importer.check_broken(*["HIP-E3"] * len(wrong))
 
 
-@emulation_only
 @on("cuda")
-def test_e3_flags_that_are_not_looked_at(exporter: Actor, importer: Actor) -> None:
+def test_e3_the_only_flag_that_is_looked_at(exporter: Actor, importer: Actor) -> None:
     _, handle = exporter.export()
 
+    for flags in (0, 2):
+        assert status(importer.rt.ipcOpenMemHandle, handle, flags) == 1
     importer.rt.ipcOpenMemHandle(handle, 123)
-    importer.check_broken("HIP-E3")
+    importer.check_broken(*["HIP-E3"] * 3)
 
 
 @differs({"documented clr24 clr26 cuda": 201, "rocm5": 0})
@@ -74,14 +77,14 @@ def test_e3_the_order_of_the_checks(exporter: Actor) -> None:
     assert status(exporter.open, foreign) == 17
 
 
-@differs({"documented clr24 clr26 rocm5": 1, "cuda": 400})
-def test_e3_nothing_but_zeros(importer: Actor, code: int) -> None:
-    assert status(importer.open, bytes(64)) == code
+@on(*ALL)
+def test_e3_nothing_but_zeros(importer: Actor) -> None:
+    assert status(importer.open, bytes(64)) == 1
     importer.check_broken()
 
 
 @emulation_only
-@differs({"documented clr24 clr26 rocm5": 17, "cuda": 400})
+@differs({"documented clr24 clr26 rocm5": 17, "cuda": 1})
 def test_e3_changed_handles(exporter: Actor, importer: Actor, profile: str, code: int) -> None:
     """Each changed bit is noticed; a runtime that looks at few of them opens the same memory."""
     _, handle = exporter.export(b"data")
@@ -96,7 +99,11 @@ def test_e3_changed_handles(exporter: Actor, importer: Actor, profile: str, code
             continue
         found = status(importer.open, bytes(changed))
 
-        assert found == code if place in looked_at else found in {0, 1, code}, place
+        if profile == "cuda" and place in {*range(48, 52)}:
+            # Now it says that another process made it, which may not exist.
+            assert found in {1, 400}, place
+        else:
+            assert found == code if place in looked_at else found in {0, 1, code}, place
     importer.check_broken()
 
 
@@ -232,7 +239,7 @@ def test_e14_exporting_while_another_device_is_current(exporter: Actor, code: li
 
 
 @emulation_only
-@differs({"documented clr24 clr26 rocm5": 17, "cuda": 201})
+@differs({"documented clr24 clr26 rocm5": 17, "cuda": 304})
 def test_e15_another_namespace(exporter: Actor, start: Start, code: int) -> None:
     importer = start(CROSSMEM_EMULATED_HIP_QUIRKS="foreign-namespace")
     _, handle = exporter.export()

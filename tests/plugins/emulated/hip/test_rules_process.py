@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tests.plugins.emulated.hip.conftest import Start
     from tests.plugins.emulated.hip.hip_actor import (
         BLOCK,
+        REAL,
         Actor,
         differs,
         emulation_only,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 else:
     from hip_actor import (
         BLOCK,
+        REAL,
         Actor,
         differs,
         emulation_only,
@@ -29,7 +31,7 @@ else:
 
 
 @emulation_only
-def test_e18_a_child_of_a_process_that_used_it(exporter: Actor) -> None:
+def test_e18_a_child_of_a_process_that_used_it(exporter: Actor, profile: str) -> None:
     pointer, handle = exporter.export()
     calls = [
         ("rt.getDeviceCount",),
@@ -39,8 +41,10 @@ def test_e18_a_child_of_a_process_that_used_it(exporter: Actor) -> None:
         ("rt.runtimeGetVersion",),
     ]
 
-    assert exporter.call("in_fork", *calls) == [3, 3, 3, 3, 0]
-    exporter.check_broken(*["HIP-E18"] * 4)
+    # On CUDA, the number of the devices is known there.
+    count = 0 if profile == "cuda" else 3
+    assert exporter.call("in_fork", *calls) == [count, 3, 3, 3, 0]
+    exporter.check_broken(*["HIP-E18"] * (3 + bool(count)))
     exporter.rt.free(pointer)
 
 
@@ -237,7 +241,8 @@ def test_e24_events_of_two_processes(exporter: Actor, importer: Actor) -> None:
     assert importer.rt.eventQuery(opened) == 0
     importer.rt.eventDestroy(opened)
     exporter.rt.eventDestroy(event)
-    assert status(importer.rt.ipcOpenEventHandle, handle) == 400
+    # NVIDIA's library opens it, and the next event may have the same handle.
+    assert REAL or status(importer.rt.ipcOpenEventHandle, handle) == 205
 
 
 @on("cuda")
@@ -247,7 +252,7 @@ def test_e24_what_is_no_event_for_others(exporter: Actor) -> None:
 
     assert status(exporter.rt.eventCreateWithFlags, 4) == 1
     assert status(exporter.rt.ipcGetEventHandle, plain) == 400
-    assert status(exporter.rt.ipcOpenEventHandle, bytes(64)) == 400
+    assert status(exporter.rt.ipcOpenEventHandle, bytes(64)) == 205
     assert status(exporter.rt.ipcOpenEventHandle, shared) == 201
     exporter.check_broken(*["HIP-E24"] * 3)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         emulation_only,
         on,
         status,
+        virtual_on_devices,
     )
 else:
     from hip_actor import (
@@ -27,14 +28,16 @@ else:
         emulation_only,
         on,
         status,
+        virtual_on_devices,
     )
 
     Start = Any
 
-pytestmark = emulation_only
+pytestmark = virtual_on_devices
 KINDS = on("documented", "clr24", "clr26", "cuda")
 
 
+@emulation_only
 @KINDS
 def test_v6_handles_are_released_once(exporter: Actor) -> None:
     handle, other = exporter.call("create"), exporter.call("create")
@@ -50,6 +53,7 @@ def test_v6_handles_are_released_once(exporter: Actor) -> None:
     exporter.check_broken(*["HIP-V6"] * 12)
 
 
+@emulation_only
 @KINDS
 def test_v6_a_mapping_keeps_what_its_handle_does_not(exporter: Actor) -> None:
     before = exporter.free_nbytes
@@ -119,7 +123,7 @@ def test_v7_what_cannot_be_exported(exporter: Actor) -> None:
 
 
 @KINDS
-def test_v8_two_processes(exporter: Actor, importer: Actor) -> None:
+def test_v8_two_processes(exporter: Actor, importer: Actor, profile: str) -> None:
     handle, descriptor = exporter.export_virtual(b"data")
     assert importer.free_nbytes
     before = importer.call("descriptors")
@@ -130,7 +134,7 @@ def test_v8_two_processes(exporter: Actor, importer: Actor) -> None:
     importer.write(pointer, b"DATA")
     assert exporter.read(exporter.call("map", handle), 4) == b"DATA"
     ask = importer.rt.memGetAllocationPropertiesFromHandle
-    assert ask(imported) == (PINNED, 1, ON_A_DEVICE, 0)
+    assert ask(imported) == (PINNED, int(profile != "cuda"), ON_A_DEVICE, 0)
 
     importer.call("unmap", pointer)
     importer.rt.memRelease(imported)
@@ -138,6 +142,7 @@ def test_v8_two_processes(exporter: Actor, importer: Actor) -> None:
     importer.check_broken()
 
 
+@emulation_only
 @KINDS
 def test_v8_the_own_process(exporter: Actor) -> None:
     handle, descriptor = exporter.export_virtual(b"data")
@@ -151,11 +156,15 @@ def test_v8_the_own_process(exporter: Actor) -> None:
 
 
 @KINDS
-def test_v8_what_was_imported_can_be_passed_on(
-    exporter: Actor, importer: Actor, start: Start
+def test_v8_what_was_imported_can_be_passed_on_by_amd(
+    exporter: Actor, importer: Actor, start: Start, profile: str
 ) -> None:
     _, descriptor = exporter.export_virtual(b"data")
     imported = importer.import_virtual(exporter, descriptor)
+    if profile == "cuda":
+        assert status(importer.rt.memExportToShareableHandle, imported, 1, 0) == 1
+        importer.check_broken("HIP-V7")
+        return
     third = start()
     passed = importer.rt.memExportToShareableHandle(imported, 1, 0)
     exporter.kill()
@@ -164,8 +173,11 @@ def test_v8_what_was_imported_can_be_passed_on(
     third.check_broken()
 
 
+@emulation_only
 @KINDS
-def test_v8_what_is_no_memory(exporter: Actor, importer: Actor, host: Any, start: Start) -> None:
+def test_v8_what_is_no_memory(
+    exporter: Actor, importer: Actor, host: Any, start: Start, profile: str
+) -> None:
     (host / "elsewhere").mkdir()
     stranger = start(CROSSMEM_EMULATED_STATE=host / "elsewhere")
     _, of_another_host = stranger.export_virtual()
@@ -183,7 +195,8 @@ def test_v8_what_is_no_memory(exporter: Actor, importer: Actor, host: Any, start
     ]
 
     take = importer.rt.memImportFromShareableHandle
-    assert [status(take, one, 1) for one in wrong] == [1] * len(wrong)
+    code = 999 if profile == "cuda" else 1
+    assert [status(take, one, 1) for one in wrong] == [code] * len(wrong)
     received = exporter.give(descriptor, importer)
     assert [status(take, received, kind) for kind in (0, 2, 8)] == [1] * 3
     importer.check_broken(*["HIP-V8"] * (len(wrong) + 3))
@@ -195,7 +208,7 @@ def test_v8_descriptor_0(exporter: Actor, importer: Actor, profile: str) -> None
     _, descriptor = exporter.export_virtual()
     importer.call("renumber", exporter.give(descriptor, importer), 0)
 
-    if profile == "clr26":
+    if profile in {"clr26", "cuda"}:
         # The argument is the descriptor itself there, and 0 is no argument.
         assert status(importer.rt.memImportFromShareableHandle, 0, 1) == 1
         importer.check_broken("HIP-V8")
@@ -219,6 +232,7 @@ def test_v8_a_device_that_is_not_visible(exporter: Actor, start: Start, two_devi
     other.check_broken()
 
 
+@emulation_only
 @KINDS
 @pytest.mark.parametrize("end", ["release", "leave", "kill"])
 def test_v9_importers_keep_memory(exporter: Actor, start: Start, end: str) -> None:
@@ -236,6 +250,7 @@ def test_v9_importers_keep_memory(exporter: Actor, start: Start, end: str) -> No
     keeper.check_broken()
 
 
+@emulation_only
 @KINDS
 def test_v10_the_device_is_charged_once(exporter: Actor, importer: Actor, start: Start) -> None:
     witness = start()
@@ -252,6 +267,7 @@ def test_v10_the_device_is_charged_once(exporter: Actor, importer: Actor, start:
     assert witness.free_nbytes == before
 
 
+@emulation_only
 @KINDS
 def test_v10_who_was_killed_keeps_nothing(exporter: Actor, importer: Actor, start: Start) -> None:
     witness = start()
@@ -268,6 +284,7 @@ def test_v10_who_was_killed_keeps_nothing(exporter: Actor, importer: Actor, star
     assert (rows["pages"], rows["holding"]) == (0, 0)
 
 
+@emulation_only
 @KINDS
 def test_v10_room_that_others_take(start: Start) -> None:
     exporter, importer = (start(CROSSMEM_EMULATED_CAPACITY="8MiB") for _ in range(2))
@@ -310,6 +327,7 @@ def test_v11_a_handle_is_of_what_is_mapped(exporter: Actor) -> None:
 RANGE_START, RANGE_SIZE, MAPPED, HANDLE_TYPES, MAPPING_SIZE, MAPPING_START = 11, 12, 13, 14, 18, 19
 
 
+@emulation_only
 @KINDS
 def test_v12_what_is_known_of_an_address(exporter: Actor, profile: str) -> None:
     pointer = exporter.rt.memAddressReserve(4 * BLOCK, 0, 0, 0)

@@ -198,9 +198,19 @@ def checked(runtime: Any, status: int) -> int:
     return 0
 
 
+def convertible(wheel: Any) -> list[int]:
+    """Return the statuses that this build takes: CuPy's for CPython 3.12 refuses negative ones."""
+    try:
+        wheel.CUDARuntimeError(-1)
+    except OverflowError:
+        return [one for one in STATUSES if one >= 0]
+    return STATUSES
+
+
 def test_errors(wheel: Any, ours: Runtime) -> None:
-    theirs = [wheel.CUDARuntimeError(status) for status in STATUSES]
-    mine = [ours.CUDARuntimeError(status) for status in STATUSES]
+    statuses = convertible(wheel)
+    theirs = [wheel.CUDARuntimeError(status) for status in statuses]
+    mine = [ours.CUDARuntimeError(status) for status in statuses]
 
     assert [(one.status, one.args, str(one)) for one in mine] == [
         (one.status, one.args, str(one)) for one in theirs
@@ -209,7 +219,7 @@ def test_errors(wheel: Any, ours: Runtime) -> None:
     copies = pickle.loads(pickle.dumps(mine))  # noqa: S301 - our own bytes
     assert [(type(one), one.status) for one in copies] == [(type(one), one.status) for one in mine]
     for runtime in (wheel, ours):
-        assert [checked(runtime, status) for status in STATUSES] == STATUSES
+        assert [checked(runtime, status) for status in statuses] == statuses
 
 
 def test_errors_of_rocm_have_hips_names() -> None:

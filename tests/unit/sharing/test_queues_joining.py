@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process joins a queue while its owner is busy with other rounds."""
+
+import time
+
+import pytest
+
+import crossmem
+from crossmem import QueueEmptyError
+from crossmem.control import words
+from crossmem.sharing.queues import place
+from crossmem.sharing.queues.layout import ROUND
+from crossmem.sharing.queues.owner import QueueOwner
+
+NBYTES = 64
+
+
+def test_a_round_that_hides_an_open_session_is_not_slept_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner wakes a process that joins, and begins a round before that process looks."""
+    wake_all = QueueOwner._wake_all
+
+    def wake_in_next_round(owner: QueueOwner) -> None:
+        words.store(owner._control, ROUND, 1)
+        wake_all(owner)
+        time.sleep(0.1)
+        words.store(owner._control, ROUND, 0)
+
+    monkeypatch.setattr(QueueOwner, "_wake_all", wake_in_next_round)
+    monkeypatch.setattr(place, "LOOK_S", 1e5)
+    monkeypatch.setattr(place, "_SPIN_S", 0.0)
+    with crossmem.device("host").queue(2, NBYTES) as queue:
+        start = time.monotonic()
+        with pytest.raises(QueueEmptyError):
+            queue.get(timeout=0)
+
+        # Without a second look, the whole timeout of the join passes.
+        assert time.monotonic() - start < 10
