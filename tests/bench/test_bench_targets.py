@@ -64,8 +64,8 @@ def test_updates_are_held_against_numpy(excess: float) -> None:
 @pytest.mark.parametrize(
     ("start", "ours", "rival", "state", "limit"),
     [
-        ("signal and wait, awake", "timeline", "plain word", "awake", 3),
-        ("signal and wait, asleep", "timeline", "eventfd", "asleep", 2),
+        ("signal and wait, both processes awake", "timeline", "plain word", "awake", 3),
+        ("signal and wait, the other process asleep", "timeline", "eventfd", "asleep", 2),
         ("publish and wait", "shared tree", "polling", "awake", 0.5),
     ],
 )
@@ -83,19 +83,34 @@ def test_timelines_are_held_against_plainer_ways(
 @pytest.mark.parametrize(
     ("end", "ours", "rival", "limit"),
     [
-        ("with user data, awake, against iceoryx2", ("queue", "awake"), ("iceoryx2", "awake"), 1),
         (
-            "buffer awake, against iceoryx2",
+            "user data, both processes awake, against iceoryx2",
+            ("queue", "awake"),
+            ("iceoryx2", "awake"),
+            1,
+        ),
+        (
+            "4 KiB, both processes awake, against iceoryx2",
             ("queue", "awake", 4096),
             ("iceoryx2", "awake", 4096),
             1.5,
         ),
         ("awake, against mp.Queue", ("queue", "awake"), ("mp.Queue", "awake"), 0.15),
         ("asleep, against mp.Queue", ("queue", "asleep"), ("mp.Queue", "asleep"), 0.6),
-        ("buffer asleep, against an eventfd", ("queue", "asleep"), ("eventfd", "asleep"), 2),
-        ("1 GiB, against 4 KiB", ("queue", "awake", 1 << 30), ("queue", "awake", 4096), 1.1),
         (
-            "8 consumers, against one",
+            "user data, the other process asleep, against an eventfd",
+            ("queue", "asleep"),
+            ("eventfd", "asleep"),
+            2,
+        ),
+        (
+            "1 GiB, both processes awake, against 4 KiB",
+            ("queue", "awake", 1 << 30),
+            ("queue", "awake", 4096),
+            1.1,
+        ),
+        (
+            "8 consumers, against one consumer",
             ("8 consumers", "put of an item"),
             ("1 consumers", "put of an item"),
             3,

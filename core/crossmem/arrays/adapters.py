@@ -14,7 +14,7 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 
 
 class Adapter(Protocol):
-    """The functions of one library for existing arrays. ``sharing.base.views`` makes new ones."""
+    """The functions of one library for existing arrays. ``sharing.base.views`` makes new arrays."""
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
         """Return the classes whose objects have no state besides their elements.
@@ -23,7 +23,7 @@ class Adapter(Protocol):
         """
 
     def describe(self, array: Any, /) -> ArrayInfo:
-        """Return the address and layout of an array of one of these classes.
+        """Return the address and layout of an array of a class in :meth:`classes`.
 
         Raises
         ------
@@ -35,7 +35,7 @@ class Adapter(Protocol):
         """Return a new array for a layout without elements. It needs no shared memory."""
 
     def copy_to(self, target: Any, source: Any, /) -> None:
-        """Overwrite an array with another one of the same shape and dtype."""
+        """Overwrite an array with another array of the same shape and dtype."""
 
 
 ADAPTERS: Final[dict[str, Adapter]] = {

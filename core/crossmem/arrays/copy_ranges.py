@@ -12,7 +12,7 @@ ALIGNMENT: Final = 256
 """The offset of a copy equals the original address modulo this number, so elements stay aligned."""
 
 BLOCK_ALIGNMENT: Final = 16
-"""The same number for blocks of pools. It is smaller, because a block has little room."""
+"""The alignment of copies in blocks of pools. It is smaller, because a block has little room."""
 
 
 class CopyRange(NamedTuple):
@@ -21,9 +21,9 @@ class CopyRange(NamedTuple):
     Parameters
     ----------
     low, high
-        First address and end address.
+        Address of the first byte, and the address after the last byte.
     start
-        Offset of the first byte in the target.
+        Offset of the range in the target.
     """
 
     low: int
@@ -32,7 +32,7 @@ class CopyRange(NamedTuple):
 
     @property
     def end(self) -> int:
-        """End offset in the target."""
+        """Offset of the end of the range in the target."""
         return self.start + self.high - self.low
 
 

@@ -61,7 +61,7 @@ def describe(array: Any) -> ArrayInfo:
 
 
 def copy_to(target: Any, source: Any) -> None:
-    """Overwrite an array with another one of the same shape and dtype."""
+    """Overwrite an array with another array of the same shape and dtype."""
     # The copy runs in the current stream of the target's device, after earlier work on the target.
     with target.device:
         target[...] = source

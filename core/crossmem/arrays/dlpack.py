@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack capsules for memory of crossmem, by the structs of DLPack 1.1.
+"""DLPack capsules for memory of crossmem, with the structs of DLPack 1.1.
 
 A consumer releases a tensor by calling a C function, the deleter. It may call the deleter from any
 thread, with or without the GIL, while an exception is propagating, and even after the interpreter
-has ended. A ctypes callback does not survive such calls: it loses the propagating exception, and
-with it the owner. Therefore NumPy makes each capsule, for a tiny array whose base keeps the owner.
-NumPy's deleter and destructor are C code and handle all these cases. This module then overwrites
-the array's description in the capsule, field by field of the published structs.
+has ended. A ctypes callback does not survive such calls: the callback loses the propagating
+exception, and leaks the owner. Therefore NumPy makes each capsule, for a tiny array whose base
+keeps the owner. NumPy's deleter and destructor are C code and handle all these cases. This module
+then overwrites each field of the published structs by which the capsule describes the array.
 """
 
 import ctypes
@@ -35,12 +35,12 @@ ROCM: Final = 10
 """DLPack's device type of AMD GPUs, which CuPy and PyTorch use."""
 
 EXT_DEV: Final = 12
-"""DLPack's device type of Ascend NPUs. torch_npu 2.14 imports only this type and type 1.
+"""DLPack's device type of Ascend NPUs. torch_npu 2.14 imports only this type and :data:`CPU`.
 
 These facts come from torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and from the
 machine code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement
-first requests a capsule without a version, even for objects on other devices. It ignores
-``byte_offset``, and does not know float8.
+first requests a capsule without a version, even for objects on other devices. The replacement
+ignores ``byte_offset``, and does not know float8.
 """
 
 CUDA_MANAGED: Final = 13
@@ -96,10 +96,11 @@ _BYTE: Final = ctypes.c_ubyte()
 
 
 class _Base:
-    """An object whose array interface describes two bytes. The capsule keeps this object alive.
+    """An object whose array interface describes a tiny array. The capsule keeps this object alive.
 
-    NumPy 2.1 omits the strides of contiguous arrays. These bytes are not contiguous, so the capsule
-    has room for strides.
+    The array has two elements, which are the same byte because of a stride of 0. NumPy 2.1 omits
+    the strides of contiguous arrays. This array is not contiguous, so the capsule has room for
+    strides. An array without dimensions has one element and needs no strides.
     """
 
     __slots__ = ("__array_interface__", "owner")
@@ -139,11 +140,12 @@ def make_capsule(
     device
         DLPack's device type and id.
     owner
-        The object that keeps the memory.
+        The object that keeps the memory valid.
     readonly
         Whether the capsule says that the consumer must not write. Some consumers write anyway.
     max_version
-        The newest version that the consumer reports. From (1, 0) on the capsule is versioned.
+        The newest version of DLPack that the consumer accepts, None if the consumer names none.
+        From (1, 0) on, the capsule has a version.
 
     Raises
     ------
@@ -178,7 +180,7 @@ def make_capsule(
             msg = f"DLPack capsules need NumPy 2.1 or newer, not {np.__version__}"
             raise UnsupportedError(msg, hint="install numpy>=2.1") from error
         managed = _Versioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
-        # The codes of small floats need version 1.1. Consumers that know only 1.0 accept it too,
+        # The codes of small floats need version 1.1. Consumers that know only 1.0 accept 1.1 too,
         # because only the major number decides.
         managed.major, managed.minor = 1, 1
         managed.flags = _READ_ONLY if readonly else 0
@@ -207,14 +209,14 @@ def check_stream(device_type: int, stream: object) -> bool:
     device_type
         DLPack's device type.
     stream
-        The argument of ``__dlpack__``: None for the default stream, -1 for no wait, else the number
-        of the stream on which the consumer will work.
+        The argument ``stream`` of ``__dlpack__``: None for the default stream, -1 for no wait, else
+        the number of the stream on which the consumer will work.
 
     Raises
     ------
     ConfigurationError
-        The stream does not exist. Host memory has no streams. CUDA excludes 0, because it has two
-        default streams. ROCm excludes 1 and 2.
+        The stream is not valid. Host memory has no streams. DLPack does not allow stream 0 of CUDA,
+        because CUDA has two default streams, and streams 1 and 2 of ROCm.
     """
     if device_type == CPU:
         if stream is not None:
@@ -226,10 +228,9 @@ def check_stream(device_type: int, stream: object) -> bool:
     refused = {CUDA: {0}, CUDA_MANAGED: {0}, ROCM: {1, 2}}.get(device_type, set())
     # The error is no TypeError, because after a TypeError PyTorch calls again without a stream.
     if type(stream) is not int or stream < -1 or stream in refused:
-        numbers = " and ".join(str(number) for number in sorted(refused)) or "none"
-        msg = (
-            f"stream is {shorten(stream, 60)}; it must be None, -1 or the number of a stream; "
-            f"device type {device_type} excludes {numbers}"
-        )
+        numbers = " or ".join(str(number) for number in sorted(refused))
+        msg = f"stream is {shorten(stream, 60)}; it must be None, -1 or the number of a stream"
+        if refused:
+            msg += f", but not {numbers} for DLPack's device type {device_type}"
         raise ConfigurationError(msg, hint="pass 1 for CUDA's default stream, 0 for ROCm's")
     return stream != -1

@@ -37,7 +37,7 @@ class DType:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a packed struct."""
+    """One field of a struct."""
 
     name: str
 

@@ -5,9 +5,9 @@ A dtype's name is also its text on the wire, and each dtype has only one text::
 
     float32, bfloat16, float8_e4m3fn ...    the frameworks' common names, in native byte order
     >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for dtypes that only NumPy has
-    [8,[["a",0,"int32"],["b",4,"int16"]]]   JSON for a packed struct: its itemsize and its fields,
-                                            each with name, offset, dtype and, for a sub-array,
-                                            shape
+    [8,[["a",0,"int32"],["b",4,"int16"]]]   JSON for a struct: the itemsize of the struct, and the
+                                            name, offset and dtype of each field. A sub-array has
+                                            its shape too. Fields may leave gaps
 
 The parser checks bounds and never evaluates text, so the text may be untrusted.
 """
@@ -42,7 +42,7 @@ MAX_ITEMSIZE: Final = 2**31 - 1
 """The most bytes of one element; NumPy has the same limit."""
 
 MAX_FIELDS: Final = 512
-"""The most fields of one struct. Fields of nested structs do not count."""
+"""The most fields of one struct. A field that is a struct counts as one field."""
 
 MAX_NESTING: Final = 8
 """The deepest nesting of structs."""
@@ -142,7 +142,7 @@ def from_text(text: str) -> DType:
 
 
 def to_numpy(dtype: DType) -> "np.dtype[Any]":
-    """Return the NumPy dtype, which CuPy uses too.
+    """Return the NumPy dtype. CuPy uses the same dtypes.
 
     Raises
     ------
@@ -305,8 +305,8 @@ def _parse_struct(parts: object, depth: int) -> DType:
 def _parse_field(row: object, depth: int) -> Field:
     match row:
         case [str(name), int(offset), inner, *rest]:
-            # The text of a struct inside a string is refused: the limit of the nesting would not
-            # count it.
+            # A string with the text of a struct is refused, because the limit of the nesting would
+            # not count this struct.
             if isinstance(inner, str) and not inner.startswith("["):
                 dtype = dtype_of(inner)
             else:
@@ -316,14 +316,20 @@ def _parse_field(row: object, depth: int) -> Field:
                     return Field(name, offset, dtype, ())
                 case [list(shape)] if shape:
                     return Field(name, offset, dtype, tuple(shape))
-    msg = f"{shorten(row)} is not a field: it must be [name, offset, dtype] or have a shape too"
+    forms = "[name, offset, dtype] or [name, offset, dtype, shape]"
+    msg = f"{shorten(row)} is not a field: it must be {forms}"
     raise ConfigurationError(msg)
 
 
 def _struct(itemsize: int, fields: list[Field]) -> DType:
-    """Return the dtype of a packed struct, after checks of its bounds."""
-    if not 1 <= len(fields) <= MAX_FIELDS or len({one.name for one in fields}) < len(fields):
-        msg = f"a struct must have 1 to {MAX_FIELDS} distinct fields, not these {len(fields)}"
+    """Check the bounds of a struct, and return its dtype."""
+    if not 1 <= len(fields) <= MAX_FIELDS:
+        msg = f"a struct must have 1 to {MAX_FIELDS} fields, not {len(fields)}"
+        raise ConfigurationError(msg)
+    names = [one.name for one in fields]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        msg = f"two fields of a struct have the name {shorten(twice, 60)}; names must be distinct"
         raise ConfigurationError(msg)
     _check("a struct", "the itemsize", itemsize, lowest=1)
     for one in fields:

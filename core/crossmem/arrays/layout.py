@@ -48,7 +48,7 @@ class Layout:
     strides: tuple[int, ...]
     offset: int
     nbytes: int = field(compare=False, repr=False)
-    """Bytes of all elements, each counted once: the size of a copy without gaps."""
+    """Number of elements times the itemsize: the size of a copy without gaps."""
 
     extent: tuple[int, int] | None = field(compare=False, repr=False)
     """Offset of the first byte that an element covers, and of the byte after the last; None without
@@ -218,7 +218,11 @@ def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]
 
 
 def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
-    """Return the bytes that strided elements cover before and after the start, and their size."""
+    """Return the extent and the size of strided elements, in bytes.
+
+    The extent is two numbers: the bytes before the address of the first element, and the bytes from
+    this address on. A size of zero counts as one.
+    """
     if len(steps) != len(sizes):
         msg = f"strides {shorten(steps, 80)} do not match shape {shorten(sizes, 80)}"
         raise ConfigurationError(msg)

@@ -45,7 +45,7 @@ def on_use(tell: Callable[[str], None]) -> None:
 
 
 def used(name: str) -> Any:
-    """Return an imported library, or None. If it is None, no object of the library exists."""
+    """Return an imported library, or None. If the result is None, the library has no objects."""
     module = sys.modules.get(name)
     if name in _known:
         return module

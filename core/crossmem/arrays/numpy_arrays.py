@@ -20,9 +20,9 @@ def classes(numpy: Any) -> tuple[type, ...]:
 def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
-    # A read-only memoryview may lie over a writable object. A user could then switch an array that
-    # lies directly over the view back to writable. NumPy refuses this for an array over a read-only
-    # array, so a read-only array is put between the view and the arrays.
+    # A read-only memoryview may lie over a writable object. If an array lies directly over such a
+    # view, a user can make the array writable. NumPy refuses this if the array lies over a
+    # read-only array, so a read-only array is put between the view and the arrays.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:
@@ -33,7 +33,7 @@ def maker(view: memoryview) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return a new array for a layout without elements, such as of shape ``(0, 3)``.
+    """Return a new array for a layout without elements, such as one of shape ``(0, 3)``.
 
     The caller checks that the layout has no elements, so the array needs no shared memory.
     """
@@ -54,5 +54,5 @@ def describe(array: Any) -> ArrayInfo:
 
 
 def copy_to(target: Any, source: Any) -> None:
-    """Overwrite an array with another one of the same shape and dtype."""
+    """Overwrite an array with another array of the same shape and dtype."""
     target[...] = source

@@ -23,7 +23,7 @@ def classes(torch: Any) -> tuple[type, ...]:
 def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
     """Return a function that makes tensors in a host buffer. Each tensor keeps the buffer alive.
 
-    The buffer must report that it is writable: for another buffer, PyTorch warns.
+    The buffer must report that it is writable, because PyTorch warns about read-only buffers.
     """
     torch = require("torch")
     make = _maker(torch, torch.frombuffer(buffer, dtype=torch.uint8))
@@ -143,6 +143,6 @@ def _device(torch: Any, device: Any) -> str:
 
 
 def copy_to(target: Any, source: Any) -> None:
-    """Overwrite a tensor with another one of the same shape and dtype."""
+    """Overwrite a tensor with another tensor of the same shape and dtype."""
     with require("torch").no_grad():
         target.copy_(source)

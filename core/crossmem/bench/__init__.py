@@ -4,14 +4,14 @@
 Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. If this
 process may use only one CPU, both share it. Each round visits every peer.
 
-In most rows, each round gives one number, and the reported number is the median of the rounds. The
-number of a round is the median of its repetitions, or their mean if many allocations are timed
-together. The rows named p99 are percentiles of the samples of all rounds together. Some rows, such
-as those of the table ``Scale``, are measured in one round.
+In most rows of the report, each round gives one number, and the row has the median of the rounds.
+The number of a round is the median of its repetitions, or their mean if many allocations are timed
+together. The rows named p99 are percentiles of the samples of all rounds together. Some rows of the
+report, such as those of the table ``Scale``, are measured in one round.
 
-Each operation is timed in the process that performs it. The message that hands the token over is
-the same for all peers. Only the round trips and the churn of allocations include the time of this
-message.
+Each operation is timed in the process that performs it. The producer sends the consumer a token:
+the bytes by which the consumer finds the memory. The message with the token is the same for all
+peers. Only the round trips and the churn of allocations include the time of this message.
 """
 
 from collections.abc import Callable, Sequence

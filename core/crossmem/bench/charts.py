@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of a report as SVG text: one dot for each time, on a logarithmic axis."""
+"""Charts of a report as SVG text: one dot for each median time, on a logarithmic axis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ LOADS: Final = {
     "GIL held": "GIL held",
     "stopped": "SIGSTOP",
 }
-"""The titles in the chart of the loads that keep the exporter busy. The key is the load's name in a
+"""The titles of the loads, in the chart of a busy exporter. The key is the load's name in a
 report."""
 
-# The colours of Okabe and Ito, which people with any colour vision can tell apart.
+# The palette of Okabe and Ito: people with any colour vision can tell its colours apart.
 _COLOURS: Final = ("#000000", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
 _GREY: Final = "#4a5568"
 _LEFT, _RIGHT, _WIDTH = 160, 680, 760
@@ -45,8 +45,8 @@ class _Chart:
     series
         The titles of the series, such as the loads. Each series has its colour.
     groups
-        For each peer, its title and its values in microseconds, one for each series. None: not
-        measured.
+        The title and the values of each peer. A peer has one value for each series, in
+        microseconds, or None if the value was not measured.
     """
 
     title: str
@@ -139,6 +139,6 @@ def _legend(series: Sequence[str]) -> list[str]:
 
 
 def _time(power: int) -> str:
-    """Return the text of a time. ``power`` is the exponent of 10, in microseconds."""
+    """Return the text of the time of 10 ** ``power`` microseconds, such as ``"10 ms"``."""
     unit, less = ("s", 6) if power >= 6 else ("ms", 3) if power >= 3 else ("µs", 0)
     return f"{10.0 ** (power - less):g} {unit}"

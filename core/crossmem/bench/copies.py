@@ -51,7 +51,10 @@ def end_child(process: Any, connection: Connection) -> None:
 
 
 def start_ray(nbytes: int) -> Any:
-    """Start Ray on this machine only, with room for four objects of ``nbytes``. Return Ray."""
+    """Start Ray on this machine only, with room for four objects of ``nbytes``.
+
+    Return the module of Ray.
+    """
     ray: Any = import_module("ray")
     ray.init(
         address="local",
@@ -238,7 +241,7 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
     rounds
         Number of updates.
     plain_first
-        Whether NumPy's copy into fresh memory comes before crossmem's.
+        Whether NumPy's copy into fresh memory comes before the first share.
 
     Returns
     -------
@@ -292,11 +295,14 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
     {"copied": copied, "updated": updated}
 )
-"""The cases, by name."""
+"""The function of each case. The key is the case's name."""
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case. ``arguments`` has its name, and then its own arguments as JSON."""
+    """Measure one case.
+
+    ``arguments`` has the case's name, and then the case's arguments as JSON.
+    """
     name, given = arguments
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that measures what it costs to send trees and arrays to other processes.
+"""A program that measures how long it takes to send trees and arrays to other processes.
 
 One run of the program measures one case, in a fresh interpreter with its own child processes. With
 Ray, Ray starts the children; otherwise, the program starts them by spawn. The program prints one
@@ -39,14 +39,14 @@ _DEVICE: Final = "host"
 def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
     """Share a dictionary of tensors and receive it in another process.
 
-    With crossmem, the other process then receives the dictionary a second time. This receipt is
-    timed separately.
+    With crossmem, the other process then receives the dictionary again. The second receive is timed
+    separately.
 
     Parameters
     ----------
     kind
-        ``"crossmem"``: all tensors lie in one allocation. ``"torch"``: PyTorch shares the tensors
-        in its own way: it moves each CPU tensor into shared memory of its own.
+        ``"crossmem"``: all tensors lie in one allocation. ``"torch"``: PyTorch shares the tensors,
+        and moves each CPU tensor into separate shared memory.
     tensors
         Number of tensors.
     nbytes
@@ -61,8 +61,8 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     if kind == "crossmem":
         pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
         memory = pool.as_tensor()
-        # This write takes the page faults before the measurement. For PyTorch, torch.ones() takes
-        # them.
+        # This write causes the page faults before the measurement. For PyTorch, torch.ones()
+        # causes them.
         memory.fill_(1)
     for _ in range(rounds):
         if pool is not None:
@@ -198,7 +198,7 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
     -------
     dict
         ``"attach"``: the seconds that each reader needs to receive the array. ``"counted"``: one
-        number. The kernel gives each process its proportional size (Pss) of the array. The number
+        number. The kernel reports the array's proportional size (Pss) in each process. The number
         is the sum of these sizes, divided by the array's size.
     """
     array = crossmem.empty(nbytes, "uint8")
@@ -262,11 +262,14 @@ def _counted(pointer: int) -> int:
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
     {"tree": tree, "queue": queue, "readers": readers}
 )
-"""The cases that can be measured, by name."""
+"""The function of each case. The key is the case's name."""
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case. ``arguments`` has its name, and then its own arguments as JSON."""
+    """Measure one case.
+
+    ``arguments`` has the case's name, and then the case's arguments as JSON.
+    """
     name, given = arguments
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
 

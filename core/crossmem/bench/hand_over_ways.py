@@ -33,9 +33,10 @@ class Ends:
     connection
         The connection to the other process.
     events
-        An eventfd for each direction, this process's own first.
+        Two eventfds: this process writes to the first one, and reads the second one.
     names
-        A queue of ``multiprocessing`` for each direction, this process's own first.
+        Two queues of ``multiprocessing``: this process puts into the first one, and gets from the
+        second one.
     """
 
     def __init__(self, connection: Connection, events: Sequence[int], names: Sequence[Any]) -> None:
@@ -45,12 +46,12 @@ class Ends:
         self.kept: list[Any] = []
 
     def exchange(self, item: Any) -> Any:
-        """Send an item to the other process, and return what it sends."""
+        """Send an item to the other process, and return the item that the other process sends."""
         self.connection.send(item)
         return self.connection.recv()
 
     def begin(self) -> None:
-        """Return at the same time as this method of the other process, so that both are awake."""
+        """Return at the same moment as in the other process, so that both processes are awake."""
         # The clock is the same in all processes.
         start = perf_counter() + _TOGETHER_S
         start = max(start, self.exchange(start))
@@ -113,7 +114,7 @@ def _check(data: bytes | memoryview, value: int) -> None:
 
 
 def _ports(ends: Ends, payload: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """Return iceoryx2, the publisher of this process, and a subscriber of the other one."""
+    """Return the module iceoryx2, this process's publisher, and its subscriber to the other one."""
     api: Any = import_module("iceoryx2")
     api.set_log_level(api.LogLevel.Error)
     mode = api.SignalHandlingMode.Disabled
@@ -153,7 +154,7 @@ def _receive(subscriber: Any) -> Any:
 
 
 def _iceoryx2(ends: Ends) -> Way:
-    """Hand over 8 bytes with iceoryx2, which copies them into and out of the sample."""
+    """Hand over 8 bytes with iceoryx2. They are copied into the sample, and out of it."""
     _api, publisher, subscriber = _ports(ends, ctypes.c_uint64)
 
     def tell(value: int) -> None:
@@ -171,7 +172,7 @@ def _iceoryx2(ends: Ends) -> Way:
 
 
 def _iceoryx2_buffers(ends: Ends) -> Way:
-    """Hand over samples of 4 KiB with iceoryx2, which both sides see without a copy."""
+    """Hand over samples of 4 KiB with iceoryx2. Both processes access a sample without a copy."""
     api: Any = import_module("iceoryx2")
     payload = api.Slice[ctypes.c_uint8]
     _api, publisher, subscriber = _ports(ends, payload, initial_max_slice_len=SMALL)
@@ -191,20 +192,21 @@ def _iceoryx2_buffers(ends: Ends) -> Way:
 
 
 def _names(ends: Ends) -> Way:
-    """Hand over names of shared memory, which both sides have mapped, with mp.Queue."""
+    """Hand over a name with mp.Queue, as if both processes had mapped memory of that name."""
     own, other = ends.names
     name = NAME.format(0)
 
     def wait(_value: int) -> None:
-        if other.get(timeout=GET_S) != name:
-            msg = "another name has come"
+        found = other.get(timeout=GET_S)
+        if found != name:
+            msg = f"expected the name {name!r}, got {found!r}"
             raise RuntimeError(msg)
 
     return lambda _value: own.put(name), wait
 
 
 def _eventfd(ends: Ends) -> Way:
-    """Sleep in the read of an eventfd."""
+    """Signal by a write to an eventfd, and sleep in the read of the other eventfd."""
     out, back = ends.events
     return lambda _: os.eventfd_write(out, 1), lambda _: os.eventfd_read(back)
 
@@ -220,4 +222,7 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""For each way: the function that starts the way, and the states in which it is measured."""
+"""For each way, the function that starts the way, and the states in which the way is measured.
+
+The key is the way's name. If the way uses buffers, their size in bytes follows.
+"""

@@ -32,7 +32,7 @@ _BATCH: Final = 64
 
 
 def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[str, list[float]]:
-    """Return the time of a round trip in each round, by way and state.
+    """Return the time of a round trip in each round. The key is the way and the state.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def _numbers(turns: Sequence[Any], count: int) -> list[range]:
 
 
 class _Pair:
-    """Starts the second process, and ends it on exit."""
+    """Starts the second process, and ends it at the end of the ``with`` block."""
 
     def __init__(
         self, ways: list[str], turns: list[tuple[str, str]], count: int, cpus: list[int]
@@ -226,7 +226,9 @@ def _consume(
 
 
 def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the producer's time for an item that each consumer gets, by number of consumers.
+    """Return the producer's time for one item, if each consumer gets each item.
+
+    The key is the number of consumers.
 
     Parameters
     ----------
@@ -302,11 +304,14 @@ def _take(connection: Connection, handle: bytes, cpu: int) -> None:
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
     {"trips": trips, "rates": rates, "fans": fans}
 )
-"""The cases, by name."""
+"""The function of each case. The key is the case's name."""
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case: its name, then its arguments as JSON."""
+    """Measure one case.
+
+    ``arguments`` has the case's name, and then the case's arguments as JSON.
+    """
     name, given = arguments
     gc.disable()
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")

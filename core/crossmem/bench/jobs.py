@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs of producer and consumer for the rows that every peer has.
+"""The jobs of producer and consumer for the rows of the report that every peer has.
 
 A job is a pair of functions: one runs in the producer, and one at the same time in the consumer.
 The two communicate over a channel. Each operation is timed alone, in seconds, by the process that
-performs it. The transfer of the token is the same for all peers. Only ``"total"`` and the job
-``"churn"`` include this transfer.
+performs it.
+
+The producer sends a token for each allocation: the bytes by which the consumer finds the memory.
+The transfer of the token is the same for all peers. Only the time ``"total"`` of the job ``"life"``
+and the time of the job ``"churn"`` include this transfer.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +33,7 @@ class Context:
     channel
         The channel to the other process.
     kept
-        Objects that one job stores for a later job, by a name.
+        Objects that one job stores for a later job. The key is a name.
     """
 
     peer: Peer
@@ -144,10 +147,10 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 
 
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
-    """Do each step for all blocks before the next step. Return the mean time of each step.
+    """Do each step for all allocations before the next step. Return the mean time of each step.
 
-    Some peers do the work for many blocks in the call for one block. The mean includes this work,
-    but a median would not.
+    Some peers do the work for many allocations in the call for one of them. The mean includes this
+    work, but a median would not.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

@@ -46,7 +46,7 @@ def _wait(_channel: Channel, _busy: list[bool]) -> None:
 
 def _spin(_channel: Channel, busy: list[bool]) -> None:
     turns = 0
-    while busy:  # pure Python releases the GIL only on request
+    while busy:  # pure Python releases the GIL only if another thread requests it
         turns += 1
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs for the rows that only crossmem has. Each job runs in the producer and the consumer."""
+"""The jobs for the rows of the report that only crossmem has.
+
+Each job runs in the producer and in the consumer.
+"""
 
 import os
 from time import perf_counter
@@ -72,7 +75,7 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 
 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
-    """Time imports and attaches of allocations that this process imports for the whole job.
+    """Time imports and attaches of allocations that this process holds during the whole job.
 
     The repeated imports and attaches name a whole allocation or a part, as a handle object or as
     bytes.

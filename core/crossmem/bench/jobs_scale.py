@@ -120,7 +120,7 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
     try:
         while len(memories) < 2 * room:
             memories.append(context.peer.create(nbytes))
-    except Exception as error:  # noqa: BLE001 - the test reads the error's type
+    except Exception as error:  # noqa: BLE001 - the result has the error's type
         failure = error
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -136,7 +136,7 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
 
 
 def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str, Any]:
-    """Time how the exporter reads the rows of many importers for one export that no row holds."""
+    """Time the reads of many importers' rows for one export. No importer holds the export."""
     memory = context.peer.create(4096)
     handle = crossmem.ShareableHandle.from_bytes(context.peer.export(memory))
     table, unit = SlotTable(), Unit(handle.allocation, None, lambda: None)
@@ -154,7 +154,7 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
 
 
 def _produce_block_rows(context: Context, *, importers: int, batches: int) -> dict[str, Any]:
-    """Time how the owner frees blocks of a pool that many importers have open.
+    """Time the frees of blocks of a pool that many importers have open.
 
     No importer holds a block.
     """

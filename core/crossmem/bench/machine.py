@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine of a run."""
+"""Facts about the machine on which the benchmark runs, and the choice of its CPUs."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ __all__ = ["Cpus", "available_nbytes", "choose_cpus", "describe_machine", "versi
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """The CPUs of a producer and a consumer; both are the same if only one is allowed."""
+    """The CPUs of a producer and a consumer. They are equal if this process may use only one."""
 
     producer: int
     consumer: int

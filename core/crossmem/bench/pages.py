@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report's files for a page of the documentation: the tables in Markdown, and the charts."""
+"""Writes a report for a page of the documentation: the tables in Markdown, and the charts."""
 
 from pathlib import Path
 

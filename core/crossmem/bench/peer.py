@@ -70,7 +70,7 @@ class Peer(ABC):
 
     @abstractmethod
     def export(self, memory: Any) -> bytes:
-        """Return the bytes by which the consumer finds the memory."""
+        """Return the token: the bytes by which the consumer finds the memory."""
 
     @abstractmethod
     def attach(self, token: bytes) -> Any:

@@ -14,10 +14,10 @@ __all__ = ["SharedMemoryPeer"]
 
 
 class SharedMemoryPeer(Peer):
-    """``multiprocessing.shared_memory``, unregistered from the consumer's resource tracker.
+    """``multiprocessing.shared_memory``, which the consumer's resource tracker does not track.
 
     Otherwise, the consumer's tracker would delete the producer's memory. Every program that shares
-    memory safely in this way needs this call.
+    memory safely in this way must keep the memory out of the tracker.
     """
 
     title: ClassVar[str] = "mp.shared_memory"

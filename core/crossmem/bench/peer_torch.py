@@ -68,7 +68,7 @@ class TorchPeer(Peer):
 
     @override
     def free(self, memory: Any) -> None:
-        # The storage ends with its last reference, which the caller holds.
+        # The storage ends with its last reference. The tensor has that reference, and now drops it.
         memory.set_()
 
     @override

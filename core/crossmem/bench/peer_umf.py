@@ -61,7 +61,7 @@ def _check(result: int, call: str) -> None:
 
 
 class UmfProxyPeer(Peer):
-    """UMF's provider of anonymous memory, under a pool that forwards every request to it."""
+    """UMF's provider of anonymous memory, under a pool that forwards every request."""
 
     title: ClassVar[str] = "UMF proxy"
     distribution: ClassVar[str | None] = "umf"
@@ -111,8 +111,8 @@ class UmfProxyPeer(Peer):
 
     @override
     def serve(self) -> bytes:
-        # The consumer takes the descriptor out of this process. The security module Yama forbids
-        # that between siblings, unless this process allows it.
+        # The consumer takes the descriptor out of this process. The security module Yama lets a
+        # sibling do so only if this process allows it.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         return str(os.getpid()).encode()
 
@@ -129,7 +129,7 @@ class UmfProxyPeer(Peer):
         pointer, nbytes = memory
         handle, size = ctypes.c_void_p(), ctypes.c_size_t()
         _check(self._umf.umfGetIPCHandle(pointer, handle, size), "umfGetIPCHandle")
-        # The handle does not contain the size, so a user must send it.
+        # The handle does not contain the size of the memory, so the token does.
         token = _SIZE.pack(nbytes) + ctypes.string_at(handle.value or 0, size.value)
         _check(self._umf.umfPutIPCHandle(handle), "umfPutIPCHandle")
         return token
@@ -159,7 +159,7 @@ class UmfProxyPeer(Peer):
 class UmfDisjointPeer(UmfProxyPeer):
     """The same provider, under a pool that cuts small allocations out of larger slabs.
 
-    Allocations of one slab share a descriptor: a process that opens one can access them all.
+    Allocations of one slab share a descriptor: a process that opens one can access the others.
     """
 
     title: ClassVar[str] = "UMF disjoint"

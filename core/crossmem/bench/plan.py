@@ -18,11 +18,12 @@ class Plan:
     Parameters
     ----------
     sizes
-        Sizes of the rows with whole lifetimes, in bytes.
+        Sizes of the allocations whose whole lives are measured, in bytes.
     rounds, count
-        Rounds of the rows with whole lifetimes, and lifetimes of each peer in a round.
+        Number of rounds in which whole lives are measured, and whole lives of each peer in a round.
     budget_s
-        Seconds after which a peer's round ends early. Peers that write to every page reach it.
+        Seconds after which a peer's round ends early. Peers that write to every page reach this
+        limit.
     batch, batch_rounds
         Number of allocations in the sections ``loop``, ``churn``, ``held`` and ``batch`` of the
         report, and the rounds of these sections.
@@ -31,25 +32,26 @@ class Plan:
     holds, hold_s
         How often an exporter holds the GIL without a break, and for how many seconds.
     repeats, repeat_rounds
-        Number of allocations that are imported and exported repeatedly, and the rounds of these
-        rows. ``repeats`` is also how often the rows of leases are read, how many round trips a
-        round has, and how often a C program calls each function.
+        Number of allocations that are imported and exported repeatedly, and the number of rounds.
+        ``repeats`` is also how often the importers' rows are read, how many round trips a round
+        has, and how often a C program calls each function.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
         Sizes in bytes, number of fresh allocations for each size, and how often each allocation is
         copied.
     parts_of, parts
-        Number of allocations, and of the parts of each, that are imported at the same time.
+        Number of allocations, and number of parts of each allocation. All parts are imported at the
+        same time.
     separate
         Number of allocations that live at the same time.
     imports
         Number of fresh interpreters for each import statement, and of runs of a C program that
         calls an emulated library.
     traced
-        Number of repeated imports under the system call tracer, of a whole allocation and as many
-        of a part.
+        Number of repeated imports of a whole allocation under the system call tracer. A part is
+        imported as often.
     tensors, tree_nbytes, tree_rounds
-        Number of tensors in a shared tree, their total size in bytes, and how often a tree is
-        shared, and an array sent.
+        Number of tensors in a shared tree, the total size of the tensors in bytes, and how often a
+        tree is shared. An array is sent as often.
     array_nbytes
         Size of the array that is sent through queues and that readers attach, in bytes.
     readers
@@ -61,7 +63,7 @@ class Plan:
         Size in bytes of the dict that is copied once and then updated, and the number of updates in
         each fresh process. There are ``copied_pairs`` such processes.
     is_brief
-        Whether only the rows of the summary are measured, without targets.
+        Whether only the rows of the report that the summary shows are measured, without targets.
     """
 
     sizes: tuple[int, ...] = (4 * KIB, 2 * MIB, 1024 * MIB)

@@ -36,7 +36,7 @@ def make_tables(report: Report) -> list[Table]:
         title = f"Turn by turn, one allocation of {size_name(nbytes)}, µs"
         tables.append(_peers(report, title, "life", _LIFE_METRICS, _LIFE_HEADS, nbytes=nbytes))
     count = report.settings["plan"]["batch"]
-    held = f"{count} blocks of 4 KiB at once, each step for all before the next, µs each"
+    held = f"{count} blocks of 4 KiB at once, each step for all before the next step, µs each"
     tables += [
         _peers(report, "Churn of 4 KiB, µs each, with the round trip", "churn", ("each",)),
         _peers(report, held, "held", _LIFE_METRICS[:-1], _LIFE_HEADS[:-1]),
@@ -59,7 +59,7 @@ def make_tables(report: Report) -> list[Table]:
         ("Trees of tensors", "trees"),
         ("One array through a queue", "queues"),
         ("Readers of one array", "readers"),
-        ("The copy itself, beside NumPy's", "updates"),
+        ("Copies by crossmem and by NumPy", "updates"),
         ("Round trips between two processes, µs", "round trips"),
         ("Hand-overs in queues, µs", "hand-overs"),
         ("Importing, ms", "import"),
@@ -110,7 +110,7 @@ def _copies(report: Report) -> Table:
     for title, reason in report.absent.items() if found else ():
         rows.append((title, reason, *[""] * (len(columns) - 1)))
     heads = [f"{size_name(nbytes)}\n{metric}" for nbytes, metric in columns]
-    return Table("Share a dict of arrays with copy, ms", ("", *heads), tuple(rows))
+    return Table("Share a dict of arrays with a copy, ms", ("", *heads), tuple(rows))
 
 
 def _list(report: Report, title: str, section: str) -> Table:

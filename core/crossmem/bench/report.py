@@ -20,12 +20,12 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number: the median of the values in ``rounds``.
+    """One row of the report. Its number is the median of the values in ``rounds``.
 
     Parameters
     ----------
     section
-        The name of the row's table, such as ``"life"``.
+        The name of the row's table in the report, such as ``"life"``.
     subject
         The name of the measured peer or case.
     metric
@@ -37,7 +37,8 @@ class Row:
     nbytes
         Size of the memory in bytes, None if the number does not depend on it.
     rounds
-        The value of each round, in ``unit``. A round with repetitions gives their median or mean.
+        The value of each round, in ``unit``. The value of a round with repetitions is the median or
+        the mean of the repetitions.
     """
 
     section: str
@@ -58,7 +59,7 @@ class Target:
     name
         The target, as text.
     measured
-        The ratio or count, None if it could not be measured.
+        The ratio, count or time; None if it could not be measured.
     limit
         The largest allowed value or, if ``at_least``, the smallest.
     at_least
@@ -97,7 +98,8 @@ class Report:
         Rounds, counts and CPUs of this run.
     absent
         Ways of sharing that are not in :attr:`peers` and were not measured. The key is the name of
-        the way. The value is the text in its line of the table, such as ``"not installed"``.
+        the way. The value is the text in the way's line of the table, such as
+        ``"not installed"``.
     peers
         Title, version and state of each peer. The key is the peer's name. The state is
         ``"measured"``, ``"not installed"`` or ``"failed"``.

@@ -89,7 +89,7 @@ def _plain_word(ends: _Ends) -> Way:
 
 
 def _eventfd(ends: _Ends) -> Way:
-    """Sleep in the read of an eventfd."""
+    """Signal by a write to an eventfd, and sleep in the read of the other eventfd."""
     out, back = ends.out, ends.back
     return lambda _: os.eventfd_write(out, 1), lambda _: os.eventfd_read(back)
 
@@ -102,7 +102,7 @@ def _timeline(ends: _Ends) -> Way:
 
 
 def _shared_tree(ends: _Ends) -> Way:
-    """Publish the next version of a tree, and wait for it."""
+    """Publish a version of this process's tree, and wait for a version of the other tree."""
     own = crossmem.share(crossmem.empty(16, "uint8", device="host"))
     other = crossmem.Shared.from_bytes(ends.exchange(own.to_bytes()))
     return lambda _: own.publish(), lambda value: other.wait(value - 1)

@@ -26,7 +26,7 @@ _BUSY_LOAD = 0.5
 
 
 class Suite:
-    """One run of the benchmark: a context manager whose processes end with the block.
+    """One run of the benchmark. As a context manager, it ends its processes at the end of ``with``.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class Suite:
     def job(
         self, peer: str, job: str, *, deadline_s: float = 120.0, row: str = "", **arguments: Any
     ) -> dict[str, Any] | None:
-        """Run a job. If it fails, note the reason and return None, now and at each later call.
+        """Run a job. If the job fails, note the reason and return None, and do not run it again.
 
         Parameters
         ----------
@@ -163,8 +163,8 @@ class Suite:
         ----------
         parts
             Functions that measure crossmem, alone or beside other ways, outside the pairs of the
-            peers. Each adds rows to this suite's report. They run only if crossmem is one of the
-            peers.
+            peers. Each function adds rows to this suite's report. These functions run only if
+            crossmem is one of the peers.
         """
         start = monotonic()
         load = self.report.machine["load"]
@@ -184,18 +184,18 @@ class Suite:
         return self.report
 
     def _turns(self, rounds: int) -> list[list[str]]:
-        """Return the order of the peers for each round. Another peer is first in each round."""
+        """Return the order of the peers for each round. Each round begins with the next peer."""
         peers = self._peers
         return [peers[i % len(peers) :] + peers[: i % len(peers)] for i in range(rounds)]
 
     def _check(self) -> None:
-        """Start every pair, and check that the two sides share the memory."""
+        """Start every pair, and check that its two processes share the memory."""
         self.say("starting two processes for each peer")
         for peer in list(self._peers):
             found = self.job(peer, "check", nbytes=4 * KIB)
             if found is None or not (found["seen"] and found["answered"]):
                 self.report.peers[peer]["state"] = "failed"
-                self.note(f"{peer}: one side does not see what the other writes")
+                self.note(f"{peer}: one process does not see what the other process writes")
                 self._peers.remove(peer)
 
     def _room(self, peer: str, nbytes: int) -> bool:

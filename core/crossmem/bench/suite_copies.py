@@ -28,21 +28,21 @@ _NEEDS: Final = {"crossmem": "numpy", "mp": "numpy", "ray": "ray", "torch": "tor
 
 
 def run(suite: Suite) -> None:
-    """Measure, and add the rows to the suite's report. In a brief run, do nothing."""
+    """Measure this part, and add its rows to the report. In a brief run, do nothing."""
     if suite.plan.is_brief:
         return
     if not find_spec("numpy"):
-        suite.note("dicts of arrays were not copied: numpy is not installed")
+        suite.note("copies of dicts of arrays were not measured: numpy is not installed")
         return
     _copied(suite)
     _updated(suite)
 
 
 def _has_room(suite: Suite, nbytes: int, title: str) -> bool:
-    # The memory needs room for the dict, its copy, and earlier copies that Ray's store keeps.
+    # Free memory must hold the dict, its copy, and earlier copies that Ray's store keeps.
     if available_nbytes() >= 6 * nbytes:
         return True
-    suite.note(f"{title} at {size_name(nbytes)}: too little free memory")
+    suite.note(f"{title} at {size_name(nbytes)} was not measured: too little memory is free")
     return False
 
 
@@ -78,7 +78,7 @@ def _updated(suite: Suite) -> None:
     plan, nbytes = suite.plan, suite.plan.updated_nbytes
     if not _has_room(suite, nbytes, "update"):
         return
-    suite.say(f"copies of {size_name(nbytes)} beside NumPy's")
+    suite.say(f"copies of {size_name(nbytes)} by crossmem and by NumPy")
     rounds: dict[str, list[float]] = {}
     for turn in range(plan.copied_pairs):
         found = run_case(

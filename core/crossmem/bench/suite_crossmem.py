@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of a run that measures crossmem outside the comparison of peers.
 
-A few of its rows are for comparison: the bandwidth of a plain mmap, and the times for importing
-pydantic and pluggy.
+A few rows of the report are for comparison: the bandwidth of a plain mmap, and the times for
+importing pydantic and pluggy.
 """
 
 import subprocess
@@ -25,7 +25,7 @@ _US = 1e6
 
 
 def run(suite: Suite) -> None:
-    """Measure the rows of this part, and add them to the suite's report.
+    """Measure this part, and add its rows to the report.
 
     A brief run measures only batches, repeats and the bandwidth.
     """
@@ -100,7 +100,7 @@ def _bandwidth(suite: Suite) -> None:
     for nbytes in plan.bandwidth_sizes:
         size = size_name(nbytes)
         if available_nbytes() < 4 * nbytes:
-            suite.note(f"bandwidth at {size} was not measured: too little free memory")
+            suite.note(f"bandwidth at {size} was not measured: too little memory is free")
             continue
         suite.say(f"bandwidth through NumPy at {size}")
         rates: dict[str, list[float]] = {}
@@ -158,13 +158,13 @@ def _scale(suite: Suite) -> None:
         right = found["typed"] and found["names_limit"]
         add("scale", _PEER, "typed error", [int(right)], "count")
         suite.note(
-            f"with 64 descriptors left, allocation {found['made'] + 1} raised {found['error']}"
-            f"{'' if found['names_limit'] else ', which does not name the limit'}"
+            f"with 64 descriptors left, the call for allocation number {found['made'] + 1} raised "
+            f"{found['error']}{'' if found['names_limit'] else '; it does not name the limit'}"
         )
 
 
 def _rows(suite: Suite) -> None:
-    suite.say("reading the rows of leases")
+    suite.say("reading the rows of importers")
     for importers in (64, 1000):
         found = suite.job(_PEER, "rows", importers=importers, repeats=suite.plan.repeats)
         if found is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures how trees and arrays are sent, by crossmem and by frameworks."""
+"""The part of a run that measures how crossmem and frameworks send trees and arrays."""
 
 from importlib.util import find_spec
 from statistics import median
@@ -18,7 +18,7 @@ _SMALL_NBYTES: Final = 4096
 
 
 def run(suite: Suite) -> None:
-    """Measure, and add the rows to the suite's report. In a brief run, do nothing."""
+    """Measure this part, and add its rows to the report. In a brief run, do nothing."""
     if suite.plan.is_brief:
         return
     _trees(suite)
@@ -38,7 +38,7 @@ def _trees(suite: Suite) -> None:
         suite.say(f"{plan.tensors} tensors, {size_name(size)} in all, {kind}")
         # PyTorch briefly has two copies of the tensors.
         if available_nbytes() < 3 * size:
-            suite.note(f"{kind} at {size_name(size)}: too little free memory")
+            suite.note(f"trees of {size_name(size)} by {kind} were not measured: too little memory")
             continue
         found = run_case(
             suite,
@@ -57,8 +57,9 @@ def _trees(suite: Suite) -> None:
 def _queues(suite: Suite) -> None:
     nbytes = suite.plan.array_nbytes
     for kind in ("crossmem", "numpy", "ray"):
-        if not find_spec("numpy") or (kind == "ray" and not find_spec("ray")):
-            suite.note(f"sending an array with {kind} was not measured: not installed")
+        missing = [name for name in ("numpy", kind) if name != "crossmem" and not find_spec(name)]
+        if missing:
+            suite.note(f"queues with {kind} were not measured: {missing[0]} is not installed")
             continue
         suite.say(f"an array of {size_name(nbytes)} through a queue, {kind}")
         found = run_case(

@@ -11,21 +11,24 @@ __all__ = ["ROOM_NBYTES", "run"]
 
 _LARGE: Final = "queue 1073741824"
 ROOM_NBYTES: Final = 5 << 30
-"""Two queues of two buffers each. Their pages are not touched, but some kernels count them."""
+"""The free memory that two queues need, each with two buffers of 1 GiB.
+
+No process touches the pages of the buffers, but some kernels count these pages as used memory.
+"""
 
 
 def run(suite: Suite) -> None:
-    """Measure, and add the rows to the suite's report; a brief run has none of them."""
+    """Measure this part, and add its rows to the report. In a brief run, do nothing."""
     plan, cpus = suite.plan, [suite.cpus.producer, suite.cpus.consumer]
     if plan.is_brief:
         return
     if cpus[0] == cpus[1]:
-        suite.note("hand-overs were not measured: two processes that spin need a CPU each")
+        suite.note("hand-overs were not measured: each of the two processes needs its own CPU")
         return
     suite.say("hand-overs of buffers")
     has_room = available_nbytes() >= ROOM_NBYTES
     if not has_room:
-        suite.note("buffers of 1 GiB in a queue: too little free memory")
+        suite.note("queues with buffers of 1 GiB were not measured: too little memory is free")
     found = run_case(
         suite,
         "hand_overs",

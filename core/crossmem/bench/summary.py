@@ -16,9 +16,10 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: memfd, socket and
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table: its title, and the section, metric and size of its numbers' rows.
+    """A line of the table.
 
-    The report has one such row for each peer.
+    The numbers of the line come from the rows of the report with this section, metric and size. The
+    report has one such row for each peer.
     """
 
     title: str
@@ -70,7 +71,7 @@ def _us(report: Report, line: _Line, peer: str) -> float | None:
     """Return the time of an operation, in microseconds."""
     if line.section != "bandwidth":
         return report.value(line.section, peer, line.metric, nbytes=line.nbytes)
-    # A mapping without crossmem has the memory's full speed, so it is the floor.
+    # A mapping without crossmem has the memory's full speed, so its rate is that of the floor.
     subject = "plain mmap" if peer == "floor" else peer
     rate = report.value(line.section, subject, line.metric, nbytes=line.nbytes)
     return (line.nbytes or 0) / rate / 1e3 if rate else None

@@ -8,7 +8,7 @@ __all__ = ["Table", "markdown", "number"]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text: its heading, the heads of its columns, and its rows.
+    """A table of text: the heading of the table, the heads of the columns, and the rows.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The project's targets, computed from the rows of a run."""
+"""The project's targets, computed from the rows of a report."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,6 +12,9 @@ __all__ = ["SAME", "compute_targets", "size_name"]
 SAME: Final = 1.25
 """Two costs count as equal if their ratio is at most this. Repeated measurements of a few
 microseconds differ by as much."""
+
+
+_STATES: Final = {"awake": "both processes awake", "asleep": "the other process asleep"}
 
 
 def size_name(nbytes: int) -> str:
@@ -98,22 +101,25 @@ def _pools(report: Report) -> Iterator[Target]:
     for load in LOADS:
         if load != IDLE:
             measured = _ratio(report.value("busy", "pool", load), idle)
-            yield Target(f"attach of a block, {load}, against idle", measured, 1.2)
+            name = f"attach of a block, load {load!r}, against an idle exporter"
+            yield Target(name, measured, 1.2)
     many, one = (
         report.value("rows", "pool", f"free, {importers} importers") for importers in (64, 1)
     )
-    yield Target("free of a block, 64 importers, against one", _ratio(many, one), 8.0)
+    yield Target("free of a block, 64 importers, against one importer", _ratio(many, one), 8.0)
 
 
 def _repeats(report: Report) -> Iterator[Target]:
+    source = "from bytes, against a handle object"
+    part = "a part of an imported allocation, against the whole allocation"
     for name, above, below, limit in (
-        ("repeated import, against the first", "import repeated", "import first", 0.2),
-        ("repeated attach, against the first", "attach repeated", "attach first", 0.2),
-        ("repeated import from bytes", "import repeated, bytes", "import repeated", 2.0),
-        ("repeated attach from bytes", "attach repeated, bytes", "attach repeated", 2.0),
-        ("import of a part of an imported allocation", "import part", "import repeated", SAME),
-        ("attach of a part of an imported allocation", "attach part", "attach repeated", SAME),
-        ("repeated export, against the first", "export repeated", "export first", 0.1),
+        ("repeated import, against the first import", "import repeated", "import first", 0.2),
+        ("repeated attach, against the first attach", "attach repeated", "attach first", 0.2),
+        (f"repeated import {source}", "import repeated, bytes", "import repeated", 2.0),
+        (f"repeated attach {source}", "attach repeated, bytes", "attach repeated", 2.0),
+        (f"import of {part}", "import part", "import repeated", SAME),
+        (f"attach of {part}", "attach part", "attach repeated", SAME),
+        ("repeated export, against the first export", "export repeated", "export first", 0.1),
     ):
         measured = _ratio(
             report.value("repeats", "crossmem", above), report.value("repeats", "crossmem", below)
@@ -138,9 +144,11 @@ def _scale(report: Report) -> Iterator[Target]:
     name = f"{live:.0f} live imports" if live is not None else "many live imports"
     yield Target(f"descriptors added by {name}", of("descriptors added"), 0)
     yield Target(f"connections of {name}", of("connections"), 1)
-    # One median is over the last 1 % of the imports, the other over 1 % from the tenth import on.
+    # The first 1 % begins with the tenth import.
     yield Target(
-        f"the last 1 % of {name}, against the first", _ratio(of("late"), of("early")), SAME
+        f"attach of the last 1 % of {name}, against the first 1 %",
+        _ratio(of("late"), of("early")),
+        SAME,
     )
     asked, held = of("separate asked"), of("separate held")
     short = asked is not None and held is not None and held < asked
@@ -163,13 +171,14 @@ def _imports(report: Report) -> Iterator[Target]:
     theirs = report.value("import", "import pydantic, pluggy", "time")
     for name, most in (("import crossmem", 0.6), ("import crossmem, device and attach", 1.0)):
         measured = _ratio(report.value("import", name, "time"), theirs)
-        yield Target(f"{name}, against pydantic and pluggy", measured, most)
+        yield Target(f"{name}, against an import of pydantic and pluggy", measured, most)
 
 
 def _trees(report: Report) -> Iterator[Target]:
     sizes = sorted({row.nbytes for row in report.rows if row.section == "trees" and row.nbytes})
     if not sizes:
-        yield Target("share and receive a tree, against PyTorch's sharing", None, 50, at_least=True)
+        name = "share and receive a tree, faster than PyTorch's sharing by"
+        yield Target(name, None, 50, at_least=True)
         return
     small, large = sizes[0], sizes[-1]
 
@@ -180,34 +189,36 @@ def _trees(report: Report) -> Iterator[Target]:
     name = f"share and receive a tree of {size_name(large)}, faster than PyTorch's sharing by"
     yield Target(name, _ratio(theirs, ours), 50, at_least=True)
     measured = _ratio(ours, of("crossmem", "share and receive", small))
-    yield Target(f"a tree of {size_name(large)}, against {size_name(small)}", measured, SAME)
+    name = f"share and receive a tree of {size_name(large)}, against {size_name(small)}"
+    yield Target(name, measured, SAME)
     measured = _ratio(ours, of("crossmem", "receive again", large))
-    yield Target("receive a tree again, faster than the first time by", measured, 4, at_least=True)
+    name = "receive a tree again, faster than the first share and receive by"
+    yield Target(name, measured, 4, at_least=True)
 
 
 def _queues(report: Report) -> Iterator[Target]:
     sizes = {row.nbytes for row in report.rows if row.section == "queues"}
-    for rival in ("numpy", "ray"):
+    for rival, title in (("numpy", "a pickled array"), ("ray", "Ray")):
         measured = None
         for nbytes in sizes:
             measured = _ratio(
                 report.value("queues", rival, "send", nbytes=nbytes),
                 report.value("queues", "crossmem", "send", nbytes=nbytes),
             )
-        name = f"an array through a queue, faster than {rival} by"
+        name = f"an array through a queue, faster than {title} by"
         note = "" if measured is not None else f"{rival} is not installed, or failed"
         yield Target(name, measured, 20, at_least=True, note=note)
 
 
 def _readers(report: Report) -> Iterator[Target]:
     counted = [row.value for row in report.rows if row.metric == "memory counted"]
-    name = "memory counted for all readers of an array, against its size"
+    name = "memory counted for all readers of an array, against the array's size"
     yield Target(name, round(counted[0], 3) if counted else None, 1.01)
     measured = _ratio(
         report.value("readers", "crossmem", "attach, second half"),
         report.value("readers", "crossmem", "attach, first half"),
     )
-    yield Target("attach of a later reader, against an earlier one", measured, SAME)
+    yield Target("attach of the later readers, against the earlier readers", measured, SAME)
 
 
 def _updates(report: Report) -> Iterator[Target]:
@@ -222,15 +233,15 @@ def _updates(report: Report) -> Iterator[Target]:
 
 
 def _round_trips(report: Report) -> Iterator[Target]:
-    for name, subject, rival, state, limit in (
-        ("signal and wait, awake, against a spin on a word", "timeline", "plain word", "awake", 3),
-        ("signal and wait, asleep, against an eventfd", "timeline", "eventfd", "asleep", 2),
-        ("publish and wait, against a reader that polls", "shared tree", "polling", "awake", 0.5),
+    for what, title, subject, rival, state, limit in (
+        ("signal and wait", "a spin on a word", "timeline", "plain word", "awake", 3),
+        ("signal and wait", "an eventfd", "timeline", "eventfd", "asleep", 2),
+        ("publish and wait", "a reader that polls", "shared tree", "polling", "awake", 0.5),
     ):
         measured = _ratio(
             report.value("round trips", subject, state), report.value("round trips", rival, state)
         )
-        yield Target(name, measured, limit)
+        yield Target(f"{what}, {_STATES[state]}, against {title}", measured, limit)
 
 
 def _hand_overs(report: Report) -> Iterator[Target]:
@@ -242,17 +253,17 @@ def _hand_overs(report: Report) -> Iterator[Target]:
     small, large = 4 << 10, 1 << 30
     awake, asleep = of("queue", "awake"), of("queue", "asleep")
     buffers = of("queue", "awake", small)
-    for name, measured, limit in (
-        ("with user data, awake, against iceoryx2", _ratio(awake, of("iceoryx2", "awake")), 1.0),
-        ("awake, against iceoryx2", _ratio(buffers, of("iceoryx2", "awake", small)), 1.5),
-        ("awake, against mp.Queue", _ratio(awake, of("mp.Queue", "awake")), 0.15),
-        ("asleep, against mp.Queue", _ratio(asleep, of("mp.Queue", "asleep")), 0.6),
-        ("asleep, against an eventfd", _ratio(asleep, of("eventfd", "asleep")), 2.0),
-        ("of 1 GiB, against 4 KiB", _ratio(of("queue", "awake", large), buffers), 1.1),
+    for what, state, title, measured, limit in (
+        ("user data", "awake", "iceoryx2", _ratio(awake, of("iceoryx2", "awake")), 1.0),
+        ("4 KiB", "awake", "iceoryx2", _ratio(buffers, of("iceoryx2", "awake", small)), 1.5),
+        ("user data", "awake", "mp.Queue", _ratio(awake, of("mp.Queue", "awake")), 0.15),
+        ("user data", "asleep", "mp.Queue", _ratio(asleep, of("mp.Queue", "asleep")), 0.6),
+        ("user data", "asleep", "an eventfd", _ratio(asleep, of("eventfd", "asleep")), 2.0),
+        ("1 GiB", "awake", "4 KiB", _ratio(of("queue", "awake", large), buffers), 1.1),
     ):
-        yield Target(f"hand-over of a buffer {name}", measured, limit)
+        yield Target(f"hand-over of {what}, {_STATES[state]}, against {title}", measured, limit)
     stream = "item of a stream"
     measured = _ratio(of("mp.Queue", stream), of("queue", stream))
     yield Target("items in a stream, faster than mp.Queue by", measured, 10, at_least=True)
     one, eight = (of(f"{count} consumers", "put of an item") for count in (1, 8))
-    yield Target("put of an item for 8 consumers, against one", _ratio(eight, one), 3)
+    yield Target("put of an item for 8 consumers, against one consumer", _ratio(eight, one), 3)

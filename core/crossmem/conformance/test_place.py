@@ -25,7 +25,7 @@ MASKS: Final = {
 
 
 def other_device(device: crossmem.Device) -> crossmem.Device:
-    """Return a second device of the backend, or skip."""
+    """Return a second device of the backend, or skip the test."""
     for info in device.driver.devices():
         if info.ordinal != device.ordinal:
             return actions.device(f"{device.backend}:{info.ordinal}")
@@ -56,7 +56,7 @@ def test_c24_identities_are_the_same_in_every_process(device: crossmem.Device, p
 
 
 def driver_identities() -> list[str]:
-    """Return the identities of a peer's devices."""
+    """Return the identities of the devices that this process sees. A peer runs this function."""
     return [info.identity for info in actions.tracer().devices()]
 
 
@@ -65,10 +65,13 @@ def test_c24_a_pickled_device_is_the_same_device(device: crossmem.Device) -> Non
 
 
 def masked(device: crossmem.Device, fresh_peer: FreshPeer, *ordinals: int) -> Peer:
-    """Start a peer that sees only these devices of this process, in this order, or skip."""
+    """Start a peer that sees only these devices, in this order, or skip the test.
+
+    The ordinals are those of this process.
+    """
     variable = MASKS.get(device.backend)
     if variable is None:
-        pytest.skip(f"the kit does not know the device mask of {device.backend}")
+        pytest.skip(f"the kit does not know the variable that masks devices of {device.backend}")
     environment: dict[str, Any] = {variable: ",".join(map(str, ordinals))}
     return fresh_peer(**environment)
 
@@ -103,7 +106,7 @@ def test_c24_a_masked_exporter_names_the_device_that_it_used(
 
 
 def place(name: str) -> tuple[str, int]:
-    """Return the device of a mapping in a peer."""
+    """Return the identity and the ordinal of a mapping's device. A peer runs this function."""
     where = actions.objects[name].device
     return where.identity, where.ordinal
 
@@ -323,7 +326,7 @@ def test_c25_a_backend_device_or_runtime_that_is_not_there_is_not_replaced(
 
 
 def default_backend() -> str:
-    """Return a peer's default backend, or why there is none."""
+    """Return the default backend, or the reason why there is none. A peer runs this function."""
     try:
         return crossmem.device(None).backend
     except crossmem.BackendUnavailableError as error:

@@ -52,7 +52,7 @@ def receive(
     into: Any = None,
     timeout: float | None = None,
 ) -> Any:
-    """Return the arrays and tensors that another process shared, in its memory, without a copy.
+    """Return arrays and tensors over the memory that another process shared, without a copy.
 
     The memory stays valid as long as a received array, or an object that is derived from one,
     lives, even if the sender frees the memory. After the sender's exit, the memory stays valid if
@@ -68,12 +68,12 @@ def receive(
         and CuPy have no read-only arrays, so a write to one of their arrays kills the process.
         ``"advisory"``: only NumPy arrays refuse writes.
     device
-        The device for which memory of the same backend is mapped. Memory of another backend is
-        mapped for the device that holds the memory. None: all memory is mapped for the device that
-        holds it. The memory does not move (C24).
+        The device for which memory of this device's backend is mapped. Memory of other backends is
+        mapped for the device that holds the memory, and so is all memory if ``device`` is None. The
+        memory does not move (C24).
     into
         A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
-        The received contents are copied into its arrays, the received memory is released, and
+        The received contents are copied into these arrays, the received memory is released, and
         ``into`` is returned. The arrays must not lie in the received memory, because the copy would
         overwrite its own source.
     timeout
@@ -97,7 +97,7 @@ def receive(
     process = drain()
     check_device(device)
     if isinstance(device, str):
-        # A message without memory needs no device, so only this check detects a misspelt name.
+        # A message without memory needs no device, so only this check detects an unknown backend.
         process.registry.backend(DeviceSpec.parse(device).backend)
     message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)
     mappings = attach_all(message, readonly=readonly, device=device, timeout=timeout)

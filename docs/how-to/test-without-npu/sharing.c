@@ -1,4 +1,4 @@
-/* Two processes share device memory by an IPC key. A test for machines with and without an NPU. */
+/* A test for machines with and without an NPU: two processes share device memory by an IPC key. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ enum { NBYTES = 2 << 20, KEY_NBYTES = 65 };
 
 static int peer; /* a socket to the other process */
 
-/* Ends this process. The other one ends too, because its next read or write at the socket fails. */
+/* Ends this process. The other process ends too, as its next read or write at the socket fails. */
 static void give_up(const char *why, int code)
 {
     const char *text = aclGetRecentErrMsg();
@@ -45,7 +45,7 @@ static void export_memory(void)
     CHECK(aclrtIpcMemSetImportPid(key, &pid, 1));
     if (write(peer, key, KEY_NBYTES) != KEY_NBYTES || read(peer, &done, 1) != 1)
         give_up("no answer", 0);
-    CHECK(aclrtIpcMemClose(key)); /* allowed only after the importer has closed it */
+    CHECK(aclrtIpcMemClose(key)); /* allowed only after the importer has closed the key */
     CHECK(aclrtFree(memory));
     CHECK(aclrtResetDevice(0));
     CHECK(aclFinalize());
@@ -66,7 +66,7 @@ static void import_memory(void)
     CHECK(aclrtMemcpy(text, sizeof text, memory, sizeof text, ACL_MEMCPY_DEVICE_TO_HOST));
     CHECK(aclrtIpcMemClose(key));
     if (strcmp(text, "hello") || write(peer, "!", 1) != 1)
-        give_up("another text", 0);
+        give_up("not the text of the exporter, or no exporter", 0);
     CHECK(aclrtResetDevice(0));
     CHECK(aclFinalize());
 }

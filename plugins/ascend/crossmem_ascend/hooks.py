@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the plugin. They import nothing of the vendor before a driver is requested."""
+"""The hooks of the plugin. They import no module of the vendor before a driver is requested."""
 
 import sys
 from functools import partial
@@ -39,7 +39,7 @@ def _probe() -> Availability:
 def _fault_of_both() -> tuple[str, str]:
     """Return why neither pyACL nor CANN's library was found, and the paths that were searched.
 
-    Both texts are empty if one of the two was found.
+    Both texts are empty if pyACL or the library was found.
     """
     if "acl" in sys.modules or find_spec("acl") is not None:
         return "", ""
@@ -68,7 +68,7 @@ def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
 
 
 def _find_acl() -> "Acl":
-    """Return pyACL, else the library itself; if both fail, raise with both reasons."""
+    """Return pyACL or, if pyACL fails, CANN's library. If both fail, the error has both reasons."""
     from crossmem_ascend.library import open_acl  # noqa: PLC0415
     from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
 
@@ -86,7 +86,7 @@ def _find_acl() -> "Acl":
 
 @hookimpl
 def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
-    """Offer the NPUs of this machine, or an emulation if the caller names that runtime."""
+    """Offer the NPUs of this machine, or an emulation if the caller names its runtime."""
     return (
         Backend(
             name="ascend",

@@ -10,7 +10,7 @@ __all__ = ["Faults", "Journal", "Violation"]
 
 
 class Violation(NamedTuple):
-    """One use that the vendor forbids or leaves undefined."""
+    """One call that the vendor forbids or leaves undefined."""
 
     pid: int
     """The process that made the call."""
@@ -19,7 +19,7 @@ class Violation(NamedTuple):
     rule: str
     """Id of the rule, such as ``"ACL-E8"``."""
     text: str
-    """The fault, with the values."""
+    """The description of the violation, with the values of the call."""
 
 
 class Journal:
@@ -59,7 +59,7 @@ class Faults:
     def add(
         self, call: str, code: int, *, skip: int = 0, count: int = 1, pid: int | None = None
     ) -> int:
-        """Make calls fail with a code and without any effect.
+        """Make calls of a function fail with a code. A call that fails has no effect.
 
         Parameters
         ----------
@@ -72,7 +72,8 @@ class Faults:
         count
             Number of calls that fail after that.
         pid
-            The process whose calls count; None counts the calls of all processes together.
+            The process whose calls are counted and fail; None: the calls of all processes are
+            counted together.
 
         Returns
         -------
@@ -100,7 +101,7 @@ class Faults:
         self._version = None
 
     def take(self, call: str) -> int | None:
-        """Return the code with which a call must fail, None if it must not."""
+        """Return the code with which a call must fail, None if the call must not fail."""
         version = self._machine.version
         if version != self._version:
             with self._machine.transaction() as tables:

@@ -70,7 +70,7 @@ def _default_capacity() -> int:
 
 
 def _default_state() -> Path:
-    # The default folder lies in memory, so it ends at a reboot, as the processes do.
+    # The default folder lies in memory, so a reboot deletes it, as it ends all processes.
     shared = Path("/dev/shm")  # noqa: S108 - Machine checks the owner of the folder
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
@@ -90,7 +90,7 @@ class Options:
     """Number of devices of the host (``CROSSMEM_EMULATED_DEVICES``)."""
 
     granularity: Literal["2MiB", "page"] = "2MiB"
-    """Unit of capacities (``CROSSMEM_EMULATED_GRANULARITY``)."""
+    """The size of which capacities are multiples (``CROSSMEM_EMULATED_GRANULARITY``)."""
 
     capacity_nbytes: int = field(default_factory=_default_capacity)
     """Bytes that one process may allocate on each device (``CROSSMEM_EMULATED_CAPACITY``).
@@ -99,7 +99,7 @@ class Options:
     """
 
     prefault: bool = False
-    """Whether allocations have all their pages at once (``CROSSMEM_EMULATED_PREFAULT``)."""
+    """Whether an allocation gets all its pages when it is made (``CROSSMEM_EMULATED_PREFAULT``)."""
 
     hugepages: bool = True
     """Whether to request huge pages, if the kernel gives them only on request
@@ -112,11 +112,11 @@ class Options:
     """
 
     visible_devices: tuple[int, ...] | None = None
-    """Devices that this process sees, in its own order; None for all
+    """Devices that this process sees, in the order of their ordinals here; None for all
     (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). Identities do not change (law C24)."""
 
     state: Path = field(default_factory=_default_state)
-    """Folder of the emulated host that vendors' emulations share (``CROSSMEM_EMULATED_STATE``)."""
+    """Folder of the emulated host (``CROSSMEM_EMULATED_STATE``), for all vendors' emulations."""
 
     strict: bool = True
     """Whether vendors' emulations record forbidden and undefined uses
@@ -134,17 +134,17 @@ class Options:
     (``CROSSMEM_EMULATED_ACL_GROUP``)."""
 
     acl_recycle_s: float = 0.2
-    """Seconds until the buffers of a dead process are freed
+    """Seconds from a process's death until its buffers are freed
     (``CROSSMEM_EMULATED_ACL_RECYCLE``)."""
 
     hip_profile: str = "documented"
-    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); not for the backend ``cuda``."""
+    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``). Backend ``cuda`` ignores it."""
 
     hip_peers: bool = True
     """Whether devices can access each other's memory (``CROSSMEM_EMULATED_HIP_PEERS``)."""
 
     hip_quirks: tuple[_Quirk, ...] = ()
-    """Defects of some releases (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""
+    """Defects of HIP releases to emulate (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)
@@ -241,7 +241,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "capacity_nbytes": (
         lambda value: is_within(value, 1, _MAX_CAPACITY_NBYTES),
         (
-            "at least one unit of the granularity and below 4 EiB, as bytes or with a unit, "
+            "at least the granularity and below 4 EiB, as a number of bytes or with a unit, "
             "such as 8GiB"
         ),
     ),

@@ -136,7 +136,7 @@ def try_export(vendor: Vendor, base: int) -> bytes:
             raise refusal from error
         raise UnsupportedError(
             f"memory at {base:#x} {_NOT_CAPABLE}",
-            hint="copy it to memory of device.allocate() and export that",
+            hint="copy the contents to memory of device.allocate(), and export that memory",
             backend=vendor.family.backend,
         ) from refusal
 

@@ -11,7 +11,7 @@ __all__ = ["Mechanism", "Reference"]
 
 
 class Mechanism(Protocol):
-    """One mechanism. Its callers manage the device.
+    """One mechanism. The driver makes the device current before calls that need it.
 
     Attributes
     ----------
@@ -20,7 +20,7 @@ class Mechanism(Protocol):
     payload_sizes, descriptors
         The parts of an export: the size of each payload in bytes, and the number of descriptors.
     raw_handles
-        Whether programs without crossmem can use its exports.
+        Whether programs without crossmem can use the exports.
     survives_owner
         Whether importers keep the memory of a dead process.
     address_ranges
@@ -60,9 +60,10 @@ class Mechanism(Protocol):
     def import_(
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
-        """Open another process's memory. The caller closes the descriptors.
+        """Open another process's memory for a device.
 
-        The caller has checked the sizes of the payloads and the number of descriptors.
+        The driver has checked the sizes of the payloads and the number of descriptors, and closes
+        the descriptors after this call. ``home`` is the device that holds the memory.
         """
         ...
 
@@ -77,8 +78,8 @@ class Mechanism(Protocol):
     def keep_mapped(self, imported: Imported) -> None:
         """Keep the mapping of an import that will not be mapped again.
 
-        Release the resources that only another call of :meth:`map` would need. No device is current
-        during this call.
+        Release the resources that only another call of :meth:`map` would need. The driver makes no
+        device current for this call.
         """
         ...
 

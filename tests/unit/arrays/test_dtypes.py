@@ -290,7 +290,7 @@ def wide(fields: int) -> str:
         ('[4,[["a",true,"int8"]]]', "the offset is True"),
         ('[0,[["a",0,"int8"]]]', "the itemsize is 0"),
         (f'[{MAX_ITEMSIZE + 1},[["a",0,"int8"]]]', "the itemsize is"),
-        ('[4,[["a",0,"int8"],["a",1,"int8"]]]', "distinct fields"),
+        ('[4,[["a",0,"int8"],["a",1,"int8"]]]', "names must be distinct"),
         ("[4,[]]", "1 to"),
         ('[4,[["a",0,"int8",[5]]]]', "ends at byte 5"),
         ('[4,[["a",0,"int8",[-1]]]]', "a size is -1"),

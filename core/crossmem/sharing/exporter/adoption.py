@@ -90,8 +90,8 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def _release(self) -> CrossmemError | None:
-        # The owner frees the memory, and must itself wait for the device's work before. So the end
-        # of an adoption does not wait.
+        # The owner of the memory must wait for the device's work before it frees the memory. So the
+        # end of an adoption does not wait.
         self._leave()
         return None
 
@@ -106,7 +106,7 @@ class Adoption(Allocation):
     """Memory that another library allocated. Made by :meth:`crossmem.Device.adopt`.
 
     An adoption has the interface of an allocation. As a context manager, the adoption ends at the
-    end of the block. crossmem never frees adopted memory: the memory stays with its owner.
+    end of the ``with`` block. crossmem never frees adopted memory: the memory stays with its owner.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ def adopt(
             operation="adopt",
             backend=device.backend,
             device=device.identity,
-            hint="copy it to memory of device.allocate() and export that",
+            hint="copy the contents to memory of device.allocate(), and export that memory",
         )
     offset = pointer - foreign.base
     if offset + size > foreign.nbytes:

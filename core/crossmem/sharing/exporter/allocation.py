@@ -35,8 +35,8 @@ _MOST_TURNS: Final = 3
 class Allocation(Memory):
     """Device memory that this process owns. Made by :meth:`crossmem.Device.allocate`.
 
-    As a context manager it frees the memory at the end of the block. If other processes hold
-    leases, the memory is freed when the last lease ends.
+    As a context manager, it frees the memory at the end of the ``with`` block. If other processes
+    hold leases, the memory is freed when the last lease ends.
 
     Attributes
     ----------
@@ -108,14 +108,14 @@ class Allocation(Memory):
             crossmem. No lease protects the memory then, so the caller must keep it until all
             importers are done.
         synchronize
-            Whether to wait for the device work issued so far, unless an earlier call has waited
-            before it returned the handle (C21).
+            Whether to wait for the device work issued so far. The call does not wait if it returns
+            the handle of an earlier call that has waited (C21).
         stream
-            The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or its
-            handle. With a stream, the call does not wait for the device. At level ``"host"`` of
-            :meth:`crossmem.Device.timeline`, it waits for the stream. Importers wait for the work
-            that was issued before with :meth:`crossmem.Mapping.wait`. Each call with a stream
-            returns a new handle.
+            The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or the
+            stream's handle. With a stream, the call does not wait for the device. At level
+            ``"host"`` of :meth:`crossmem.Device.timeline`, the call waits for the stream. By
+            :meth:`crossmem.Mapping.wait`, importers wait for the work that was issued on the stream
+            before this call. Each call with a stream returns a new handle.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class Allocation(Memory):
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Withdraw a handle: refuse importers that do not hold the memory yet (C28).
 
-        The memory stays allocated. Processes that hold it by this handle keep it, and so do
+        The memory stays allocated. Processes that hold the memory by this handle keep it, and so do
         messages that were sent before this call. :meth:`export` then returns a new handle. A second
         withdrawal does nothing.
 
@@ -202,7 +202,7 @@ class Allocation(Memory):
     def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
         """Free the memory. A second call does nothing.
 
-        When this returns, the memory's handles are stale (C6).
+        When this call returns, the memory's handles are stale (C6).
 
         Parameters
         ----------
@@ -217,11 +217,11 @@ class Allocation(Memory):
         ------
         BusyError
             A view of the memory is alive, another thread reads or writes it, a piece of an address
-            range maps it, or leases remain and ``busy`` is not ``"defer"``. Nothing has changed
-            then.
+            range maps it, or leases remain and ``busy`` is not ``"defer"``. In these cases, nothing
+            has changed.
 
-            Also raised if a capture prevents the wait for the device's work. The memory then stays
-            until a later call of crossmem can free it, as with ``"defer"``.
+            Also raised if a capture of a stream prevents the wait for the device's work. In this
+            case, the memory stays until a later call of crossmem can free it, as with ``"defer"``.
         """
         record = self._record
         if record is None or (self._process.is_closed and not self._process.is_inherited):

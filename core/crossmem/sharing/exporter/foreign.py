@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that another library allocated: the driver's report about it, and its adoptions."""
+"""Memory of other libraries: the driver's report about this memory, and the adoptions of it."""
 
 import itertools
 from typing import Final
@@ -71,7 +71,7 @@ def _is_possible(foreign: Foreign, pointer: int) -> bool:
 
 
 class ForeignAllocation(BlockRecord):
-    """One allocation of the vendor in which memory is adopted, any number of times.
+    """One allocation of the vendor, in which this process has one or several adoptions.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class ForeignAllocation(BlockRecord):
     foreign
         The driver's report about the memory at the time of the first adoption.
     users
-        The records of its adoptions.
+        The records of these adoptions.
     """
 
     __slots__ = ("_group", "export_numbers", "foreign", "number", "users")
@@ -101,7 +101,9 @@ class ForeignAllocation(BlockRecord):
         call_into(self.blocks, self._group.adopt, device.ordinal, self.foreign, device.mechanism)
 
     def disown(self) -> None:
-        """Let the driver disown the block. If this method raises, a repeated call continues.
+        """Let the driver disown the block.
+
+        If this method raises, call it again to complete the step.
 
         The caller holds the lock of the foreign allocations, and no adoption is left. This method
         does not take the block's lock: by the lock order, a thread takes a block's lock before the
@@ -169,7 +171,7 @@ class ForeignAllocations(Part):
     def leave(self, user: AllocationRecord) -> None:
         """Remove an adoption. With the last adoption, the driver disowns the block.
 
-        If this method raises, a repeated call continues.
+        If this method raises, call it again to complete the step.
         """
         known = user.memory
         if not isinstance(known, ForeignAllocation):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of the free, live and waiting blocks of a pool, and of each process's holds."""
+"""How many blocks of a pool are free, live or waiting, and how many blocks each process holds."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class PoolStats:
 
 
 def stats_of(arena: Arena) -> PoolStats:
-    """Read the rows to reclaim freed blocks, and return the use of all blocks.
+    """Read the importers' rows to reclaim freed blocks, and return the use of all blocks.
 
     Raises
     ------

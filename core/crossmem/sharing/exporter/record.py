@@ -34,7 +34,7 @@ class BlockRecord:
     def __init__(self, device: LocalDevice, rank: Rank) -> None:
         self.device = device
         self.blocks: list[Block] = []
-        """The block, until it is freed."""
+        """A list with the block, or an empty list before and after the block's life."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
         """A list with the vendor's export, or an empty list before the vendor has made it. The key
         is the access, and whether the export is raw."""
@@ -52,7 +52,7 @@ class BlockRecord:
         return made[0] if made else None
 
     def export(self, access: Access, *, raw: bool) -> Exported:
-        """Have the vendor export the block, once for each access. The caller holds the lock."""
+        """Return the vendor's export, made at the first such call. The caller holds the lock."""
         made = self.exported.setdefault((access, raw), [])
         if not made:
             device = self.device
@@ -152,8 +152,8 @@ class AllocationRecord(Record):
     def describe(self) -> str:
         """Return the reason why the memory cannot be adopted."""
         if self.is_retired:
-            return f"is allocation {self.number} of crossmem, which was freed"
-        return f"is allocation {self.number} of crossmem: export that"
+            return f"belongs to allocation {self.number} of crossmem, which was freed"
+        return f"belongs to allocation {self.number} of crossmem: export that allocation"
 
     def tell(self, kind: EventKind) -> None:
         """Emit an event about this allocation."""
@@ -169,7 +169,7 @@ class AllocationRecord(Record):
         )
 
     def unit_for_leases(self) -> Unit:
-        """Return the unit of the lease registry, made at the first call."""
+        """Return the memory's unit in the lease registry. The first call makes the unit."""
         unit = self.unit
         if unit is None:
             block, driver = self.memory.block, self.device.driver

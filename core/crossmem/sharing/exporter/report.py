@@ -30,13 +30,13 @@ class LeaseInfo:
     since
         Time of the grant, in seconds since the epoch.
     in_message
-        Whether the lease belongs to a message that was sent and not received yet. The process is
-        then the message's sender; during the receipt it is the receiver.
+        Whether the lease belongs to a message that was sent and not received yet. In that case, the
+        process is the message's sender, or the receiver while it receives the message.
     ends_with
         The event that ends the lease if the process does not release it: ``"process"``, the death
-        of the process, or ``"connection"``, the end of its last connection to this process. It is
-        ``"connection"`` if the kernel does not report the death of that process to this one. See
-        the capability ``lease_end``.
+        of the process, or ``"connection"``, the end of its last connection to this process. The
+        event is ``"connection"`` if the kernel does not report the death of that process to this
+        process. See the capability ``lease_end``.
     """
 
     pid: int
@@ -61,11 +61,11 @@ class ExportInfo:
     denied
         Number of requests that ``allow`` refused.
     waiting
-        Whether the memory was freed and waits for these leases to end.
+        Whether the memory was freed and is released when its last lease has ended.
     withdrawn
-        Whether the export was withdrawn. It is listed until these leases have ended.
+        Whether the export was withdrawn. A withdrawn export is listed until its leases have ended.
     pool
-        The use of the blocks, if the export is that of a pool's whole memory; else None. The leases
+        The use of the blocks, if this is the export of a pool's whole memory; else None. The leases
         of such an export belong to processes that have the pool open.
     """
 

@@ -24,7 +24,8 @@ class ShareWay:
     mechanism
         Name of the mechanism, for :meth:`crossmem.Device.for_mechanism`.
     base, nbytes
-        The vendor's allocation around the address; zeros if there is an obstacle.
+        Address and size of the vendor's allocation around the address; zeros if there is an
+        obstacle.
     exposed_nbytes
         Number of bytes that importers can access if part of that allocation is exported. If this
         number exceeds the adopted size, importers can also access neighbouring memory.
@@ -46,7 +47,7 @@ class ShareReport:
     Parameters
     ----------
     ptr
-        The address.
+        The address whose memory is to be shared.
     device
         Name of the device.
     ways

@@ -26,11 +26,11 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         is_mine = handle.owner == process.identity and handle.allocation == record.number
         if not is_mine or unit is None or server is None:
             raise _no_export(record, handle)
-        # Adoptions of the same memory share the allocation's number, so the export may be another
-        # adoption's.
+        # Adoptions of the same memory have the same allocation number, so the export may belong to
+        # another adoption.
         if record.allocations.exported.get(export) is record:
             # This step comes first. If a later step is interrupted, the record still forgets the
-            # export at its end.
+            # export when the record itself ends.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:

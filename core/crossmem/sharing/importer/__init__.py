@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The importer's side: imports, mappings and messages."""
+"""The importer's side: imports, mappings, and messages that reserve memory for a receiver."""

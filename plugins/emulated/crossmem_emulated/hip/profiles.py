@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The editions of the rules: AMD's documents, a generation of its runtime, or NVIDIA's documents.
+"""The editions of the rules: AMD's documents, AMD's runtimes, or NVIDIA's documents.
 
-``documented`` refuses every use that AMD's documents forbid, and returns the codes in the runtime's
-sources. ``clr24``, ``clr26`` and ``rocm5`` follow the sources of ROCm 6.3, ROCm 10 and ROCm 5.2.
-``cuda`` follows NVIDIA's documents, and an H200 with driver 580 if the documents name no code.
+``documented`` refuses every use that AMD's documents forbid, and returns the error codes of the
+runtime's sources. ``clr24``, ``clr26`` and ``rocm5`` follow the sources of ROCm 6.3, ROCm 10 and
+ROCm 5.2. ``cuda`` follows NVIDIA's documents, and an H200 with driver 580 if the documents name no
+code.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ __all__ = ["PROFILES", "Profile", "profile_named"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The behaviour of one edition. Each field is a point in which editions differ.
+    """The behaviour of one edition. The editions differ in these fields.
 
     Parameters
     ----------
@@ -43,14 +44,14 @@ class Profile:
     no_device
         The code with which all calls except ``getDeviceCount`` fail if no device is visible.
     knows_own_pid
-        Whether the edition recognises handles of the process itself.
+        Whether the edition recognises a handle that the calling process itself exported.
     looks_first
         Whether the open of a handle that is already open returns without a query of the exporter.
     keeps_ordinals
-        Whether a handle has the device's number in the exporter, and the importer refuses a number
-        that it does not have.
+        Whether a handle has the number that the device has in the exporter, and the importer
+        refuses the handle if it has no device of this number.
     closes_inside
-        Whether a close accepts any address inside the opened memory, not only the first one.
+        Whether a close accepts any address inside the opened memory, not only the first address.
     refuses_null
         Whether the edition refuses a query of the null address. Otherwise, it returns the
         attributes of unknown memory.
@@ -68,15 +69,17 @@ class Profile:
     keeps_not_ready
         Whether the code "not ready" becomes the thread's last error.
     frees_null
-        Whether null can be freed in a stream, as in HIP 7.
+        Whether the null address can be freed in a stream, as in HIP 7.
     has_uncached
         Whether physical memory without caching can be created.
     flags_of_write
-        The accepted flags of a write of a value by a stream, None if the flags are ignored.
+        The accepted flags of the call by which a stream writes a value, None if the flags are
+        ignored.
     is_before_6
         Whether the edition is a ROCm before 6.
     has_old_numbers
-        Whether constants have the numbers of AMD's headers before ROCm 6, which are not CUDA's.
+        Whether constants have the numbers of AMD's headers before ROCm 6. These numbers differ
+        from CUDA's.
     """
 
     name: str
