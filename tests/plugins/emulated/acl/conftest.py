@@ -22,7 +22,7 @@ else:
     from acl_actor import REAL, Actor, ok
 
 Start = Callable[..., Actor]
-Members = Callable[[int], list[Actor]]
+Members = Callable[..., list[Actor]]
 # Not under coverage: its tracer has a lock that a killed or forked process may hold.
 MEASURING = ("COV_CORE_", "COVERAGE_")
 OURS = ("CROSSMEM_", "ASCEND_")
@@ -116,8 +116,8 @@ def two_devices(acl: Actor) -> None:
 def members(start: Start) -> Members:
     """Return a function that starts processes of one memory group on the device's processor."""
 
-    def do(count: int) -> list[Actor]:
+    def do(count: int, **environment: Any) -> list[Actor]:
         group = {"SHAREGROUP_PRECONFIG": "1", "CROSSMEM_EMULATED_ACL_GROUP": "members"}
-        return [start(**group) for _ in range(count)]
+        return [start(**group, **environment) for _ in range(count)]
 
     return do
