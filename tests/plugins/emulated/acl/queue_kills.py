@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A primary hands buffers to secondaries, which are killed at random. Python and C both take part."""
+"""A primary hands buffers to secondaries, in Python or in C, which are killed at random."""
 
 import random
 import signal

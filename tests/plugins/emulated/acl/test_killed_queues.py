@@ -19,6 +19,7 @@ else:
 
 pytestmark = [pytest.mark.ci, emulation_only, on_device]
 
+
 def test_processes_die_at_any_line(members: Members) -> None:
     """A worker passes buffers on and dies: nobody hangs, and nothing of the worker is left."""
     owner = members(1)[0]

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         storm,
     )
     from tests.plugins.emulated.acl_programs.conftest import Compile
+    from tests.plugins.emulated.host_processes import start_server
 else:
     from acl_actor import Actor, ok
+    from host_processes import start_server
     from queue_kills import Primary, PythonPrimary, PythonSecondary, Secondary, storm
 
     Compile = Any
@@ -112,6 +114,11 @@ class CSecondary:
     def kill_after(self, seconds: float) -> None:
         time.sleep(seconds)
         assert self._parent.tell(f"kill {self.pid}") == signal.SIGKILL
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> None:
+    start_server()
 
 
 @pytest.fixture(params=["0", "1"], ids=["usual", "slow"])
