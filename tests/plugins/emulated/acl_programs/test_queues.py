@@ -70,6 +70,11 @@ def test_queues_buffers_and_routes(
     assert ("ACL-B15" in rules) is not is_on_host
 
 
+def test_a_memory_group(compile_program: Compile, run: Run, host: Path) -> None:
+    assert run(compile_program("group", "c", "-ldl"), **ON_DEVICE) == "grouped\n"
+    assert broken_rules(host) == []
+
+
 def test_every_documented_code_passes_through(
     compile_program: Compile, run: Run, host: Path
 ) -> None:

@@ -4,11 +4,11 @@
  *
  * HOST  1 for a program on the host, which has queues of data alone, else 0
  */
+#include <pthread.h>
+
 #include "program.h"
 
 enum { CAPACITY = 300, LENGTH = 200, DEPTH = 3 };
-
-static int is_on_host;
 
 static uint32_t new_queue(void)
 {
@@ -139,6 +139,28 @@ static void nothing_on_the_host(uint32_t qid)
     CHECK(acltdtAttachQueue(qid, 0, &bits), ACL_ERROR_FEATURE_UNSUPPORTED);
 }
 
+static void *wait_for_a_buffer(void *argument)
+{
+    acltdtBuf found = NULL;
+    OK(acltdtDequeue(*(uint32_t *)argument, &found, -1));
+    return found;
+}
+
+/* A thread waits in its call while others make calls. */
+static void threads(uint32_t qid)
+{
+    acltdtBuf buffer = NULL;
+    void *found = NULL;
+    pthread_t thread;
+
+    TRUE(!pthread_create(&thread, NULL, wait_for_a_buffer, &qid));
+    usleep(50000);
+    OK(acltdtAllocBuf(8, ACL_TDT_NORMAL_MEM, &buffer));
+    OK(acltdtEnqueue(qid, buffer, 0));
+    TRUE(!pthread_join(thread, &found) && found);
+    OK(acltdtFreeBuf(found));
+}
+
 static void null_buffers(void)
 {
     acltdtBuf buffer = NULL;
@@ -221,16 +243,18 @@ int main(int count, char **arguments)
 {
     if (count != 2)
         return 4;
-    is_on_host = atoi(arguments[1]);
+    int is_on_host = atoi(arguments[1]);
     OK(aclInit(NULL));
     OK(aclrtSetDevice(0));
     uint32_t qid = new_queue();
     data(qid);
     routes(qid);
-    if (is_on_host)
+    if (is_on_host) {
         nothing_on_the_host(qid);
-    else
+    } else {
+        threads(qid);
         buffers(qid);
+    }
     OK(acltdtDestroyQueue(qid));
     OK(acltdtDestroyQueue(qid));
     CHECK(acltdtDestroyQueue(4096), ACL_ERROR_RT_PARAM_INVALID);
