@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """C programs use TDT's queues and buffers, as the vendor's header declares them."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,14 @@ else:
     from collections.abc import Callable as Compile
     from collections.abc import Callable as Run
 
+WITHOUT_EMULATION = """
+import ctypes
+library = ctypes.CDLL("libascendcl.so")
+library.acltdtCreateQueueAttr.restype = ctypes.c_void_p
+library.acltdtGetQueueRouteNum.restype = ctypes.c_size_t
+print(library.acltdtCreateQueueAttr(), library.acltdtGetQueueRouteNum(None))
+print(library.acltdtDestroyQueue(0))
+"""
 ON_DEVICE = {"CROSSMEM_EMULATED_ACL_PROFILE": "310b-rc"}
 NAMES = [name for name in CALLED if name.startswith(("acltdt", "rtMem"))]
 WITHOUT_CODE = {"acltdtGetQueueRouteNum": 0}
@@ -73,6 +82,14 @@ def test_queues_buffers_and_routes(
 def test_a_memory_group(compile_program: Compile, run: Run, host: Path) -> None:
     assert run(compile_program("group", "c", "-ldl"), **ON_DEVICE) == "grouped\n"
     assert broken_rules(host) == []
+
+
+def test_results_that_are_no_codes(run: Run) -> None:
+    """If the emulation cannot start, no pointer and no count is a code."""
+    python = Path(sys.executable)
+    printed = run(python, "-c", WITHOUT_EMULATION, CROSSMEM_EMULATED_STRICT="perhaps")
+
+    assert printed == "None 0\n500000\n"
 
 
 def test_every_documented_code_passes_through(
