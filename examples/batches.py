@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four producers make batches on a device, and two consumers share them out among themselves.
+"""Four producers make batches on a device, and each batch goes to one of two consumers.
 
 The main process owns the queue: the memory of all batches, and the roles. It hands no batch over
 itself. A producer fills a buffer where it lies and puts it; a consumer gets that memory, not a copy
@@ -27,7 +27,7 @@ BUFFERS_OF_A_PRODUCER = 4
 
 
 def make(producer: int, number: int, length: int) -> np.ndarray:
-    """Return a batch. Stands for a file that is read and decoded."""
+    """Return a batch. A real loader would read a file and decode it."""
     return np.random.default_rng([producer, number]).random(length, "float32")
 
 
@@ -38,13 +38,13 @@ def produce(handle: crossmem.QueueHandle, producer: int, batches: int, nbytes: i
         for number in range(batches):
             # No two batches have the same length.
             values = make(producer, number, nbytes // 4 - number)
-            # Waits while consumers have all buffers of this producer.
+            # This call waits while consumers have all buffers of this producer.
             buffer = queue.allocate(timeout=DEADLINE_S)
             buffer.write(values)
             buffer.data_length = values.nbytes
             buffer.user_data = json.dumps({"producer": producer, "number": number}).encode()
             queue.put(buffer)
-    # What was put stays in the queue: this process may exit.
+    # The batches stay in the queue after this process has exited.
 
 
 def consume(handle: crossmem.QueueHandle, pipe: Connection) -> None:
@@ -68,7 +68,7 @@ def consume(handle: crossmem.QueueHandle, pipe: Connection) -> None:
 
 
 def main() -> None:
-    """Make the queue, start the others, and check what the consumers found."""
+    """Make the queue, start the other processes, and check what the consumers found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="host")
     parser.add_argument("--producers", type=int, default=4)
@@ -92,7 +92,8 @@ def main() -> None:
             process.start()
             theirs.close()
             consumers.append((process, pipe))
-        # Not needed, because batches wait for consumers. But now both get some of these few.
+        # Batches wait for consumers, so this wait is not needed. With it, both consumers get some
+        # batches.
         queue.wait_for(consumers=options.consumers, timeout=DEADLINE_S)
         producers = []
         for number in range(options.producers):
@@ -106,7 +107,7 @@ def main() -> None:
         took_s: list[float] = []
         shares: list[str] = []
         for process, pipe in consumers:
-            # An end without a message is the death of the consumer.
+            # If a consumer has died, poll() returns True, and recv() raises EOFError.
             if not pipe.poll(DEADLINE_S):
                 expect("silence", "a message", "a consumer")
             theirs_found, theirs_took_s = pipe.recv()
@@ -127,7 +128,7 @@ def main() -> None:
         for number in range(options.batches)
     }
     expect(found, wanted, "batches of the consumers")
-    # The median, because the first ones wait for the producers to start.
+    # The median is shown, because the first batches wait for the producers to start.
     each_us = statistics.median(took_s) * 1e6
     print(f"{len(found)} batches from {options.producers} producers on {options.device}: ", end="")
     print(f"consumers got {' + '.join(shares)}, {each_us:.0f} us to get one")

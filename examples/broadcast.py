@@ -3,8 +3,8 @@
 
 With ``delivery="each"``, every rank gets every version, read-only, in the memory that the trainer
 has filled. The trainer writes the next version into another buffer meanwhile. It waits if the
-slowest rank is as many versions behind as the queue has buffers. A rank that dies is waited for no
-more.
+slowest rank is as many versions behind as the queue has buffers. The trainer does not wait for a
+rank that has died.
 
     python examples/broadcast.py --device host
     CROSSMEM_RUNTIME=hip=emulated python examples/broadcast.py --device hip:0
@@ -35,7 +35,8 @@ def be_rank(handle: crossmem.QueueHandle, device: str, pipe: Connection) -> None
         crossmem.device(device).allocate(queue.nbytes) as mine,
     ):
         for buffer in queue:
-            # The end of the block tells the trainer that this rank is done with the buffer.
+            # The end of the block releases the buffer, so the trainer can use it again after all
+            # ranks.
             with buffer:
                 expect(buffer.user_data, b"version %d" % len(digests), "user data")
                 mine.copy_from(buffer)
@@ -46,7 +47,7 @@ def be_rank(handle: crossmem.QueueHandle, device: str, pipe: Connection) -> None
 
 
 def main() -> None:
-    """Be the trainer."""
+    """Run the trainer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="host")
     parser.add_argument("--ranks", type=int, default=8)
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--shape", type=int, nargs="+", default=[256, 1024])
     options = parser.parse_args()
 
-    # What the optimizer computes in each step.
+    # These are the values that an optimizer would compute in each step.
     shape = (options.versions, *options.shape)
     values = np.random.default_rng(0).random(shape, "float32")
     context = get_context("spawn")  # a forked child cannot use a GPU
@@ -72,7 +73,7 @@ def main() -> None:
             theirs.close()
             ranks.append((process, pipe))
 
-        # A rank gets the versions that are put after it has come.
+        # A rank gets the versions that are put after it has opened the queue.
         queue.wait_for(consumers=options.ranks, timeout=DEADLINE_S)
         for number, weights in enumerate(values):
             start = time.perf_counter()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples share: bytes from the host to arrays and back, and what must not differ.
+"""Helpers of the examples: they copy values between host and arrays, and compare results.
 
 The examples compute nothing on the device, so they also run on a GPU that is emulated.
 """
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 Array = Any
-"""An array of NumPy where the CPU can address the memory, else one of CuPy."""
+"""An array of NumPy if the CPU can address the memory, else an array of CuPy."""
 
 
 def put(array: Array, values: np.ndarray) -> None:
-    """Overwrite an array with values of the host, and wait until they are there."""
+    """Overwrite an array with values of the host, and wait until the copy is complete."""
     if isinstance(array, np.ndarray):
         array[...] = values
     else:
@@ -25,16 +25,16 @@ def put(array: Array, values: np.ndarray) -> None:
 
 
 def get(array: Array) -> np.ndarray:
-    """Return the elements on the host; a copy only where they are not there already."""
+    """Return the elements on the host. Elements in device memory are copied."""
     return array if isinstance(array, np.ndarray) else array.get()
 
 
 def digest(values: np.ndarray) -> str:
-    """Return a short text that differs where the bytes do."""
+    """Return a short text, which differs if the bytes differ."""
     return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
 
 
 def expect(found: object, wanted: object, what: str) -> None:
-    """End the program with an error where two things differ."""
+    """End the program with an error if two values differ."""
     if found != wanted:
         sys.exit(f"{what}: found {found}, wanted {wanted}")

@@ -2,9 +2,9 @@
 """A KV cache whose blocks move from a prefill process to a decode process.
 
 The prefill process has a pool of blocks and sends the handle of each block that it has filled. The
-decode process attaches the block, which asks nobody, and copies it into its own memory on the
-device. The pool gives the block out again once the prefill process has freed it and the decode
-process has unmapped it.
+decode process attaches the block without a request to any process, and copies it into its own
+memory on the device. The pool allocates the block again after the prefill process has freed it and
+the decode process has unmapped it.
 
     python examples/kv_cache.py --device host
     crossmem emulate hip --profile clr26 -- python examples/kv_cache.py --device hip:0
@@ -33,16 +33,17 @@ def prefill(pipe: Connection, device: str, blocks: int, nbytes: int, requests: i
         for request in range(requests):
             while len(sent) == blocks or pipe.poll():
                 sent.pop(pipe.recv()).free()
-            # If the decode process still has all freed blocks mapped, this waits for one.
+            # If the decode process still has all freed blocks mapped, this call waits for one.
             block = sent[request] = pool.allocate(timeout=DEADLINE_S)
-            # Stands for what a model computes from the prompt.
+            # A model would compute these bytes from the prompt.
             keys_and_values = generator.integers(0, 256, nbytes, "uint8")
             block.write(keys_and_values)
-            # The export waits for the device, so the bytes are there before the message is.
+            # The export waits for the device, so the bytes are complete before the message is sent.
             pipe.send((request, block.export().to_bytes(), digest(keys_and_values)))
         while sent:
             sent.pop(pipe.recv()).free()
-    # The pool is closed here. Were it still in use, its memory would be freed in the background.
+    # The pool is closed here. If blocks were still in use, its memory would be freed in the
+    # background.
 
 
 def decode(pipe: Connection, device: str, nbytes: int, requests: int) -> None:
@@ -58,20 +59,21 @@ def decode(pipe: Connection, device: str, nbytes: int, requests: int) -> None:
                 mine.copy_from(theirs, nbytes=nbytes, offset=request * nbytes)
                 mine.device.synchronize()
             took_s.append(time.perf_counter() - start)
-            # The other process frees the block. It could have done so since it was attached here.
+            # After this message, the prefill process frees the block. It could have freed the block
+            # as soon as this process had attached it: the lease keeps the memory.
             pipe.send(request)
             wanted[request] = wanted_digest
         for request, one in wanted.items():
             data = np.frombuffer(mine.read(nbytes, offset=request * nbytes), "uint8")
             expect(digest(data), one, f"block of request {request}")
-    # The median, because the first block takes a question to the other process.
+    # The median is shown, because the first block needs a request to the other process.
     each_s = statistics.median(took_s)
     print(f"moved {requests} blocks of {nbytes} bytes on {device}: ", end="")
     print(f"{each_s * 1e6:.0f} us each, {nbytes / each_s / 1e9:.2f} GB/s")
 
 
 def main() -> None:
-    """Start the prefill process, and be the decode process."""
+    """Start the prefill process, and run the decode process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="host")
     parser.add_argument("--blocks", type=int, default=8, help="in the pool of the prefill process")

@@ -32,26 +32,27 @@ def work(
     shape: tuple[int, ...],
 ) -> None:
     """Make the batches with these numbers."""
-    # Whoever sends calls this. Without it, the queue would copy.
+    # Each process that sends calls install(). Without this call, the queue would copy.
     crossmem.install()
-    # Only the first sample differs between batches: the time of the queue is shown, and not that of
-    # random numbers and digests.
+    # Only the first sample differs between batches: the program shows the time of the queue,
+    # without the time for random numbers and digests.
     samples = np.random.default_rng(numbers.start).random(shape, "float32")
     rest = digest(samples.flat[1:])
     with crossmem.device(device).pool(samples.nbytes, BATCHES_OF_A_WORKER) as pool:
         for number in numbers:
-            # Waits while the queue and the consumer have all blocks.
+            # This call waits while the queue and the consumer have all blocks.
             batch = crossmem.empty(shape, "float32", pool=pool, timeout=DEADLINE_S)
             samples.flat[0] = number
             put(batch, samples)
             batches.put((number, batch, rest))
-            # The worker may forget the batch: its message keeps the block until it is received.
+            # The worker may drop the batch: the message keeps the block until the message is
+            # received.
             del batch
-    # And it may exit: a worker waits until what it sent was received.
+    # The worker may also exit: its exit waits until its messages are received.
 
 
 def main() -> None:
-    """Start the workers, and consume what they make."""
+    """Start the workers, and consume their batches."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="host")
     parser.add_argument("--workers", type=int, default=2)
@@ -87,10 +88,10 @@ def main() -> None:
         expect((values.flat[0], digest(values.flat[1:])), (number, rest), f"batch {number}")
         seen.add(number)
         nbytes = batch.nbytes
-        # Forgetting the batch lets the worker's pool give its block out again.
+        # Without references to the batch, the worker's pool can allocate its block again.
         del batch, values
     expect(seen, set(range(options.batches)), "numbers of the batches")
-    # The median, because the first ones wait for the workers to start.
+    # The median is shown, because the first batches wait for the workers to start.
     each_s = statistics.median(took_s)
     print(
         f"{options.batches} batches from {options.workers} workers on {options.device}: "

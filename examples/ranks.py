@@ -3,7 +3,7 @@
 
 No process waits for a whole device. The trainer writes a version on its stream and publishes it on
 that stream. Each rank queues three pieces of work for each version: wait for the version, copy the
-weights, and tell the trainer that it is done. The ranks' streams do that work as the versions come.
+weights, and acknowledge the version. The ranks' streams do that work as the versions come.
 
 The programs count the calls that crossmem makes to the vendor. Calls of CuPy are not counted:
 `crossmem emulate hip --report` shows those too.
@@ -12,7 +12,7 @@ The programs count the calls that crossmem makes to the vendor. Calls of CuPy ar
     crossmem emulate hip --profile clr26 -- python examples/ranks.py --device hip:0
     python examples/ranks.py --device cuda:0
 
-Host memory has no streams: there the ranks wait themselves.
+Host memory has no streams: on host memory, the ranks wait on the host.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def new_stream(array: Array) -> Any:
         return None
     import cupy  # noqa: PLC0415 - there is no CuPy without a GPU
 
-    # Not ordered by the default stream: only what crossmem orders is in order.
+    # The default stream does not order this stream. Only crossmem orders its work.
     return cupy.cuda.Stream(non_blocking=True)
 
 
@@ -82,7 +82,7 @@ def copy(target: Array, source: Array, stream: Any) -> None:
 
 
 def be_rank(device: str, steps: int, pipe: Connection) -> None:
-    """Be one of the ranks."""
+    """Run one of the ranks."""
     shared = crossmem.Shared.from_bytes(pipe.recv())
     weights = crossmem.receive(shared)
     stream = new_stream(weights)
@@ -100,14 +100,15 @@ def be_rank(device: str, steps: int, pipe: Connection) -> None:
 
     if stream is not None:
         stream.synchronize()
-    # If the trainer has died, the streams were released too early, and this raises ClosedError.
+    # If the trainer has died, the streams were released too early, and ``shared.version`` raises
+    # ClosedError.
     expect(shared.version, version, "version after the copies")
     pipe.send((version, calls, [digest(values) for values in get(mine)]))
     expect(pipe.recv(), "close", "message of the trainer")
 
 
 def main() -> None:
-    """Be the trainer."""
+    """Run the trainer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="host")
     parser.add_argument("--ranks", type=int, default=8)
@@ -117,7 +118,7 @@ def main() -> None:
 
     shape = tuple(options.shape)
     weights = crossmem.empty(shape, "float32", device=options.device)
-    # What the optimizer computes in each step is in device memory before the loop begins.
+    # The results of all steps of the optimizer are in device memory before the loop begins.
     values = np.random.default_rng(0).random((options.steps, *shape), "float32")
     results = crossmem.empty(values.shape, "float32", device=options.device)
     put(results, values)

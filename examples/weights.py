@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer updates weights, and two inference processes read them where they are.
+"""A trainer updates weights, and two inference processes read them in place.
 
 The weights are a thousand tensors, sharded over several devices. They are shared once. After each
 step of the training the trainer publishes a new version, which the readers wait for: nothing is
@@ -26,7 +26,7 @@ READERS = 2
 
 
 def read_weights(pipe: Connection) -> None:
-    """Be an inference process: receive once, then look at each new version."""
+    """Run an inference process: receive once, then read each new version."""
     shared = crossmem.Shared.from_bytes(pipe.recv())
     start = time.perf_counter()
     weights = crossmem.receive(shared)
@@ -37,7 +37,7 @@ def read_weights(pipe: Connection) -> None:
         version = shared.wait(version, timeout=DEADLINE_S)
         seen = time.perf_counter()
         pipe.send((version, seen, {name: digest(get(one)) for name, one in weights.items()}))
-    # The memory is given back when the last tensor is gone: at the end of this function.
+    # The end of this function drops the last tensor, and with it the lease on the memory.
 
 
 def make_weights(names: list[str], shape: tuple[int, ...], devices: list[str]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def make_weights(names: list[str], shape: tuple[int, ...], devices: list[str]) -
     weights: dict[str, Any] = {}
     for number, name in enumerate(devices):
         mine = names[number :: len(devices)]
-        # Tensors keep the memory. It goes back when they are gone, and needs no free().
+        # Tensors keep the memory. The end of the last tensor releases it, without a call of free().
         weights |= dict(zip(mine, crossmem.empty((len(mine), *shape), device=name), strict=True))
     return weights
 
@@ -65,7 +65,7 @@ def train(weights: dict[str, Any], step: int) -> dict[str, str]:
 
 
 def main() -> None:
-    """Be the trainer."""
+    """Run the trainer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", nargs="+", default=["host"])
     parser.add_argument("--tensors", type=int, default=1000)
@@ -105,8 +105,8 @@ def main() -> None:
         start = time.perf_counter()
         version = shared.publish()
         published_s = time.perf_counter() - start
-        # Nothing is overwritten before all readers have answered: one that still reads would see
-        # old and new values side by side.
+        # Nothing is overwritten before all readers have answered: a reader that has not finished
+        # would see old and new values side by side.
         waits = []
         for _, pipe in readers:
             found, seen, digests = pipe.recv()
@@ -115,7 +115,7 @@ def main() -> None:
             waits.append(seen - start)
         late_ms = max(waits) * 1e3
         print(f"version {version}: published in {published_s * 1e3:.2f} ms, ", end="")
-        print(f"seen by all {late_ms:.2f} ms after that began")
+        print(f"seen by all readers {late_ms:.2f} ms after the publication began")
 
     for process, pipe in readers:
         pipe.send(None)

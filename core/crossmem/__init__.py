@@ -9,8 +9,8 @@ One process exports, and other processes attach::
     with crossmem.attach(blob) as mapping:     # in another process
         mapping.view()
 
-A lease keeps the memory until its importer is done, in whatever order the processes free it, exit
-or die. The documentation lists the laws that every backend keeps, C1 to C30.
+A lease keeps the memory until its importer is done. The processes may free the memory, exit or die
+in any order. The documentation lists the laws that every backend keeps, C1 to C30.
 """
 
 import typing

@@ -19,7 +19,7 @@ Python reader expects::
     ├── WaitTimeoutError        (TimeoutError)         another process did not act in time
     ├── QueueFullError          (queue.Full, TimeoutError)   no buffer became free in time
     ├── QueueEmptyError         (queue.Empty, TimeoutError)  no buffer arrived in time
-    ├── WrongHostError          (RuntimeError)         the exporter cannot be reached from here
+    ├── WrongHostError          (RuntimeError)         this process cannot reach the exporter
     ├── AccessDeniedError       (PermissionError)      the exporter does not admit this process
     ├── BusyError               (RuntimeError)         something still uses the memory
     ├── ClosedError             (ValueError)           the object was closed, unmapped or freed
@@ -127,7 +127,7 @@ class BackendNotFoundError(CrossmemError, LookupError):
 
 
 class BackendUnavailableError(CrossmemError, RuntimeError):
-    """The backend is known but cannot work here; the message says why."""
+    """The backend is known but cannot work on this machine; the message says why."""
 
 
 class DeviceNotFoundError(CrossmemError, LookupError):

@@ -28,8 +28,8 @@ __all__ = [
 _VARIABLE: Final = "CROSSMEM_TEST_LOCK_ORDER"
 
 CHECKED: Final = os.environ.get(_VARIABLE) == "1"
-"""Whether each lock checks the order when it is taken. That costs time, so only test runs set
-this."""
+"""Whether each lock checks the order when it is taken. The check costs time, so only test
+runs set the variable."""
 
 
 class Rank(IntEnum):
@@ -38,13 +38,13 @@ class Rank(IntEnum):
     FORK = 1
     """The state of the process, while it is made or forked."""
     PROCESS = 2
-    """Starting the lease server, and the list of devices."""
+    """The start of the lease server, and the list of devices."""
     IMPORT = 3
     """One import: held while the vendor opens, maps or closes it."""
     ALLOCATION = 4
     """One allocation or one address range: held during driver calls on it."""
     FOREIGN = 5
-    """The foreign allocations: held while the driver adopts memory or gives it up."""
+    """The foreign allocations: held while the driver adopts or disowns memory."""
     CONNECTION = 6
     """One connection to an exporter: held for a request and its reply."""
     STATE = 7
@@ -56,8 +56,8 @@ class Rank(IntEnum):
 
 
 _DRIVERS_RUN_UNDER: Final = frozenset({Rank.IMPORT, Rank.ALLOCATION, Rank.FOREIGN})
-"""The ranks of locks that guard a resource of the vendor, and that are held during driver calls on
-it."""
+"""The ranks of locks that guard a resource of the vendor. These locks are held during driver calls
+on the resource."""
 
 
 class LockOrderError(AssertionError):

@@ -140,8 +140,8 @@ def _dump(pickler: ForkingPickler, obj: Any) -> None:
         # registered now.
         if used(library) is not None:
             _register(library)
-            # This comes last: until the classes are registered, no other thread may skip the
-            # registration.
+            # The library leaves the set after the registration, because no other thread may skip
+            # an incomplete registration.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
     outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()
@@ -167,8 +167,8 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
-        # A tensor that was computed with gradients has a history. PyTorch's own reducer gets it,
-        # which refuses to send it.
+        # A tensor that was computed with gradients has a history. PyTorch's own reducer refuses to
+        # send such a tensor.
         if learns and not array.is_leaf:
             return fallback(array)
         is_parameter = type(array).__name__ == "Parameter"
@@ -186,11 +186,11 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor in crossmem's memory that cannot travel as a handle.
+    """Return a copy of a tensor in crossmem's memory that cannot be sent as a handle.
 
-    For other arrays, return None. Such a tensor has no elements, for example, or lies in memory
-    that this process inherited through fork. PyTorch would send the tensor's whole storage, which
-    is the whole allocation.
+    A tensor without elements cannot be sent as a handle, for example, nor a tensor in memory that
+    this process inherited through fork. Without the copy, PyTorch would send the tensor's whole
+    storage, which is the whole allocation. For other arrays, return None.
     """
     try:
         found = describe(array)
@@ -291,8 +291,7 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 @contextmanager
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
     """If the block raises, end a message's reservations: no process unpickles the message again."""
-    # This process may forward the arrays. It then sends handles, too, so its reducers are
-    # registered.
+    # This process may forward the arrays as handles, so its reducers are registered.
     register()
     try:
         yield

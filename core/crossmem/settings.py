@@ -61,7 +61,7 @@ def _is_module(name: str) -> bool:
 
 def _is_seconds(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails every comparison, so this refuses it, too.
+    # NaN fails every comparison, so it is refused, too.
     return is_number and 0 <= value <= _MAX_SECONDS
 
 
@@ -140,10 +140,10 @@ class Settings:
     """
 
     device: str | None = None
-    """The device that ``crossmem.device()`` returns if the call names none."""
+    """The device that ``crossmem.device()`` returns if the call names no device."""
 
     runtimes: tuple[tuple[str, str], ...] = ()
-    """Backends with the runtime that each uses if the call names none."""
+    """Backends, each with the runtime that it uses if the call names no runtime."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
     """Folder of the lease sockets: ``$XDG_RUNTIME_DIR/crossmem``, or if that variable is not set, a
@@ -159,8 +159,9 @@ class Settings:
     """How many allocations of this process the messages of one sender may reserve."""
 
     barrier: str = "membarrier"
-    """How accesses to shared words are ordered. ``"membarrier"``: only the exporter pays, if the
-    kernel allows that. ``"fence"``: both sides pay. The import of crossmem reads the variable."""
+    """How accesses to shared words are ordered. ``"membarrier"``: a system call of the exporter
+    orders the accesses of all processes, if the kernel allows that. ``"fence"``: each process uses
+    fences. The import of crossmem reads the variable."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins in addition to the entry points, in this order."""

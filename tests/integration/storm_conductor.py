@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +36,8 @@ _HOSTILE_LIFE_S: Final = (4.0, 20.0)
 _ORPHANS_FOR_S: Final = 2.0
 _FRESH: Final = 0.05
 _TURN_S: Final = 0.01
+_LONGER_S: Final = 1.0
+"""How long the storm rages on where something has not happened. Workers count every second."""
 _STARTERS: Final = 2
 
 
@@ -124,26 +127,40 @@ class Weather(Storm):
 
     # Conducting -----------------------------------------------------------------------------
 
-    def conduct(self, seconds: float) -> None:
-        """Let the storm rage for so long, then let it calm down."""
+    def conduct(self, seconds: float, needed: Sequence[str], at_most_s: float) -> float:
+        """Let the storm rage for so long, then let it calm down; return how long it raged.
+
+        Parameters
+        ----------
+        seconds
+            How long it rages where everything needed has happened by then.
+        needed
+            Names in the totals. The storm rages on until each has happened.
+        at_most_s
+            When it calms down although something has not happened.
+        """
         for _ in range(self.size):
             self._begin_worker()
         for _ in range(self.hostile_size):
             self._begin_hostile()
-        now = end = time.monotonic() + seconds
+        begin = now = time.monotonic()
+        end = begin + seconds
         while now < end or self._starting:
             before, now = now, time.monotonic()
+            if end <= now < begin + at_most_s and self.lacking(needed):
+                end = now + _LONGER_S
             self._take_in()
             self.bury()
             self._continue()
             if now < end:
                 self._disturb(min(1.0, max(0.0, now - before)))
                 self._replace_hostile()
-            if end - seconds / 2 < now < end and not self.done["kills"]:
-                # One in ten short storms would have none.
+            if begin + seconds / 2 < now < end and self.workers and not self.done["kills"]:
+                # One in ten short storms would have to wait for one.
                 self._kill(self.chance.choice(self.workers))
             time.sleep(_TURN_S)
         self._calm()
+        return time.monotonic() - begin
 
     def _disturb(self, passed_s: float) -> None:
         """Do to each worker what its time has come for."""
@@ -249,6 +266,11 @@ class Weather(Storm):
             with contextlib.suppress(json.JSONDecodeError):
                 total.update(json.loads(path.read_bytes() or b"{}"))
         return total
+
+    def lacking(self, needed: Sequence[str]) -> list[str]:
+        """Return what has not happened yet, as far as the processes have told."""
+        total = self.totals()
+        return [one for one in needed if not total[one]]
 
     def report(self, seconds: float) -> str:
         """Return the numbers by the minute, as text."""

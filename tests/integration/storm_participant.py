@@ -336,6 +336,7 @@ class Participant:
     def lose_block(self) -> str:
         """Allocate a block that nobody frees."""
         actor = self.actors[0]
+        self.settles_within_s = actor.idle_within_s = 1.0
         actor.share_block()
         assert actor.pool is not None
         self.lost = actor.pool.allocate()

@@ -32,6 +32,7 @@ class PoolActor(storm_worker.Actor):
     def __init__(self, board: Path, seed: int) -> None:
         super().__init__(board, seed)
         self.pool: crossmem.Pool | None = None
+        self.idle_within_s = _IDLE_WITHIN_S
         self.steps += [
             (6, self.share_block),
             (4, self.free_block),
@@ -114,7 +115,7 @@ class PoolActor(storm_worker.Actor):
         pool, self.pool = self.pool, None
         if pool is None:
             return
-        end = time.monotonic() + _IDLE_WITHIN_S
+        end = time.monotonic() + self.idle_within_s
         while (stats := pool.stats()).free != BLOCKS and time.monotonic() < end:
             time.sleep(0.01)
         if stats.free != BLOCKS or stats.holders or stats.in_messages:

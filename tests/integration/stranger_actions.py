@@ -32,6 +32,16 @@ def forget_passrights() -> None:
     pytest.MonkeyPatch().setattr(descriptors, "_SO_PASSRIGHTS", 9999)
 
 
+def close_without_threads() -> None:
+    """Let no thread start that closes descriptors, as where the interpreter ends before it runs."""
+
+    def no_thread(*_: object) -> int:
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
+
+    pytest.MonkeyPatch().setattr(descriptors, "start_new_thread", no_thread)
+
+
 def refuses_descriptors() -> bool:
     """Whether this kernel refuses descriptors."""
     with new_socket() as probe:

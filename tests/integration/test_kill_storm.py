@@ -50,7 +50,7 @@ def be_killed():
 
 lines = 0
 while True:
-    lines += 1
+    lines += int(sys.argv[2])
     left = lines
     if in_child(be_killed) != signal.SIGKILL:
         break
@@ -108,8 +108,11 @@ def test_what_is_left_is_found(storm: Storm) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_a_kill_at_any_line_of_beginning_to_listen_leaves_no_file(storm: Storm) -> None:
-    lines = int(storm.run_script(KILLED_AT_EVERY_LINE, str(storm.run_dir)))
+@pytest.mark.parametrize(
+    "step", [pytest.param(3, id="few"), pytest.param(1, marks=pytest.mark.long, id="any")]
+)
+def test_a_kill_at_any_line_of_beginning_to_listen_leaves_no_file(storm: Storm, step: int) -> None:
+    lines = int(storm.run_script(KILLED_AT_EVERY_LINE, str(storm.run_dir), str(step)))
 
     assert lines > 20
     assert len(storm.left_in_run_dir()) == 1

@@ -60,12 +60,15 @@ def test_an_exporter_serves_on(start_peer: "StartPeer", user: int | None, *, is_
 
 
 @any_kernel
+@pytest.mark.parametrize("has_threads", [True, False], ids=["", "without-threads"])
 def test_an_exporter_exits_although_strangers_wait(
-    start_peer: "StartPeer", *, is_old: bool
+    start_peer: "StartPeer", *, has_threads: bool, is_old: bool
 ) -> None:
-    exporter, stranger = start_peer(tracing=False), start_peer(tracing=False)
+    exporter, stranger = start_peer(tracing=False, fresh=True), start_peer(tracing=False)
     if is_old:
         exporter.call(stranger_actions.forget_passrights)
+    if not has_threads:
+        exporter.call(stranger_actions.close_without_threads)
     blob = exporter.call(actions.offer, "memory", 4096)
     exporter.stop()
     stranger.call(stranger_actions.send_lingering_to_an_exporter, blob, 4, None, within=60)

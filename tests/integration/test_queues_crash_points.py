@@ -123,7 +123,7 @@ POINTS = pytest.mark.parametrize(
     "points",
     [
         pytest.param(range(5, MOST, 19), id="few"),
-        pytest.param(range(1, MOST, 3), marks=pytest.mark.ci, id="many"),
+        pytest.param(range(1, MOST, 7), marks=pytest.mark.ci, id="many"),
         pytest.param(range(1, MOST), marks=pytest.mark.long, id="all"),
     ],
 )

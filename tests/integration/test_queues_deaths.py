@@ -128,7 +128,7 @@ MODES = [
     "kills",
     [
         5,
-        pytest.param(40, marks=pytest.mark.ci),
+        pytest.param(15, marks=pytest.mark.ci),
         pytest.param(1000, marks=pytest.mark.long),
     ],
 )

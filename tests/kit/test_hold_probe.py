@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not barrier.IS_REGISTERED, reason=f"no barrier: {barrier.WHY_NOT}"),
 ]
 
-HOLDS = 10_000_000
+HOLDS = 4_000_000
 TURNS = 10
 LIMIT_S = 60 * SLOWNESS
 PROBE = Path(__file__).with_name("hold_probe.c")

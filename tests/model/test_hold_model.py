@@ -21,6 +21,11 @@ MACHINES = [
     for order in ("tso", "weak")
     for is_fenced, way in ((False, "barrier"), (True, "fences"))
 ]
+# The weak order allows whatever the other one does.
+SAFE_MACHINES = [
+    pytest.param(one.values[0], id=one.id, marks=pytest.mark.long if "tso" in str(one.id) else ())
+    for one in MACHINES
+]
 # What a broken protocol ends in: a block that is used in another life, or a lost message.
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no barrier between the next generation and the rows": (
@@ -32,7 +37,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", SAFE_MACHINES)
 def test_the_protocol_is_safe(machine: dict[str, Any]) -> None:
     assert explore(Rules(**machine)) > 10_000
 

@@ -21,6 +21,11 @@ MACHINES = [
     for order in ("tso", "weak")
     for is_fenced, way in ((False, "barrier"), (True, "fences"))
 ]
+# The weak order allows whatever the other one does.
+SAFE_MACHINES = [
+    pytest.param(one.values[0], id=one.id, marks=pytest.mark.long if "tso" in str(one.id) else ())
+    for one in MACHINES
+]
 BROKEN: dict[str, dict[str, Any]] = {
     "no second look": {"looks_again": False},
     "no sequence": {"has_sequence": False},
@@ -29,7 +34,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", SAFE_MACHINES)
 def test_no_wake_up_is_lost(machine: dict[str, Any]) -> None:
     assert explore(Rules(**machine)) > 1000
 

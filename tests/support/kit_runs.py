@@ -27,6 +27,7 @@ _PLUGINS: Final = (
     *("crossmem_emulated.driver", "crossmem_emulated.host"),
     *("crossmem_ascend.driver", "crossmem_hip.driver"),
 )
+_OF_STREAMS: Final = ("test_timelines", "test_hand_over", "test_queues_streams")
 _BEGIN: Final = "<!-- tables of tests/support/kit_runs.py -->\n"
 _END: Final = "<!-- end of the tables -->\n"
 
@@ -37,7 +38,8 @@ class KitRun(NamedTuple):
     backend: str
     mechanism: str
     part: str
-    """``core`` or ``whole``."""
+    """``core``; ``whole``; ``rest``, which the core leaves; or ``streams``, the tests of the core
+    that give work to streams."""
     tier: str
     """``default``, ``ci`` or ``long``."""
     profile: str = ""
@@ -54,9 +56,21 @@ class KitRun(NamedTuple):
         options += (
             [] if self.backend in {"host", "emulated"} else ["--crossmem-runtime", "emulated"]
         )
-        options += ["--crossmem-core"] if self.part == "core" else []
+        options += ["--crossmem-core"] if self.part in {"core", "streams"} else []
+        options += ["-m", "not crossmem_core"] if self.part == "rest" else []
         options += ["--crossmem-blocks"] if self.on_blocks else []
         return options
+
+    @property
+    def modules(self) -> str:
+        """Which modules run, as an expression for ``pytest -k``; empty for all."""
+        return " or ".join(_OF_STREAMS) if self.part == "streams" else ""
+
+    def has(self, test: "KitTest") -> bool:
+        """Whether a test of the kit belongs to this part of it."""
+        if self.part == "streams":
+            return test.is_core and test.module.startswith(_OF_STREAMS)
+        return {"core": test.is_core, "rest": not test.is_core}.get(self.part, True)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -76,8 +90,8 @@ RUNS: Final = (
     KitRun("cuda", "vmm", "core", "ci"),
     KitRun("emulated", "memfd", "core", "ci"),
     KitRun("emulated", "memfd", "whole", "long"),
-    KitRun("ascend", "shareable", "whole", "ci"),
-    KitRun("hip", "legacy", "whole", "ci"),
+    KitRun("ascend", "shareable", "rest", "long"),
+    KitRun("hip", "legacy", "rest", "ci"),
     KitRun("ascend", "key", "whole", "long"),
     KitRun("hip", "vmm", "whole", "long"),
     KitRun("cuda", "legacy", "whole", "long"),
@@ -97,10 +111,13 @@ RUNS: Final = (
             *(("ascend", "shareable"), ("ascend", "key"), ("cuda", "legacy"), ("cuda", "vmm")),
         )
     ),
-    KitRun("hip", "legacy", "core", "ci", slow_streams=True),
+    KitRun("hip", "legacy", "streams", "ci", slow_streams=True),
     *(
         KitRun(backend, mechanism, "core", "long", slow_streams=True)
-        for backend, mechanism in (("hip", "vmm"), ("cuda", "legacy"), ("cuda", "vmm"))
+        for backend, mechanism in (
+            *(("hip", "legacy"), ("hip", "vmm")),
+            *(("cuda", "legacy"), ("cuda", "vmm")),
+        )
     ),
     # ROCm 5 has no virtual memory.
     *(KitRun("hip", "vmm", "whole", "long", profile) for profile in ("clr24", "clr26")),
@@ -201,7 +218,8 @@ def tables() -> str:
             if (run.backend, run.mechanism) == (backend, mechanism) and run.slow_streams
         ]
         tiers = {
-            run.part: run.tier
+            # After the core, the rest completes the whole.
+            run.part.replace("rest", "whole"): run.tier
             for run in RUNS
             if (run.backend, run.mechanism, run.profile, run.on_blocks, run.slow_streams)
             == (backend, mechanism, "", False, False)

@@ -23,7 +23,7 @@ def backend() -> str:
 
 
 def memory_pointer(pointer: int, nbytes: int, owner: object, ordinal: int) -> Any:
-    """Return CuPy's object for memory that it did not allocate. It keeps the owner alive."""
+    """Return CuPy's object for foreign memory. The object keeps the owner alive."""
     cuda = require("cupy").cuda
     return cuda.MemoryPointer(cuda.UnownedMemory(pointer, nbytes, owner, ordinal), 0)
 
@@ -67,5 +67,5 @@ def copy_to(target: Any, source: Any) -> None:
         target[...] = source
         if target.device != source.device:
             # This copy runs on the target's device. Before the source is unmapped, crossmem waits
-            # only for the source's own device, so the copy must be finished here.
+            # only for the source's own device, so this function waits for the copy.
             require("cupy").cuda.get_current_stream().synchronize()

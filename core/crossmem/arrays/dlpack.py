@@ -35,12 +35,12 @@ ROCM: Final = 10
 """DLPack's device type of AMD GPUs, which CuPy and PyTorch use."""
 
 EXT_DEV: Final = 12
-"""DLPack's device type of Ascend NPUs. torch_npu 2.14 exports it, and imports only it and type 1.
+"""DLPack's device type of Ascend NPUs. torch_npu 2.14 imports only this type and type 1.
 
-This was found in torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and in the machine
-code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement first
-requests a capsule without a version, even for objects on other devices. It ignores ``byte_offset``,
-and does not know float8.
+These facts come from torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and from the
+machine code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement
+first requests a capsule without a version, even for objects on other devices. It ignores
+``byte_offset``, and does not know float8.
 """
 
 CUDA_MANAGED: Final = 13
@@ -96,7 +96,7 @@ _BYTE: Final = ctypes.c_ubyte()
 
 
 class _Base:
-    """An object whose array interface describes two bytes. NumPy keeps it as long as the capsule.
+    """An object whose array interface describes two bytes. The capsule keeps this object alive.
 
     NumPy 2.1 omits the strides of contiguous arrays. These bytes are not contiguous, so the capsule
     has room for strides.
@@ -135,13 +135,13 @@ def make_capsule(
     pointer
         Address of the memory, to which the layout is relative.
     layout
-        The array. Its bounds are not checked here.
+        The array. This function does not check its bounds.
     device
         DLPack's device type and id.
     owner
         The object that keeps the memory.
     readonly
-        Whether the capsule says that the consumer must not write. Not all consumers obey that.
+        Whether the capsule says that the consumer must not write. Some consumers write anyway.
     max_version
         The newest version that the consumer reports. From (1, 0) on the capsule is versioned.
 
@@ -149,7 +149,7 @@ def make_capsule(
     ------
     BufferError
         DLPack cannot express the dtype or the strides. Also raised if the memory is read-only and
-        the consumer requests an unversioned capsule, which cannot say so.
+        the consumer requests an unversioned capsule, which has no read-only flag.
     UnsupportedError
         NumPy, which makes the capsules, is missing or older than 2.1.
     """
@@ -213,8 +213,8 @@ def check_stream(device_type: int, stream: object) -> bool:
     Raises
     ------
     ConfigurationError
-        The stream does not exist: host memory has none, CUDA excludes 0 because it has two default
-        streams, and ROCm excludes 1 and 2.
+        The stream does not exist. Host memory has no streams. CUDA excludes 0, because it has two
+        default streams. ROCm excludes 1 and 2.
     """
     if device_type == CPU:
         if stream is not None:

@@ -122,7 +122,7 @@ def dtype_of(value: object) -> DType:
         if isinstance(value, numpy.dtype):
             return _from_numpy(value)
     msg = f"{shorten(value)} is not a dtype"
-    raise ConfigurationError(msg, hint='give a name such as "float32", or a framework\'s dtype')
+    raise ConfigurationError(msg, hint='pass a name such as "float32", or a framework\'s dtype')
 
 
 @lru_cache(maxsize=256)
@@ -264,7 +264,7 @@ def _parse(text: str) -> DType:
     match = _TYPESTR.fullmatch(text)
     if match is None:
         msg = f"{shorten(text)} is not a dtype"
-        raise ConfigurationError(msg, hint='give a name such as "float32" or ">f4"')
+        raise ConfigurationError(msg, hint='pass a name such as "float32" or ">f4"')
     swapped = match["order"] not in {"", "|", "=", _NATIVE}
     if match["number"]:
         native = _BY_KIND.get(match["number"])

@@ -146,7 +146,7 @@ class Layout:
         Parameters
         ----------
         negative
-            Whether negative strides are allowed. PyTorch has none.
+            Whether negative strides are allowed. PyTorch has no negative strides.
 
         Raises
         ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The array libraries. None is imported before its first use."""
+"""The array libraries. No library is imported before its first use."""
 
 import sys
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def require(name: str) -> Any:
 def on_use(tell: Callable[[str], None]) -> None:
     """Register a function that is called with the name of each library at its first use."""
     _listeners.append(tell)
-    # The loop runs over a copy, because another thread may add a library meanwhile.
+    # The loop runs over a copy, because another thread may add a library during the loop.
     for name in list(_known):
         tell(name)
 

@@ -18,7 +18,7 @@ def classes(numpy: Any) -> tuple[type, ...]:
 
 
 def maker(view: memoryview) -> Callable[[Layout], Any]:
-    """Return a function that makes arrays in a buffer. Each array holds a reference to it."""
+    """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
     # A read-only memoryview may lie over a writable object. A user could then switch an array that
     # lies directly over the view back to writable. NumPy refuses this for an array over a read-only
@@ -35,7 +35,7 @@ def maker(view: memoryview) -> Callable[[Layout], Any]:
 def empty(layout: Layout) -> Any:
     """Return a new array for a layout without elements, such as of shape ``(0, 3)``.
 
-    The caller checks that the layout has none, so the array needs no shared memory.
+    The caller checks that the layout has no elements, so the array needs no shared memory.
     """
     return require("numpy").empty(layout.shape, to_numpy(layout.dtype))
 

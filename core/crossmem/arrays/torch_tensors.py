@@ -21,7 +21,7 @@ def classes(torch: Any) -> tuple[type, ...]:
 
 
 def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
-    """Return a function that makes tensors in a host buffer. Each tensor keeps the buffer.
+    """Return a function that makes tensors in a host buffer. Each tensor keeps the buffer alive.
 
     The buffer must report that it is writable: for another buffer, PyTorch warns.
     """

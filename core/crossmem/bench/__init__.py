@@ -10,7 +10,8 @@ together. The rows named p99 are percentiles of the samples of all rounds togeth
 as those of the table ``Scale``, are measured in one round.
 
 Each operation is timed in the process that performs it. The message that hands the token over is
-the same for all peers. Only the round trips and the churn of allocations include it.
+the same for all peers. Only the round trips and the churn of allocations include the time of this
+message.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +83,8 @@ def run(
     -------
     Report
         All numbers, and the description of the machine. Unless the run is brief, the report also
-        has the targets and their results. If a peer fails, ``notes`` says why, and the run goes on.
+        has the targets and their results. If a peer fails, ``notes`` says why, and the run
+        continues.
 
     Raises
     ------
@@ -95,8 +97,8 @@ def run(
 
     Notes
     -----
-    When this function returns or raises, all processes that it started have ended. It kills those
-    that do not end by themselves.
+    When this function returns or raises, all processes that it started have ended. The function
+    kills those that do not end by themselves.
     """
     if mode not in PLANS:
         msg = f"unknown mode {mode!r}; there are {', '.join(PLANS)}"

@@ -70,7 +70,7 @@ def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[
     """Return the seconds that one call from C takes.
 
     The keys are ``"first call"``, ``"hipGetLastError"``, ``"hipGetDevice"`` and
-    ``"hipMalloc and hipFree"``. The last one is the time of both calls together.
+    ``"hipMalloc and hipFree"``. The last value is the time of both calls together.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[
 
 def _run(command: list[str], emulation: Emulation, environment: dict[str, str]) -> dict[str, float]:
     variables = {
-        # This variable requests a count of calls, which would add to the times.
+        # This variable requests a count of calls, and counting would add to the times.
         name: value
         for name, value in emulation.environment(environment).items()
         if name != "CROSSMEM_EMULATED_CALLS"

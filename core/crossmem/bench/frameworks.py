@@ -39,7 +39,8 @@ _DEVICE: Final = "host"
 def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
     """Share a dictionary of tensors and receive it in another process.
 
-    With crossmem, the other process then receives it again, and this is timed separately.
+    With crossmem, the other process then receives the dictionary a second time. This receipt is
+    timed separately.
 
     Parameters
     ----------
@@ -60,7 +61,8 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     if kind == "crossmem":
         pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
         memory = pool.as_tensor()
-        # This write takes the page faults before the measurement. For PyTorch, torch.ones() does.
+        # This write takes the page faults before the measurement. For PyTorch, torch.ones() takes
+        # them.
         memory.fill_(1)
     for _ in range(rounds):
         if pool is not None:
@@ -93,7 +95,7 @@ def _read_trees(connection: Connection, kind: str) -> None:
             blob = connection.recv_bytes()
         except EOFError:
             return
-        # The bytes come from the parent of this process.
+        # The bytes come from the parent of this process, so they may be unpickled.
         load = crossmem.receive if kind == "crossmem" else pickle.loads
         weights = load(blob)
         received = perf_counter()
@@ -137,7 +139,7 @@ def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
         times.append(answers.get() - start)
     items.put(None)
     process.join(_JOIN_S)
-    # The first round starts threads and connections.
+    # The first round is not counted, because it starts threads and connections.
     return {"send": times[1:]}
 
 
@@ -175,7 +177,7 @@ def _through_ray(nbytes: int, rounds: int) -> list[float]:
         ]
     finally:
         ray.shutdown()
-    # The first rounds are not counted: Ray's store allocates its pages in them, and reuses them.
+    # In the first rounds, Ray's store allocates its pages. Only the later rounds are counted.
     return times[_RAY_WARMUP_ROUNDS:]
 
 

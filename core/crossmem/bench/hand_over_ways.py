@@ -19,14 +19,14 @@ __all__ = ["GET_S", "NAME", "SMALL", "WAYS", "Ends"]
 SMALL: Final = 4 << 10
 """The number of bytes of a small buffer."""
 NAME: Final = "psm_crossmem{:04}"
-"""As long as the names of ``multiprocessing.shared_memory``."""
+"""A name that is as long as the names of ``multiprocessing.shared_memory``."""
 _TOGETHER_S: Final = 0.005
 GET_S: Final = 60.0
 """The longest wait of one call, in seconds."""
 
 
 class Ends:
-    """The means of two processes to reach each other.
+    """The objects by which two processes communicate.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Ends:
         return self.connection.recv()
 
     def begin(self) -> None:
-        """Return at the same time as in the other process, both awake."""
+        """Return at the same time as this method of the other process, so that both are awake."""
         # The clock is the same in all processes.
         start = perf_counter() + _TOGETHER_S
         start = max(start, self.exchange(start))
@@ -220,4 +220,4 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""By name and size of the buffers: how a way starts, and the states in which it is measured."""
+"""For each way: the function that starts the way, and the states in which it is measured."""

@@ -48,7 +48,7 @@ def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[
     is_there = find_spec("iceoryx2") is not None
     chosen = [name for name in WAYS if name not in skipped and (is_there or "iceoryx2" not in name)]
     each = [(name, state) for name in chosen for state in WAYS[name][1]]
-    # The first round starts what starts at the first use, and is not counted.
+    # The first round is not counted, because a way may start threads at its first use.
     turns = [one for number in range(rounds + 1) for one in each[:: 1 if number % 2 else -1]]
     found: dict[str, list[float]] = {}
     with _Pair(chosen, turns, count, cpus) as ends:
@@ -109,7 +109,7 @@ def _answer(
     cpu: int,
     names: list[Any],
 ) -> None:
-    """Be the second process."""
+    """Run the second process."""
     settle(cpu)
     connection.send("started")
     events = [recv_handle(connection) for _ in range(2)]
@@ -142,8 +142,8 @@ def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     -------
     dict
         ``"queue"``: ``put_many`` and ``get_many``. ``"mp.Queue"``: names of shared memory go to the
-        consumer. ``"mp.Queue, both ways"``: they come back, too, so that the producer uses the
-        memory again, as with a queue of crossmem.
+        consumer. ``"mp.Queue, both ways"``: the names come back, too, so that the producer reuses
+        the memory, as with a queue of crossmem.
     """
     settle(cpus[0])
     context, kinds = get_context("spawn"), ["queue", "mp.Queue", "mp.Queue, both ways"]
@@ -260,12 +260,12 @@ class _Fan:
         handle = self.queue.export(role="consume").to_bytes()
         self._children = [start_child(_take, handle, cpu) for _ in range(consumers)]
         for _process, connection in self._children:
-            # The last one has opened the queue.
+            # At this point, the previous child has opened the queue.
             connection.send(0)
             connection.recv()
 
     def put(self, count: int) -> float:
-        """Put items, and return the time that it took. The consumers release them meanwhile."""
+        """Put items, and return the time of the puts. The consumers release the items meanwhile."""
         for _process, connection in self._children:
             connection.send(count)
         # The consumers wait for the first item, asleep.
@@ -288,7 +288,7 @@ class _Fan:
 
 
 def _take(connection: Connection, handle: bytes, cpu: int) -> None:
-    """Get and release as many items as the producer says; a negative number ends this."""
+    """Get and release as many items as the producer says; a negative number ends the loop."""
     settle(cpu)
     connection.send("started")
     with crossmem.open_queue(handle) as queue:

@@ -4,7 +4,7 @@
 A job is a pair of functions: one runs in the producer, and one at the same time in the consumer.
 The two communicate over a channel. Each operation is timed alone, in seconds, by the process that
 performs it. The transfer of the token is the same for all peers. Only ``"total"`` and the job
-``"churn"`` include it.
+``"churn"`` include this transfer.
 """
 
 from collections.abc import Callable, Mapping
@@ -146,7 +146,8 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
     """Do each step for all blocks before the next step. Return the mean time of each step.
 
-    A peer may do the work for many blocks in the call for one of them. A median would miss that.
+    Some peers do the work for many blocks in the call for one block. The mean includes this work,
+    but a median would not.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

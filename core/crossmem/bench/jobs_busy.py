@@ -41,7 +41,7 @@ consumer on the channel empties the list."""
 
 
 def _wait(_channel: Channel, _busy: list[bool]) -> None:
-    """Return, so that the main thread sleeps and the producer's other threads can take the GIL."""
+    """Do nothing: the main thread then sleeps, and other threads of the producer get the GIL."""
 
 
 def _spin(_channel: Channel, busy: list[bool]) -> None:

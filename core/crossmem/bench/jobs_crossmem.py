@@ -21,7 +21,7 @@ _COPIED_NBYTES: Final = 64 << 20
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return equal bytes in a new object, which has no cached hash, as bytes from a channel."""
+    """Return equal bytes in a new object. Like bytes from a channel, it has no cached hash."""
     return bytes(bytearray(blob))
 
 
@@ -74,7 +74,8 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
     """Time imports and attaches of allocations that this process imports for the whole job.
 
-    The repeated ones name a whole allocation or a part, as a handle object or as bytes.
+    The repeated imports and attaches name a whole allocation or a part, as a handle object or as
+    bytes.
     """
     channel = context.channel
     blobs = channel.receive_all()
@@ -94,7 +95,7 @@ def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
     def close(name: str, made: list[Any]) -> None:
         each(name, lambda item: item.unmap() if hasattr(item, "unmap") else item.close(), made)
 
-    # Each first import is a separate lease. The repetitions below keep them all alive.
+    # Each first import is a separate lease. The repetitions below keep all these leases alive.
     kept = each("import first", crossmem.import_handle, handles[:half])
     kept_mappings = each("attach first", crossmem.attach, handles[half:])
     mapped = handles[half:]

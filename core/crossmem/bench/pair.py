@@ -46,7 +46,7 @@ class Pair:
     Raises
     ------
     BenchError
-        A process cannot be started. Neither runs then.
+        A process cannot be started. In that case, the other process is ended.
     """
 
     def __init__(self, peer: str, *, device: str, cpus: Cpus, environment: dict[str, str]) -> None:

@@ -38,7 +38,7 @@ class Peer(ABC):
     """Whether :meth:`create` writes to every page, so that big sizes take long and need RAM."""
 
     is_read_only: ClassVar[bool] = False
-    """Whether the consumer must not write into the attached memory."""
+    """Whether the attached memory is read-only in the consumer."""
 
     needs_reader: ClassVar[bool] = False
     """Whether exported memory can be freed only after the consumer has attached it."""

@@ -17,7 +17,7 @@ _SMALL_NBYTES: Final = 64 << 10
 # iceoryx2 reserves a segment for as many samples as the queues of its service may contain. One
 # service for all sizes would therefore reserve room for thousands of the largest samples.
 _DEPTHS: Final = {True: 2000, False: 4}
-"""How many samples a service may contain. The key says whether it is the service for small ones."""
+"""How many samples a service may contain. The key is True for the service of small samples."""
 
 
 class Iceoryx2Peer(Peer):
@@ -38,7 +38,7 @@ class Iceoryx2Peer(Peer):
         super().__init__(device)
         self._api: Any = import_module("iceoryx2")
         self._api.set_log_level(self._api.LogLevel.Error)
-        # Signal handlers of iceoryx2 would keep a signal from ending the worker.
+        # With signal handlers of iceoryx2, a signal would not end the worker.
         mode = self._api.SignalHandlingMode.Disabled
         builder = self._api.NodeBuilder.new().signal_handling_mode(mode)
         self._node: Any = builder.create(self._api.ServiceType.Ipc)

@@ -17,7 +17,7 @@ class SharedMemoryPeer(Peer):
     """``multiprocessing.shared_memory``, unregistered from the consumer's resource tracker.
 
     Otherwise, the consumer's tracker would delete the producer's memory. Every program that shares
-    memory in this way safely has this cost.
+    memory safely in this way needs this call.
     """
 
     title: ClassVar[str] = "mp.shared_memory"

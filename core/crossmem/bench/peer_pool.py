@@ -15,7 +15,7 @@ _MOST_NBYTES: Final = 1 << 30
 
 
 class PoolPeer(Peer):
-    """A block of a pool, attached from the bytes of its handle.
+    """Each memory is a block of a pool. The consumer attaches it from the bytes of its handle.
 
     The first block of each size makes the pool of that size.
     """

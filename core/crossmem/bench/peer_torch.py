@@ -58,7 +58,8 @@ class TorchPeer(Peer):
 
     @override
     def attach(self, token: bytes) -> Any:
-        # The bytes come from the producer of this run. PyTorch offers no other way.
+        # The bytes come from the producer of this run. PyTorch offers no other way to open the
+        # memory.
         return [pickle.loads(token)]  # noqa: S301
 
     @override

@@ -24,7 +24,7 @@ _OUT = ctypes.POINTER(ctypes.c_void_p)
 _SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
 
 # For each function of umf 1.2.0: its name, the type of its result, and the types of its arguments.
-# If the result is a c_int, it is a umf_result_t.
+# A result of type c_int is a umf_result_t.
 _FUNCTIONS: Final[tuple[tuple[str, Any, tuple[Any, ...]], ...]] = (
     ("umfOsMemoryProviderParamsCreate", ctypes.c_int, (_OUT,)),
     ("umfOsMemoryProviderParamsSetVisibility", ctypes.c_int, (_POINTER, ctypes.c_int)),

@@ -14,7 +14,7 @@ SCHEMA: Final = 1
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest of the values that at least ``percent`` % of them do not exceed."""
+    """Return the smallest value for which at least ``percent`` % of the values are not larger."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 

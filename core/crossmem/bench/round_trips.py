@@ -219,7 +219,7 @@ def reply(way: Way, numbers: range) -> None:
 
 
 def settle(cpu: int) -> None:
-    """Bind this process to its CPU, and limit its life."""
+    """Bind this process to its CPU, and set an alarm that limits its life."""
     os.sched_setaffinity(0, {cpu})
     # Some ways wait forever if the other process has died. The alarm ends this process then.
     signal.alarm(_DEADLINE_S)

@@ -35,8 +35,8 @@ class Suite:
     mode
         The plan's name, for the report.
     peers
-        Names of the peers. The first round visits them in this order. Each later round starts one
-        peer further on.
+        Names of the peers. The first round visits them in this order. Each later round starts with
+        the next peer.
     device
         The crossmem device.
     say
@@ -276,7 +276,7 @@ class Suite:
                         row=load,
                         nbytes=4 * KIB,
                         # If the exporter must answer, the first attach waits until the exporter
-                        # releases the GIL. Later attaches would not meet a held GIL.
+                        # releases the GIL. During later attaches, the GIL would not be held.
                         count=1 if asks and load == HELD else plan.busy,
                         load=load,
                         hold_s=plan.hold_s,

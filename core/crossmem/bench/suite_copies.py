@@ -39,7 +39,7 @@ def run(suite: Suite) -> None:
 
 
 def _has_room(suite: Suite, nbytes: int, title: str) -> bool:
-    # Room for the dict, its copy, and earlier copies that Ray's store keeps.
+    # The memory needs room for the dict, its copy, and earlier copies that Ray's store keeps.
     if available_nbytes() >= 6 * nbytes:
         return True
     suite.note(f"{title} at {size_name(nbytes)}: too little free memory")

@@ -55,7 +55,7 @@ def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
             _wait_for_attach(tracer)
             action()
         finally:
-            tracer.send_signal(signal.SIGINT)  # strace detaches and leaves the process alone
+            tracer.send_signal(signal.SIGINT)  # strace detaches, and the process continues
             try:
                 tracer.wait(_END_DEADLINE_S)
             except subprocess.TimeoutExpired:

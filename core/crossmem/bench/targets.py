@@ -138,7 +138,7 @@ def _scale(report: Report) -> Iterator[Target]:
     name = f"{live:.0f} live imports" if live is not None else "many live imports"
     yield Target(f"descriptors added by {name}", of("descriptors added"), 0)
     yield Target(f"connections of {name}", of("connections"), 1)
-    # Each median is over 1 % of the imports: the last ones, or those from the tenth on.
+    # One median is over the last 1 % of the imports, the other over 1 % from the tenth import on.
     yield Target(
         f"the last 1 % of {name}, against the first", _ratio(of("late"), of("early")), SAME
     )

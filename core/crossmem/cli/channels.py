@@ -14,16 +14,16 @@ from crossmem.cli.secondary import ABOUT
 __all__ = ["Channel", "Copying", "Sharing"]
 
 _LOOK_S: Final = 0.25
-"""The pause between two looks at the secondaries, while the channel is full."""
+"""The pause between two checks of the secondaries, while the channel is full."""
 
 
 class Channel(Protocol):
-    """A bounded way for chunks from this process to its secondaries. One of them gets each chunk.
+    """A bounded way for chunks from this process to its secondaries. Each chunk goes to one.
 
     Attributes
     ----------
     handle
-        The bytes that a secondary needs; None if it has the other end.
+        The bytes that a secondary needs; None if the secondary already has the other end.
     """
 
     handle: bytes | None
@@ -44,7 +44,7 @@ class Channel(Protocol):
         fill
             Fills a memory with the chunk. Called once.
         check
-            Called with the seconds that the channel has been full; raises to give up.
+            Called with the seconds that the channel has been full; raises an error to end the put.
         """
 
     def finish(self, receivers: int) -> None:
@@ -84,7 +84,8 @@ class Sharing(Channel):
                 break
             except crossmem.QueueFullError:
                 check(time.monotonic() - began)
-        # After an error, the end of the block gives the buffer back. After put() it does nothing.
+        # After an error, the end of the block releases the buffer. After put(), the end has no
+        # effect.
         with buffer:
             if self._staging is None:
                 with buffer.view() as view, view[:nbytes] as target:
@@ -103,7 +104,7 @@ class Sharing(Channel):
 
 
 class Copying(Channel):
-    """A ``multiprocessing.Queue``: a chunk is pickled, goes through a pipe, and is made again.
+    """A ``multiprocessing.Queue``: a chunk is pickled, sent through a pipe, and unpickled.
 
     Parameters
     ----------

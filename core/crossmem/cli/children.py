@@ -56,7 +56,7 @@ class Child:
             raise self._dead() from None
 
     def receive(self) -> Any:
-        """Return the next message. Call this only if there is one.
+        """Return the next message. Call this only if a message is ready.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class Child:
         return message
 
     def check(self) -> None:
-        """Raise if the process is dead or failed. Call this while it has nothing to send.
+        """Raise if the process is dead or failed. Call this while no message is expected.
 
         Raises
         ------
@@ -133,8 +133,8 @@ class Children:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A child ends when its pipe is closed. After an error or Ctrl-C, this closes the pipe and
-        # does not wait.
+        # A child ends when its pipe is closed. After an error or Ctrl-C, this method closes the
+        # pipes and does not wait.
         for child in self._all:
             child.connection.close()
         deadline = time.monotonic() + (_GRACE_S if kind is None else 0.0)
@@ -165,8 +165,8 @@ def gather(
     timeout
         Seconds for all of them together.
     bar
-        Called with the number of bytes of each :class:`Progress`. These are not the awaited
-        messages.
+        Called with the number of bytes of each :class:`Progress`. A :class:`Progress` is not an
+        awaited message.
 
     Returns
     -------

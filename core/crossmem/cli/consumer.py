@@ -116,8 +116,8 @@ def visit(
 ) -> None:
     """Call a function with the bytes of a memory, in order and in chunks.
 
-    The chunks are the memory itself if the host can address it, else copies. Each is
-    released after its call, because a live view prevents the unmapping.
+    The chunks are the memory itself if the host can address it, else copies. Each chunk is released
+    after its call, because a live view prevents the unmapping.
 
     Parameters
     ----------

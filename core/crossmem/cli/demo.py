@@ -216,8 +216,8 @@ class Demo:
         gather(crew, timeout=self.timeout)
         start_s = time.perf_counter() - starting
 
-        # The consumers check one after another: at the same time, they would measure their wait for
-        # CPUs.
+        # The consumers attach one after another. If they attached at the same time, the measured
+        # times would include waits for a CPU.
         attached: list[Attached] = []
         for child in crew:
             child.send(task)

@@ -83,14 +83,14 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def begin(self, program: "subprocess.Popen[bytes]") -> None:
-        """Set the program, and forward the signals that arrived before its start."""
+        """Record the program, and forward the signals that arrived before its start."""
         self._program = program
         while self._early:
             program.send_signal(self._early.pop())
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        # The terminal sends Ctrl-C to all of its foreground processes. The program gets it without
-        # this process's help.
+        # The terminal sends Ctrl-C to all of its foreground processes, so the program gets the
+        # signal from the terminal.
         if not _in_foreground():
             self._forward(number, frame)
 

@@ -139,7 +139,8 @@ def _read_safetensors(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         raise _RefusedError(f"its header claims {header_nbytes} bytes of a file of {nbytes}")
     try:
         header = json.loads(file.read(header_nbytes), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError and JSONDecodeError
+    # UnicodeDecodeError and JSONDecodeError are ValueErrors.
+    except (ValueError, RecursionError) as error:
         raise _RefusedError(f"its header is not JSON: {type(error).__name__}") from error
     if not isinstance(header, dict) or len(header) > _MAX_TENSORS:
         raise _RefusedError("its header is not an object of tensors")
@@ -262,8 +263,8 @@ def _read_npz(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         msg = f"{error}".splitlines()[0] if str(error) else type(error).__name__
         raise _RefusedError(msg) from error
     except (RuntimeError, EOFError, OSError, struct.error, zlib.error, lzma.LZMAError) as error:
-        # zipfile raises RuntimeError for an encrypted member, and lets the errors of zlib and
-        # struct through.
+        # zipfile raises RuntimeError for an encrypted member, and does not convert the errors of
+        # zlib and struct.
         raise _RefusedError(f"{type(error).__name__}: {error}") from error
     tensors.sort(key=lambda tensor: tensor.offset)
     return tuple(tensors)

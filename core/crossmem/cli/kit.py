@@ -40,7 +40,7 @@ def run_kit(
     Returns
     -------
     ConformanceReport
-        ``exit_code`` is pytest's. It has no laws if pytest did not run any test.
+        ``exit_code`` is pytest's. The report has no laws if pytest did not run any test.
 
     Raises
     ------
@@ -63,9 +63,9 @@ def run_kit(
     with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
         path = Path(folder, "report.json")
         # The current folder may belong to a project with its own settings and conftest files of
-        # pytest. They must not affect the kit, so the kit gets an empty configuration and its own
-        # root, and is named by its path. For a module name, pytest would load the folder's conftest
-        # files.
+        # pytest. These settings and files must not affect the kit, so the kit gets an empty
+        # configuration and its own root, and is named by its path. For a module name, pytest would
+        # load the folder's conftest files.
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
         # The command itself prints the table of laws, with the reasons of skips.
         command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]
@@ -80,8 +80,8 @@ def run_kit(
             try:
                 exit_code = pytest.wait()
             except KeyboardInterrupt:
-                # Ctrl-C has reached pytest too, which ends its own processes. So this waits for
-                # pytest's end.
+                # Ctrl-C has reached pytest too, which ends its own processes. So this function
+                # waits for pytest's end.
                 exit_code = pytest.wait()
         seconds = time.perf_counter() - start
         found = _read(path)

@@ -19,7 +19,7 @@ _TIMEOUT_S: Final = 1.0
 
 
 def look_at_barriers(run_dir: Path) -> BarrierReport:
-    """Ask each lease server in a run directory how it orders its accesses.
+    """Query each lease server in a run directory for the method that orders its accesses.
 
     A server is omitted if it does not reply within a second, or speaks another version.
     """

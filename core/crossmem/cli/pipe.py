@@ -44,7 +44,7 @@ def time_copy(
         with receiving:
             child = children.start("receiver", receive_copy, receiving, allocation.nbytes)
         pipe = sending.fileno()
-        with suppress(OSError):  # refused at the user's limit of pipe buffers
+        with suppress(OSError):  # the kernel refuses this at the user's limit of pipe buffers
             fcntl(pipe, F_SETPIPE_SZ, _PIPE_NBYTES)
         os.set_blocking(pipe, False)
         gather([child], timeout=timeout)

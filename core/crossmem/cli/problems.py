@@ -54,7 +54,7 @@ class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
     message
         The given value and its fault.
     hint
-        What to give instead.
+        The remedy.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The display of results on a terminal: the few shapes that all commands draw with rich."""
+"""The display of results on a terminal: the elements that all commands draw with rich."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +54,7 @@ def print_json(report: BaseModel) -> None:
 def show_error(message: str, hint: str | None) -> None:
     """Print an error message and its hint to standard error."""
     console = _errors()
-    # rich does not wrap these lines. The terminal does, so that a command in them can be copied
+    # rich does not wrap these lines. The terminal wraps them, so a command in them can be copied
     # whole.
     console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
     if hint:

@@ -165,7 +165,7 @@ class SecondaryReport(FrozenModel):
 
 
 class StreamReport(FrozenModel):
-    """One way of the chunks to the secondary processes."""
+    """The results of one way to send the chunks to the secondary processes."""
 
     seconds: float
     """Time from the first read of the file until all digests were computed."""
@@ -205,7 +205,7 @@ class QueueDemoReport(FrozenModel):
     secondaries: tuple[SecondaryReport, ...]
     queue: StreamReport
     multiprocessing_queue: StreamReport | None
-    """None if it was not asked for."""
+    """None if this comparison was not requested."""
 
     total_s: float
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other processes of the demo of queues. They share a stream of chunks out among themselves.
+"""The other processes of the demo of queues. Each chunk of a stream goes to one of them.
 
 These functions run in spawned children, as those of :mod:`crossmem.cli.consumer` do.
 """
@@ -53,7 +53,7 @@ class Received:
 class _Chunk:
     """One chunk: its number, the seconds from its put to its arrival, and its length.
 
-    ``visit`` calls a function with its bytes, which are valid until the next chunk.
+    ``visit`` calls a function with the chunk's bytes, which are valid until the next chunk.
     """
 
     number: int
@@ -66,7 +66,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
     """Receive streams as ordered, until the parent closes the pipe.
 
     Sends :class:`Ready`. Receives each :class:`Order`, sends :class:`Ready` when it can receive
-    chunks, and then what the order says.
+    chunks, and then the replies that the order requests.
 
     Parameters
     ----------

@@ -58,13 +58,13 @@ class FileSource:
     Raises
     ------
     UsageProblem
-        The path names something else; the message says what.
+        The path names no such file; the message says what it names.
     """
 
     def __init__(self, path: Path) -> None:
         try:
-            # O_NONBLOCK, so that the open of a named pipe without a writer returns at once. It is
-            # then refused.
+            # O_NONBLOCK, so that the open of a named pipe without a writer returns at once. The
+            # next check refuses the pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise UsageProblem(
@@ -86,7 +86,7 @@ class FileSource:
         except BaseException:
             self._file.close()
             raise
-        # A file's name consists of bytes, which may be no valid text.
+        # A file's name consists of bytes, which need not be valid text.
         self.name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
         self.path: str | None = os.fsencode(path).decode("utf-8", "backslashreplace")
 

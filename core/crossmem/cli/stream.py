@@ -2,8 +2,8 @@
 """The work of ``crossmem demo --queue``: a file that flows from one process to several.
 
 The primary process owns a queue, reads the file chunk by chunk into its buffers, and puts them.
-Each chunk goes to one of the secondary processes, which computes the digest of the chunk where it
-lies. Then the same chunks go through ``multiprocessing.Queue``, which copies them.
+Each chunk goes to one of the secondary processes, which computes the digest of the chunk in the
+buffer. Then the same chunks go through ``multiprocessing.Queue``, which copies them.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ MAX_SECONDARIES: Final = 64
 """The most consumers of a queue."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""As many as let two secondaries have all buffers. A chunk for which none has room takes longer."""
+"""With this prefetch, two secondaries can hold all buffers, so that no chunk waits for room."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8
@@ -117,7 +117,8 @@ class QueueDemo:
                         equal=_are_equal(received, digests),
                     )
         finally:
-            # If a secondary has died, the queue may have chunks that nobody reads.
+            # If a secondary has died, the queue may have unread chunks. The exit of this process
+            # must not wait for them.
             other.cancel_join_thread()
             other.close()
         return QueueDemoReport(
@@ -155,7 +156,7 @@ class QueueDemo:
     def _stream(
         self, channel: Channel, crew: Sequence[Child], size: int, title: str
     ) -> tuple[float, list[Received]]:
-        """Send all chunks; return the seconds until all their digests are there, and those."""
+        """Send all chunks; return the seconds until all digests arrived, and the digests."""
         for child in crew:
             child.send(Order(channel.handle, "digest", self.timeout))
         gather(crew, timeout=self.timeout)
@@ -166,7 +167,7 @@ class QueueDemo:
             if waited_s > self.timeout:
                 raise ConsumerError(
                     f"no secondary took a chunk within {self.timeout:.0f} s",
-                    hint="give a longer --timeout, or look whether the secondaries are stopped",
+                    hint="give a longer --timeout, or check whether the secondaries are stopped",
                 )
 
         with (
@@ -184,7 +185,8 @@ class QueueDemo:
     def _time(self, channel: Channel, child: Child, size: int) -> float:
         """Return the median time in seconds from the put of a chunk to its arrival.
 
-        The secondary sleeps before each chunk, because it gets one after its reply to the last one.
+        The secondary sleeps before each chunk: the next chunk is put after its reply to the last
+        one.
         """
         child.send(Order(channel.handle, "time", self.timeout))
         gather([child], timeout=self.timeout)

@@ -31,7 +31,7 @@ _LARGE_NBYTES: Final = 2**20
 
 _exports: Final = crossmem.exports
 _allocate: Any = None
-"""The original ``Device.allocate`` after :func:`use` has replaced it; None before."""
+"""The original ``Device.allocate``, which :func:`use` replaces; None before that."""
 
 
 class _Pools(Part):
@@ -69,8 +69,8 @@ def allocate(
 ) -> crossmem.Allocation:
     """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
-    Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``: each
-    export of an allocation has its own.
+    Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``, which
+    an allocation gets with each export.
     """
     if _allocate is None:
         return device.allocate(nbytes)

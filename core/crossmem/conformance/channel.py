@@ -87,7 +87,7 @@ def _guarded(
         is_result, value, trace = False, error, traceback.format_exc()
     faulthandler.cancel_dump_traceback_later()
     if os.getpid() != pid:
-        os._exit(70)  # this is a forked child, which should have ended in the function
+        os._exit(70)  # the function has forked and returned in the child, which must end
     try:
         send(stream, (number, is_result, value, trace))
     except Exception as error:  # noqa: BLE001 - the value cannot be pickled

@@ -2,6 +2,7 @@
 """Fixtures of the kit, the gate by capability, and the report."""
 
 import faulthandler
+import gc
 import pickle
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+def pytest_collection_finish() -> None:
+    """Keep what pytest has collected out of the garbage collections of each test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -280,7 +287,7 @@ def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
     destroyed before the timelines and memory that it uses.
     """
     if not has_streams():
-        pytest.skip("the driver gives no work to streams (its group StreamWork)")
+        pytest.skip("the driver lacks the group StreamWork")
     made: list[StreamOfTest] = []
 
     def make() -> StreamOfTest:

@@ -44,8 +44,8 @@ def sleeping_child(*, with_handlers: bool) -> int:
             while True:
                 signal.pause()
         return pid
-    # PyDLL keeps the GIL during the call, so the child has it. Otherwise a thread that the child
-    # does not have could hold it.
+    # PyDLL keeps the GIL during the call, so the child holds it. Otherwise, the GIL could be held
+    # by a thread that does not exist in the child.
     libc = ctypes.PyDLL(None)
     pid = int(libc.fork())
     if pid == 0:
@@ -67,8 +67,8 @@ def in_child(
     Parameters
     ----------
     uid
-        The child becomes this user first. Modules that Python loads late are loaded before, because
-        another user may not be allowed to read them.
+        The child becomes this user before the call. Modules that Python loads late are loaded
+        before that, because another user may not be allowed to read them.
     stays
         Whether the child lives on, with the function's objects, until the peer is destroyed.
     within

@@ -3,7 +3,7 @@
 
 The server is a fresh interpreter that has imported the modules of peers and used none of them. Its
 children are equivalent to fresh interpreters: crossmem notices no fork, because the server has not
-used it. Each child gets its own environment, ``sys.path``, process group and standard output.
+used crossmem. Each child gets its own environment, ``sys.path``, process group and standard output.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired("a peer's fork", timeout_s)
         data = os.read(self.status, _NUMBER.size)
         if not data:
-            raise ForkServerError("the fork server ended before it told how its child ended")
+            raise ForkServerError("the fork server ended before it reported the end of its child")
         (number,) = _NUMBER.unpack(data)
         return int(number)
 
@@ -136,7 +136,7 @@ class ForkServer:
 
     Notes
     -----
-    The server ends when the control socket closes, so it ends shortly after this process.
+    The server ends when the control socket closes, so the server ends shortly after this process.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -190,7 +190,8 @@ class ForkServer:
         if self._pid == os.getpid():
             self._process.wait()
         else:
-            self._process.returncode = 0  # the parent's child: this process cannot wait for it
+            # This process cannot wait for the server, which is a child of the parent.
+            self._process.returncode = 0
 
 
 # The server's end -------------------------------------------------------------------------
@@ -239,7 +240,8 @@ class _Server:
             os.close(status)
             return True
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpgid(pid, pid)  # the client may kill the group before the child has run
+            # The server sets the group, too: the client may kill it before the child has run.
+            os.setpgid(pid, pid)
         os.close(output)
         os.write(status, _NUMBER.pack(pid))
         pidfd = os.pidfd_open(pid)

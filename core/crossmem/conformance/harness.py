@@ -42,7 +42,7 @@ class FreshPeer(Protocol):
     def __call__(
         self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
     ) -> Peer:
-        """Start a peer with these environment variables; `fresh`: as a new interpreter."""
+        """Start a peer with these environment variables; if `fresh`, as a new interpreter."""
         ...
 
 
@@ -89,8 +89,8 @@ class Kit:
         self._folder = None
         is_worker = "PYTEST_XDIST_WORKER" in os.environ
         if is_worker or "CROSSMEM_RUN_DIR" not in os.environ:
-            # Each worker of pytest-xdist has its own run directory, because the kit checks that it
-            # is empty in the end.
+            # Each worker of pytest-xdist has its own run directory, because the kit checks at the
+            # end that this directory is empty.
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
         if is_worker and runtime == "emulated":
@@ -110,15 +110,16 @@ class Kit:
             environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
         preload(*plugin_modules())
-        # The first export starts the lease server, which stays. It is started here, so that it does
-        # not count as the leak of a test.
+        # The first export starts the lease server, which stays. The server is started here, so that
+        # it does not count as the leak of a test.
         with self.device.allocate(1) as allocation:
             allocation.export()
         # Each test collects garbage twice. The freeze makes that faster: the collector skips the
         # objects that exist now, mostly those of pytest.
         gc.collect()
         gc.freeze()
-        # The first timeline allocates a page, which stays until it is full.
+        # The first timeline allocates a page, which stays until it is full. The page is allocated
+        # here, so that it does not count as the leak of a test.
         self.device.timeline().close()
 
     def close(self) -> None:

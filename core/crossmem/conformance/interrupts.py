@@ -24,7 +24,7 @@ class Interrupted(BaseException):
 
 
 class _Again:
-    """Triggers a signal again when compared with the signal's number. It runs no Python code."""
+    """Triggers a signal again when it is compared with a number. It runs no Python code."""
 
     __lt__ = _thread.interrupt_main
 

@@ -271,7 +271,7 @@ class SharingMachine(RuleBasedStateMachine):
     @rule(place=st.sampled_from(PLACES[1:]))
     def kill(self, place: int) -> None:
         """Kill a process: its memory is orphaned, and its holds end."""
-        self.has_killed = True  # a new process starts slowly: one death in each run
+        self.has_killed = True  # a run has only one death, because a new process starts slowly
         self.peers[place].kill()
         self.peers[place].destroy()
         self.peers[place] = type(self).start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of the kit's device before a run; otherwise each test would report its fault."""
+"""The check of the kit's device before a run; otherwise each test would report the same fault."""
 
 import subprocess
 import sys
@@ -34,8 +34,8 @@ def refuse(config: pytest.Config) -> int | None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    # Another error than one of crossmem's is a fault. The kit's tests will show it with a
-    # traceback.
+    # If the process failed with another error than one of crossmem's, the kit's tests will show
+    # that error with a traceback.
     if done.returncode != _UNUSABLE:
         return None
     sys.stderr.write(done.stderr)

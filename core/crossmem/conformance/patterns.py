@@ -41,6 +41,7 @@ def checksum_of(blob: bytes) -> int:
     cleared = _HEADER.pack(magic, version, flags, total, 0)
     body = blob[_HEADER.size :]
     if flags & _BLOCK:
-        # The bytes that all handles of a pool have in common come first.
+        # The checksum is over the bytes that all handles of a pool have in common, and then over
+        # the others.
         body = blob[BLOCK_START:] + blob[_HEADER.size : BLOCK_START]
     return crc32(body, crc32(cleared))

@@ -107,7 +107,8 @@ class Peer:
     device, runtime, mechanism
         The device that :func:`crossmem.conformance.actions.device` returns in the peer.
     environment
-        The peer gets this process's environment variables with these changes; None removes one.
+        The peer gets this process's environment variables with these changes; None removes a
+        variable.
     tracing
         Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
     fresh
@@ -301,8 +302,8 @@ class Peer:
         """Stop the peer with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # Only the parent could wait for the stop, and that may be a fork server. So the state is
-        # polled.
+        # Only the parent could wait for the stop, and the parent may be a fork server. So the state
+        # is polled.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")
@@ -323,7 +324,7 @@ class Peer:
         Raises
         ------
         PeerTimeoutError
-            The peer did not end in time. It was killed then.
+            The peer did not end in time, and was killed.
         """
         try:
             return self._process.wait(within)

@@ -118,7 +118,7 @@ class PeerPool:
         Processes keep connections, so a first connection in a test would count as a leak.
         """
         blob = peer.call(actions.offer, "hello", 1)
-        # The page of a first timeline stays, too.
+        # The page of a first timeline stays open, too, and would count as a leak.
         peer.call(streams_of_tests.make, "first")
         with actions.device().allocate(1) as mine:
             crossmem.attach(blob).unmap()

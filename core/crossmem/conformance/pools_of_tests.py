@@ -37,7 +37,8 @@ def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # The owner reads importers' rows only for blocks that were exported, so all are.
+        # The owner reads importers' rows only for blocks that were exported, so each block is
+        # exported.
         taken[-1].export()
 
 

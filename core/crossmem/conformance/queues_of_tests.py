@@ -114,7 +114,7 @@ def put(
 def put_buffer(
     name: str | crossmem.Queue, buffer: crossmem.SharedBuffer, number: int, *, who: int = 0
 ) -> None:
-    """Fill a buffer as the item with that number, and put it."""
+    """Fill a buffer with the data of an item, and put it."""
     label = _LABEL.pack(who, number)
     data = _data_of(label, number)
     buffer.write(data)
@@ -145,7 +145,7 @@ def get(name: str | crossmem.Queue, *, timeout: float | None = None) -> Item:
 
 
 def get_each(name: str | crossmem.Queue, count: int, *, timeout: float | None = None) -> list[Item]:
-    """Get that many items and release each."""
+    """Get ``count`` items and release each."""
     return [get(name, timeout=timeout) for _ in range(count)]
 
 
@@ -191,7 +191,7 @@ def stats(name: str | crossmem.Queue) -> crossmem.QueueStats:
 
 
 def disable_polling() -> None:
-    """Let sleepers of this process look again only if somebody wakes them. Use a fresh peer."""
+    """Let sleepers of this process wake only if another process wakes them. Use a fresh peer."""
     for module in list(sys.modules.values()):
         if module.__name__.startswith("crossmem.sharing.queues") and hasattr(module, "LOOK_S"):
             vars(module)["LOOK_S"] = 1e5

@@ -102,7 +102,7 @@ def named_files() -> set[NamedFile]:
 
 
 def remaining(files: Iterable[NamedFile]) -> list[str]:
-    """Return the paths of those files that still exist."""
+    """Return the paths of those of the given files that still exist."""
     return [one[0] for one in sorted(files) if _identify(one[0]) == one]
 
 

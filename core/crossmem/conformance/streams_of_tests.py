@@ -101,7 +101,7 @@ class MakeTimeline(Protocol):
 
 
 def has_streams() -> bool:
-    """Whether the driver under test can give work to streams."""
+    """Whether the driver under test can run work on streams."""
     return stream_work_of(actions.device().driver) is not None
 
 
@@ -207,7 +207,7 @@ def is_written(name: str) -> bool:
 
 
 def wait_and_copy(timeline: str, value: int, stream: str, source: str, target: str) -> None:
-    """Let a stream wait for a value and then copy memory. This does not wait for the stream."""
+    """Let a stream wait for a value and then copy memory. Do not wait for the stream."""
     queue: StreamOfTest = actions.objects[stream]
     actions.objects[timeline].wait(value, stream=queue)
     queue.copy(actions.objects[target], actions.objects[source], NBYTES)
@@ -243,7 +243,7 @@ def unmap_on(name: str, stream: str) -> None:
 
 
 def is_watching() -> bool:
-    """Whether the thread runs that releases streams of this process."""
+    """Whether this process has the thread that releases waiting streams."""
     lock = current().part(StreamWatcher)._thread._running
     if not lock.acquire(blocking=False):
         return True

@@ -142,7 +142,7 @@ def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
     with pytest.raises(crossmem.AccessDeniedError):
         peer.call(actions.attach, "never", blob)
 
-    # The lease server replies first and then tells observers, so this waits.
+    # The lease server replies first and then notifies observers, so the test waits.
     assert settle(lambda: [] if exporter.call(denials) else ["nobody heard of it"]) == []
     (event,) = exporter.call(denials)
     handle = crossmem.ShareableHandle.from_bytes(blob)

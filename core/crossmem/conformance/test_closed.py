@@ -222,8 +222,8 @@ def test_c17_a_with_block_of_an_import_ends_by_its_own_error(peer: Peer) -> None
     with pytest.raises(KeyError):
         use()
 
-    # The block could not close the import, because of its mapping. The import ends when its object
-    # is dropped, and the mapping still works.
+    # The ``with`` block could not close the import, because the import had a mapping. The import
+    # ends when its object is dropped, and the mapping still works.
     kept[0].read(1)
     kept.pop().unmap()
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []

@@ -272,7 +272,7 @@ def test_c12_no_file_of_a_killed_exporter_is_left(fresh_peer: FreshPeer) -> None
     exporter.kill()
     importer.kill()
 
-    # A backend with named memory sweeps at its next use, in any process.
+    # A backend with named memory removes left files at its next use, in any process.
     user = fresh_peer()
     user.call(actions.allocate, "next", _NBYTES)
     user.call(actions.free, "next")

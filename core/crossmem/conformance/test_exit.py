@@ -28,7 +28,7 @@ _NBYTES = 4096
 _LAST_WORDS = "what is left: "
 _TOOK = "seconds in crossmem: "
 _TOO_LONG = "60"
-"""Seconds to wait at exit; longer than any test waits for one."""
+"""Seconds to wait at exit; longer than any test waits for an exit."""
 
 
 def report_at_exit() -> None:
@@ -38,7 +38,7 @@ def report_at_exit() -> None:
     """
     current().registry.adapt(TracingDriver)
     # A vendor's library opens the files of its devices once and keeps them. They must not count as
-    # left.
+    # left behind.
     device = actions.device()
     device.allocate(1).free()
     before = resources.descriptors()
@@ -62,7 +62,7 @@ def _report(device: crossmem.Device, before: list[str]) -> None:
 
 
 def report_waits_at_exit() -> None:
-    """Print, after crossmem's part of the exit, how often it has waited for work meanwhile."""
+    """Print, after crossmem's part of the exit, how often the exit has waited for work."""
     current().registry.adapt(TracingDriver)
     tracer = actions.device().driver
     assert isinstance(tracer, TracingDriver)
@@ -136,7 +136,7 @@ def test_c20_an_exit_waits_for_work_before_it_unmaps(
     importer.call(report_waits_at_exit)
     importer.call(actions.attach, "attached", allocation.export().to_bytes())
 
-    # Law C9: work of the device may still use the memory.
+    # The device's work may still use the memory, so the exit waits for it (law C9).
     assert last_words(importer.exit())["waits"] >= 1
 
 
@@ -324,7 +324,7 @@ def test_c20_a_program_that_fails_exits_normally_too(
     peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())
 
-    # Nothing in the peer catches these exceptions, so they end it.
+    # Nothing in the peer catches these exceptions, so they end the peer.
     peer.start(_fail, ending)
 
     assert peer.wait_exit() == exitcode

@@ -174,8 +174,8 @@ def test_c18_a_child_that_ends_normally_takes_nothing_with_it(
 
 
 def _run_forked_child_to_its_end() -> int | None:
-    # The end of a child of multiprocessing runs finalisers. Those of the parent must do nothing in
-    # it.
+    # The end of a child of multiprocessing runs finalisers. Finalisers of the parent must do
+    # nothing in the child.
     process = multiprocessing.get_context("fork").Process(target=actions.pid)
     process.start()
     process.join(30)

@@ -27,7 +27,7 @@ _AT_ONCE_S: Final = 8.0 * SLOWNESS
 
 
 def _set_up(blob: bytes) -> None:
-    """Make memory of this process, and map another process's memory in both ways."""
+    """Make memory of this process. Map another process's memory by ``attach`` and by ``map``."""
     actions.offer("allocation", _NBYTES, b"parent's")
     actions.attach("mapping", blob)
     actions.import_("imported", blob)
@@ -203,8 +203,8 @@ def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
 
 
 def _run_to_its_end() -> int | None:
-    # The end of a child of multiprocessing runs finalisers. Those of the parent must do nothing in
-    # it.
+    # The end of a child of multiprocessing runs finalisers. Finalisers of the parent must do
+    # nothing in the child.
     process = multiprocessing.get_context("fork").Process(target=_touch)
     process.start()
     process.join(30)
@@ -346,7 +346,7 @@ def _not_null(numbers: list[int]) -> list[int]:
 
 def _is_null(descriptor: int) -> bool:
     try:
-        # No file is opened here: it could get the number under test.
+        # No file is opened here, because a new file could get the number under test.
         return os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))  # noqa: PTH116
     except OSError:
         return False

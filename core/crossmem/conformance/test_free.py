@@ -243,7 +243,7 @@ def test_c09_an_unknown_way_to_free_is_refused(allocate: Allocate) -> None:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "a pool looks for blocks that importers have left only when it is asked for a block"
+    "a pool searches for released blocks only when a block is requested"
 )
 @pytest.mark.crossmem_core
 def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
@@ -254,7 +254,7 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # This calls nothing of crossmem, because any call would free the memory itself.
+        # This function makes no call of crossmem, because any call would free the memory itself.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

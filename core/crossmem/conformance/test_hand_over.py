@@ -121,7 +121,7 @@ def test_c09_an_unmapping_on_a_stream_keeps_the_memory_until_its_work_is_done(
     gate.signal(1)
     importer.call(streams.synchronize, "stream")
 
-    # C27: promptly, although neither process makes a further call.
+    # The memory is released within a second (C27), although neither process makes a further call.
     assert settle(lambda: _blocks_of(owner)) == []
     assert importer.call(actions.calls).get("synchronize", 0) == synchronized
     assert importer.call(actions.read, "copy", 4) == b"kept"
@@ -129,7 +129,7 @@ def test_c09_an_unmapping_on_a_stream_keeps_the_memory_until_its_work_is_done(
 
 
 def _blocks_of(owner: Peer) -> list[str]:
-    # The tracer is asked, which is no call of crossmem.
+    # The test reads the tracer's counts, which is no call of crossmem.
     found = owner.call(actions.attribute, "tracer", "live")["blocks"]
     return [f"{found} blocks"] if found else []
 
@@ -145,13 +145,13 @@ def test_c25_devices_without_streams_refuse_to_hand_memory_over(
     with pytest.raises(crossmem.UnsupportedError, match="streams"):
         mapping.unmap(stream=0)
 
-    # The mapping is still there.
+    # The refused call left the mapping as it was.
     assert mapping.read(4) == b"data"
     mapping.unmap()
     if not isinstance(memory, crossmem.Block):
         with pytest.raises(crossmem.UnsupportedError, match="streams"):
             memory.export(stream=0)
-    # Memory without a stream is ready.
+    # Memory that was exported without a stream is ready at once.
     with crossmem.attach(peer.call(actions.export, "theirs")) as other:
         other.wait()
         other.wait(timeout=0)

@@ -22,7 +22,7 @@ STRIDE: Final = 5
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""Calls in these files count as one step: a lock is C code if its order is not checked."""
+"""A call in these files counts as one step: outside of tests, a lock is C code."""
 
 
 def counts(path: str) -> bool | None:
@@ -72,7 +72,7 @@ def test_c30_an_interrupted_call_loses_nothing(
             gc.collect()
             crossmem.collect()
 
-        # The interrupted call may have left work to the reaper, so this waits.
+        # The interrupted call may have left work to the reaper, so the test waits.
         lost = settle(lambda: [] if tracer.live == before else [str(tracer.live)])
         assert lost == [], (interrupts.place, before)
         if not interrupts.place:

@@ -19,7 +19,7 @@ from crossmem.sharing.base.process import current
 
 _NBYTES = 4096
 _A_WHILE_S = 0.7
-"""Longer than the importer needs to notice the death."""
+"""A time in seconds in which the importer certainly notices the death."""
 
 RELEASE: Any = {"on_owner_death": "release"}
 

@@ -160,7 +160,7 @@ def test_c16_a_failed_call_of_the_importer_leaves_nothing(
         importer.call(actions.attach, "m", blob)
 
     assert importer.call(actions.state)["live"] == NOTHING
-    # Other threads close the exporter's descriptors, so this waits.
+    # Other threads close the exporter's descriptors, so the test waits.
     assert settle(lambda: new_descriptors(importer, before)) == []
     assert settle(lambda: held_but(0)) == []
 

@@ -217,8 +217,8 @@ def test_p01_who_attaches_while_a_block_is_freed_has_it_or_has_not(
     while blocks:
         time.sleep(0.02)
         blocks.pop().free()
-        # Freed blocks are allocated again and overwritten at once. An importer that attached one by
-        # a stale handle would see that.
+        # Freed blocks are allocated again and overwritten at once. An importer that attached a
+        # block by a stale handle would see the new contents.
         taken = [pool.allocate() for _ in range(8)]
         for one in taken:
             one.write(b"\xff" * 8)

@@ -53,7 +53,7 @@ def test_q04_a_buffer_that_was_handed_over_or_released_refuses_every_use(
         with pytest.raises(crossmem.ClosedError):
             peer.call(_use, "buffer", name)
 
-    # Neither was counted twice.
+    # The repeated put and the repeated release were not counted.
     assert queues.count_free(queue) == queue.depth
     assert queue.stats().put == 1
 
@@ -146,7 +146,7 @@ def test_q04_only_a_queues_own_buffers_are_put(make_queue: MakeQueue, peer: Peer
     for item in (foreign, b"bytes", bytearray(4), None, 7):
         with pytest.raises(crossmem.UnsupportedError):
             queue.put(item)
-    # What a consumer has got, it does not put again.
+    # A consumer cannot put a buffer that it got.
     own = make_queue()
     queues.put(own, [3])
     with own.get() as got, pytest.raises(crossmem.UnsupportedError):
@@ -193,7 +193,8 @@ def test_q06_a_buffer_is_free_after_its_last_consumer(
         one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     for number in range(4):
         queues.put(queue, [number], timeout=0)
-        # They release in turns, so that each of them is the last one.
+        # The consumers change their order in each round, so that each of them is sometimes the
+        # last.
         for one in (peer, peer2) if number % 2 else (peer2, peer):
             with pytest.raises(crossmem.QueueFullError):
                 queue.allocate()
@@ -217,7 +218,7 @@ def test_q06_a_consumer_that_ends_keeps_no_buffer(
     queues.put(queue, range(2))
     if looks == "has looked":
         victim.call(queues.take, "queue", "buffer")
-    # The other consumer still has both.
+    # The other consumer still gets both items.
     peer.call(queues.take, "queue", "a")
     peer.call(queues.take, "queue", "b")
     start = time.monotonic()
@@ -245,14 +246,14 @@ def test_q06_a_consumer_gets_what_is_put_after_it_came(
 ) -> None:
     queue = make_queue(delivery="each")
     queues.put(queue, range(2))
-    # Nobody will read them, so nobody keeps them.
+    # No consumer will read these items, so their buffers are free.
     assert queues.count_free(queue) == queue.depth
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(2, 4))
     peer2.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(4, 6))
     assert numbers_of(peer.call(queues.get_each, "queue", 4)) == [2, 3, 4, 5]
-    # The second consumer has two entries, and no part in the two before.
+    # The second consumer has two unread items. The two items before them were put before it came.
     assert queues.count_free(queue) == 2
     queue.finish()
 

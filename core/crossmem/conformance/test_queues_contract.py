@@ -98,7 +98,7 @@ def test_c14_damaged_handles_of_queues_are_refused(
     for one in damaged:
         with pytest.raises(crossmem.InvalidHandleError):
             crossmem.open_queue(one)
-    # Neither handle is taken for one of the other kind.
+    # A handle of memory is no handle of a queue, even if it is wrapped as one.
     memory = allocate(4096).export()
     for wrong in (memory.to_bytes(), crossmem.QueueHandle("consume", memory).to_bytes()):
         with pytest.raises(crossmem.CrossmemError):
@@ -221,7 +221,7 @@ def test_c20_an_owner_can_exit(fresh_peer: FreshPeer, peer: Peer) -> None:
     owner.exit()
 
     assert owner.exitcode == os.EX_OK
-    # The memory may have ended with its owner, so nobody reads it.
+    # The memory may have ended with its owner, so the test does not read it.
     peer.call(actions.call, "queue", "get", timeout=SOON_S, keep="buffer")
     with pytest.raises((crossmem.ClosedError, crossmem.OwnerGoneError)):
         peer.call(queues.get, "queue", timeout=SOON_S)
@@ -260,7 +260,7 @@ def test_q12_a_process_does_what_its_role_allows(make_queue: MakeQueue, peer: Pe
     peer.call(queues.put, "produce", [1])
 
     assert peer.call(queues.get, "consume") == Item(0, 1, 1)
-    # The owner may do both.
+    # The owner has both roles.
     queues.put(make_queue(), [2])
     assert (queue.stats().producers, queue.stats().consumers) == (1, 1)
 
@@ -329,7 +329,7 @@ def test_q12_a_role_can_be_revoked(
     for use in _GETS[:3] if role == "consume" else _PUTS:
         with pytest.raises(crossmem.AccessDeniedError):
             revoked.call(_use, "queue", use)
-    # What it had goes on as after its death.
+    # The items of the revoked process are handled as after its death.
     wanted = [Item(0, 0, 2), Item(0, 1, 1)] if role == "consume" else [Item(0, 0, 1)]
     assert sorted(peer.call(queues.get_each, "queue", len(wanted), timeout=SOON_S)) == wanted
     queues.put(queue, [5])
@@ -374,7 +374,7 @@ def test_q12_what_a_process_puts_after_its_revocation_reaches_nobody(
 
 
 def _put_anyway(name: str, buffer: str) -> None:
-    """Put a buffer without a look at the role of this process."""
+    """Put a buffer without a check of the role of this process."""
     record = actions.objects[name]._record
     record.producer.check = lambda: None
     queues.put_buffer(name, actions.objects[buffer], 2)

@@ -48,7 +48,8 @@ def test_q07_a_dead_consumers_items_are_lost_or_redelivered_as_declared(
     answer = peer.start(queues.get_rest, "queue")
     victim.kill()
     start = time.monotonic()
-    # The death is seen although this process does nothing for the queue but wait for a buffer.
+    # This process only waits for a buffer, and makes no other call. It must notice the death all
+    # the same.
     queue.allocate(timeout=SOON_S).release()
     assert time.monotonic() - start < SOON_S
     assert settle(lambda: _free(queue, 3)) == []
@@ -138,7 +139,7 @@ def test_q07_a_place_is_taken_again(
         _end(consumer, end)
     assert settle(lambda: _free(queue, queue.depth)) == []
 
-    # With "closes", the third one released its item before.
+    # With "closes", the third consumer released its item before it closed the queue.
     assert queue.stats().lost == (1 if end == "dies" else 0)
 
 
@@ -165,7 +166,7 @@ def test_q08_what_a_dead_producer_has_put_stays_readable(
     victim.call(queues.allocate, "queue", "never put")
     assert peer.call(queues.take, "queue", "buffer").number == 0
     victim.kill()
-    # All producers that were announced have come and gone.
+    # All announced producers have opened the queue and ended, so the queue ends.
     answer = peer.start(queues.get_rest, "queue", within=2 * SOON_S)
 
     assert numbers_of(answer.result()) == [1, 2, 3, 4]
@@ -188,7 +189,7 @@ def test_q08_a_producers_buffers_are_given_out_anew(
     assert settle(lambda: _has_producers(queue, 1)) == []
     second.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
 
-    # What was put stays until it is released; what was not put is free.
+    # The two items that were put stay until they are released. The buffer that was not put is free.
     assert second.call(queues.count_free, "queue") == queue.depth - 2
     second.call(queues.put, "queue", [3, 4], who=2)
     with pytest.raises(crossmem.QueueFullError):
@@ -237,7 +238,7 @@ def test_q08_finish_ends_a_queue_that_not_all_have_come_to(
     producer.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     queues.put(queue, [0])
     queue.finish()
-    # Another producer has not finished.
+    # The other producer still has the queue open, so the queue has not ended.
     assert peer.call(queues.get, "queue", timeout=SOON_S).number == 0
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0.05)
@@ -361,7 +362,7 @@ def test_q09_who_waits_hears_of_the_owners_death(
 def test_q09_a_stopped_owner_delays_nobody(peer: Peer, peer2: Peer, fresh_peer: FreshPeer) -> None:
     owner = fresh_peer()
     _share(owner, peer, peer2, prefetch=8)
-    # The first items may be left to the owner.
+    # The first item may be left to the owner, so it must arrive before the owner is stopped.
     peer.call(queues.put, "queue", [0])
     assert peer2.call(queues.get, "queue", timeout=SOON_S).number == 0
     owner.stop()

@@ -26,7 +26,7 @@ def gate(word: TimelineLevel, make_timeline: MakeTimeline) -> crossmem.Timeline:
 
 
 def _prepare(queue: crossmem.Queue, producer: Peer, consumer: Peer) -> None:
-    """Give both a place and a stream; the producer also gets memory to copy from."""
+    """Let both peers open the queue and make a stream; the producer also makes source memory."""
     for one, role in ((producer, "produce"), (consumer, "consume")):
         one.call(queues.open_, "queue", queues.handle_of(queue, role))
         one.call(_make_work)
@@ -144,9 +144,9 @@ def test_q05_a_put_on_a_stream_waits_on_the_stream(
     _prepare(queue, peer, peer2)
     peer.call(streams.open_, "gate", gate.export().to_bytes())
     peer.call(streams.wait, "gate", 1, "stream")
-    # These return, although the stream cannot go on.
+    # These puts return, although the stream cannot continue.
     peer.call(_issue_and_put, 2)
-    # An item that waits for nothing stays behind those that do.
+    # This item is ready at once. It still arrives after the earlier items, which wait for a stream.
     peer.call(streams.new_stream, "free")
     peer.call(_put_on, "free", b"last")
     with pytest.raises(crossmem.QueueEmptyError):
@@ -183,7 +183,7 @@ def test_q05_a_release_on_a_stream_waits_on_the_stream(
     peer.call(_issue_and_put)
     peer2.call(streams.open_, "gate", gate.export().to_bytes())
     peer2.call(streams.wait, "gate", 1, "stream")
-    # This returns, although the stream cannot go on.
+    # This call returns, although the stream cannot continue.
     peer2.call(_take_and_release_on_stream)
     with pytest.raises(crossmem.QueueFullError):
         peer.call(_overwrite, 0.1)
@@ -208,7 +208,7 @@ def test_q05_the_death_of_a_producer_ends_what_its_stream_had_not_done(
     victim.call(_issue_and_put)
     victim.kill()
 
-    # Its work may be lost, so nobody gets the buffer.
+    # The work of the dead producer may be lost, so no consumer gets the buffer.
     with pytest.raises(crossmem.ClosedError):
         peer.call(queues.get, "queue", within=SOON_S)
 
@@ -226,7 +226,7 @@ def test_q05_a_device_without_streams_refuses_them(make_queue: MakeQueue, peer: 
     assert peer.call(queues.take, "queue", "buffer").number == 3
     with pytest.raises(crossmem.UnsupportedError):
         peer.call(actions.call, "buffer", "release", stream=1)
-    # Nothing has changed.
+    # The refused calls had no effect: the consumer still has the buffer.
     assert queues.count_free(queue) == queue.depth - 1
     peer.call(actions.call, "buffer", "release")
 

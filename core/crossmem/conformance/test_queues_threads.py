@@ -191,7 +191,7 @@ def test_q15_select_tells_when_to_get(make_queue: MakeQueue, peer: Peer) -> None
     answer = peer.start(_select, "queue", SOON_S)
     queue.finish()
 
-    # The end makes it readable, too.
+    # The end of the queue makes the descriptor readable, too.
     assert answer.result()
     with pytest.raises(crossmem.ClosedError):
         peer.call(queues.get, "queue", timeout=0)

@@ -88,7 +88,7 @@ def test_q10_a_producer_in_its_sleep_is_woken(
         if victim.exitcode is None:
             victim.call(actions.reset)
         if delivery == "each":
-            # Nobody has it.
+            # No consumer has the item, so its buffer is free.
             assert producer.call(queues.count_free, "queue") == 1
 
 
@@ -106,7 +106,8 @@ def test_q10_a_consumer_in_its_sleep_is_woken(
         victim.call(queues.take, "queue", "buffer")
     sleeper.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     if event == "hand out":
-        # The first item finds room; the owner hands out each of the others after a release.
+        # The consumer has room for the first item. The owner hands out each other item after a
+        # release.
         queues.put(queue, range(16))
         answer = sleeper.start(queues.get_each, "queue", 16)
         assert numbers_of(answer.result(SOON_S)) == list(range(16))
@@ -135,10 +136,10 @@ def test_q10_a_drop_makes_room_for_items_that_wait(
     queues.put(queue, range(4))
     if reads == "before":
         assert sleeper.call(queues.get, "queue").number == 0
-        # The owner hands out the next one. It is dropped before it is read.
+        # The owner hands out the next item. That item is dropped before the consumer reads it.
         assert settle(lambda: [] if queue.stats().waiting == 2 else ["more wait"]) == []
     left = [2, 3] if reads == "before" else [1, 2, 3]
-    # The last of these drops the oldest item, and nothing is put after that.
+    # The last of these allocations drops the oldest item. No item is put after that.
     for buffer in [queue.allocate() for _ in range(4 - len(left))]:
         buffer.release()
     answer = sleeper.start(queues.get_each, "queue", len(left))

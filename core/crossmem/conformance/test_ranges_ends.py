@@ -133,8 +133,8 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
     assert tracer.live == before
 
-    # The garbage collector may end these objects in any order. The piece keeps the others, which
-    # end after it.
+    # The garbage collector may end these objects in any order. The piece keeps the other objects,
+    # so they end after the piece.
     with pytest.warns(ResourceWarning, match="dropped without unmap"):
         dropped(lambda: circle(imports.device))
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):

@@ -199,7 +199,7 @@ def test_c19_closing_twice_at_once_is_harmless(peer: Peer, tracer: TracingDriver
         for end in (mapping.unmap, attached.unmap, imported.close):
             _racing(end)
 
-        # One import is left. The ends of the others must not have closed the memory.
+        # One import is left. The ends of the other imports must not have closed the memory.
         made = _made(tracer, before)
         assert (made["import_"], made["map"], made["unmap"], made["close"]) == (1, 1, 0, 0)
         assert kept.read(4) == b"data"

@@ -36,7 +36,7 @@ def test_l01_a_reader_sees_what_was_written_before_a_signal(
 
 
 def _read_after_each(timeline: str, memory: str, count: int) -> list[str]:
-    """Wait for each value. Return the values after whose wait memory or timeline were older."""
+    """Wait for each value. Report the values after which the timeline or the memory was older."""
     wrong = []
     for value in range(1, count + 1):
         reached = actions.objects[timeline].wait(value)
@@ -127,7 +127,8 @@ def test_l01_streams_that_signal_in_turn_keep_the_order(
         actions.write("work", bytes(NBYTES))
         streams.issue_work("work", "stream")
         timeline.signal(value, stream=busy)
-        # The second stream has no work of its own, so only the order keeps its value back.
+        # The second stream has no work of its own, so only the order of the values delays its
+        # value.
         timeline.signal(value + 1, stream=other)
         other.synchronize()
         assert streams.is_written("work")
@@ -158,7 +159,7 @@ def test_l01_many_values_are_under_way_at_once(
     busy = actions.objects["stream"]
     sampled = peer.start(_sample, "timeline", 40)
     streams.issue_work("work", "stream")
-    # More values than a level has events.
+    # These are more values than a timeline has events.
     for value in range(1, 41):
         timeline.signal(value, stream=busy)
     samples = sampled.result()
@@ -329,7 +330,7 @@ def test_l02_devices_without_streams_refuse_them(
             call()
         assert caught.value.hint
     opened.close()
-    # Nothing has changed.
+    # The refused calls had no effect.
     assert timeline.value == 0
     timeline.signal(1)
     memory.write(b"x")

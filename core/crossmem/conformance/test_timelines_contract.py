@@ -41,7 +41,7 @@ def test_c06_a_closed_timeline_is_stale(
 
     with pytest.raises(crossmem.StaleHandleError):
         peer.call(streams.open_, "never", blob)
-    # Its words are never those of another timeline.
+    # No later timeline gets the words of the closed one.
     for _ in range(3):
         assert make_timeline(level).export().to_bytes() != blob
     with pytest.raises(crossmem.StaleHandleError):
@@ -102,7 +102,7 @@ def test_c14_damaged_handles_of_timelines_are_refused(
     for one in damaged:
         with pytest.raises(crossmem.InvalidHandleError):
             crossmem.open_timeline(one)
-    # Neither handle is taken for one of the other kind.
+    # A handle of memory opens no timeline, and a handle of a timeline attaches no memory.
     with pytest.raises(crossmem.InvalidHandleError):
         crossmem.open_timeline(allocate(64).export().to_bytes())
     with pytest.raises(crossmem.InvalidHandleError):
@@ -256,7 +256,8 @@ def test_l01_acknowledgements_on_streams_in_turn_never_shrink(
         reader.call(streams.synchronize, name)
 
     assert timeline.wait_for_readers(3, timeout=SOON_S) == 1
-    # A smaller value changes nothing, and one of the host comes after those of streams.
+    # A smaller value has no effect. The last acknowledgement is of the host, and comes after that
+    # of the stream.
     reader.call(actions.call, "timeline", "done", 2)
     reader.call(streams.acknowledge, "timeline", 4, "free")
     reader.call(actions.call, other, "done", 5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws L3 and L4: waits end in time, and by the end of the process that signals."""
+"""Laws L3 and L4: waits end at their timeouts, and after the end of the process that signals."""
 
 import os
 import time
@@ -76,7 +76,7 @@ def test_l03_a_wait_ends_with_the_death_of_the_one_who_signals(
     with pytest.raises(crossmem.OwnerGoneError, match=str(victim.pid)):
         answer.result()
     assert time.monotonic() - start < SOON_S
-    # A wait that begins later ends too, and so does one on the host before a stream waits.
+    # A wait that begins after the death ends too.
     with pytest.raises(crossmem.OwnerGoneError):
         peer.call(streams.wait, "timeline", 5)
     # The work of a value that was reached is complete, whatever has happened since.
@@ -207,7 +207,8 @@ def test_l04_the_value_is_void_after_a_death(
     victim.kill()
 
     assert peer.call(streams.synchronize, "stream", within=SOON_S) < SOON_S
-    # The value of a signal whose work may be incomplete is void, or it was reached.
+    # If the work of a signal may be incomplete, the value is void. Otherwise, the value was
+    # reached.
     peer.call(streams.await_void_or_reached, "timeline", 1, within=2 * SOON_S)
 
 
@@ -218,7 +219,7 @@ def test_l04_a_late_value_of_a_dying_process_changes_nothing(
     _let_wait(peer, victim.call(streams.make, "timeline", word), 3)
     victim.kill()
     peer.call(streams.synchronize, "stream", within=SOON_S)
-    # Work of the dead process may still write its value, as this does.
+    # Work of the dead process may still write its value, as this call does.
     peer.call(_write_late, "timeline", 2)
 
     assert settle(lambda: _not_void(peer), within=SOON_S) == []

@@ -148,8 +148,8 @@ def test_c14_flipped_bits_with_a_fitting_checksum_reach_no_driver(
                 assert mapping.handle.core == whole.core
                 assert mapping.handle.offset + mapping.nbytes <= _NBYTES
         except crossmem.CrossmemError:
-            # If a flip leaves the pool's part intact, the pool may be opened before the block is
-            # refused.
+            # If a flip leaves the pool's part of the handle intact, the pool may be opened before
+            # the block is refused.
             assert blocks.are_used() or _reached(tracer) == before, f"bit {bit}"
     blocks.close_idle()
     assert tracer.live == live
@@ -175,7 +175,7 @@ def test_c14_no_field_can_be_changed(peer: Peer, changes: dict[str, Any]) -> Non
 
     _refused(_forged(blob, **changes))
 
-    # The same holds if the memory is already open here.
+    # The changed handle is also refused if the memory is already open here.
     with crossmem.attach(blob):
         _refused(_forged(blob, **changes))
 
@@ -239,8 +239,8 @@ def test_c14_a_handle_that_nobody_exported_reaches_no_driver(
     before = _reached(tracer)
     mine = actions.device()
     if mine.capabilities.raw_handles:
-        # Only the driver can check a raw handle, and its user takes the risk. So this handle is not
-        # raw.
+        # Only the driver can check a raw handle, and the program that uses it takes the risk. So
+        # this handle is not raw.
         handle = crossmem.ShareableHandle.from_bytes(_forged(handle.to_bytes(), raw=None))
     plausible = {
         "backend": mine.backend,

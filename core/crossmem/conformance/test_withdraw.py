@@ -295,8 +295,8 @@ def test_c28_one_adoption_of_foreign_memory_is_withdrawn(
     ):
         first, second = one.export(), other.export()
         peer.call(actions.attach, "one", first.to_bytes())
-        # Both adoptions lie in one allocation of the vendor. Still, each can withdraw only its own
-        # export.
+        # Both adoptions lie in one allocation of the vendor. Still, each adoption can withdraw only
+        # its own export.
         with pytest.raises(crossmem.InvalidHandleError):
             one.withdraw(second)
         one.withdraw(first)

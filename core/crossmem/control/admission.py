@@ -39,8 +39,8 @@ class Admitted(NamedTuple):
     slot: int = 0
     generation: int = 0
     row: int | None = None
-    """Descriptor of a new row, if the peer had none for the slot's segment. The caller closes
-    it."""
+    """Descriptor of a new row, if the peer had no row for the slot's segment. The caller closes
+    the descriptor."""
 
 
 class Admission:
@@ -70,7 +70,7 @@ class Admission:
     ) -> Admitted | Refusal:
         """Grant an export to a peer that may have it.
 
-        If the vendor has a whitelist, the peer enters it first.
+        If the vendor has a whitelist, the peer is added to it first.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ class Admission:
         return Refusal(Status.DENIED, reason)
 
     def _grant(self, export: Export, holder: Holder, reported: int) -> Refusal | None:
-        """Put a peer on the vendor's whitelist. The driver runs here, so no lock is held."""
+        """Put a peer on the vendor's whitelist. No lock is held during the driver's call."""
         grant = export.unit.grant
         assert grant is not None  # noqa: S101 - the caller has asked
         try:
@@ -173,9 +173,9 @@ class Admission:
             return Refusal(Status.FAILED, _text(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the peer is told
             # A fault of a plugin, even SystemExit, must not end this thread. No signal handler runs
-            # in it, so this catches no KeyboardInterrupt of the user.
+            # in it, so no KeyboardInterrupt of the user is caught.
             reason = f"grant() of backend {export.handle.backend} raised {shorten(error)}"
-            self._log.warning(holder.pid, f"it gets no lease: {reason}", error)
+            self._log.warning(holder.pid, f"its request is refused: {reason}", error)
             return Refusal(Status.FAILED, reason)
         return None
 
@@ -212,14 +212,14 @@ class Admission:
         """Return a peer's row for a control segment; ``made`` receives a new row's descriptor."""
         key = request.session, which
         row = holder.rows.get(key)
-        # The importer does not know a row yet in requests that it sent before it read the reply
-        # with the row. Such a request has a smaller number, because numbers grow over all
-        # connections of a program.
+        # The importer may have sent a request before it read the reply with the row. Such a request
+        # does not name the row. It has a smaller number than the request of that reply, because
+        # numbers grow over all connections of a program.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # The importer does not know the row even in a later request. So the reply with the row
-            # was lost, and the row holds nothing.
+            # Even a later request does not name the row. So the reply with the row was lost, and
+            # the row holds nothing.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())

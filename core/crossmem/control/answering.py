@@ -36,7 +36,7 @@ def answer(
     Returns
     -------
     list
-        The former holders of reservations that now belong to the peer, because it received
+        The former holders of reservations that now belong to the peer, because the peer received
         messages.
     """
     registry = admission.registry

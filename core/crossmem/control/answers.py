@@ -80,7 +80,7 @@ class Leased:
     holds: HoldTable | None = None
     """The table in which the importer holds the export; None before it is known."""
     is_recorded: bool = False
-    """Whether an import owns the hold and will end it. Otherwise the caller of the request does."""
+    """Whether an import owns the hold and will end it. Otherwise the caller must end the hold."""
 
     def close_descriptors(self) -> None:
         """Close the descriptors that no import owns. An interrupted call can be repeated."""
@@ -152,7 +152,7 @@ def receive_reply(
     descriptors: list[int],
     deadline: Deadline,
 ) -> bytes:
-    """Receive the pages of one reply. ``descriptors`` gets their descriptors, even if this raises.
+    """Receive the pages of one reply. ``descriptors`` gets their descriptors, even after an error.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def receive_reply(
                     msg = f"{len(body)} bytes and {brought} descriptors for {asked} exports"
                     raise ProtocolError(msg)
             else:
-                # This is a late reply: its request has timed out, so its descriptors are closed.
+                # The reply is late: its request has timed out, so its descriptors are closed.
                 close_aside(received)
                 received = []
             if not (is_last or deadline.remaining_s):
@@ -227,7 +227,7 @@ def read_reply(
     answers: list[Leased | Refusal] = []
     at = 0
     for handle, one in zip(handles, unpack_replies(reply, len(handles)), strict=True):
-        # A short reply is read at once. Only in a long one does the deadline matter.
+        # Only the check of a long reply takes so much time that the deadline may pass.
         if answers and not deadline.remaining_s:
             raise deadline.passed(owner)
         if isinstance(one, Refusal):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's side of a pool: the free blocks, and the freed blocks that still have holders.
 
-Each block has a slot, like the export of an allocation. Its generation is odd from the first export
+Each block has a slot, like the export of an allocation. The generation is odd from the first export
 until the block is freed. The owner reuses a freed block after a barrier and a read of the rows:
 after the barrier, the row of each importer that saw the old generation contains the importer's
 word. One barrier serves many freed blocks.
@@ -31,7 +31,7 @@ BATCH: Final = 32
 _FRESH: Final = 64
 """Number of unused blocks that enter the free list at once."""
 _LOOK_S: Final = 1e-3
-"""The longest wait between two looks at the work of streams."""
+"""The longest wait between two checks of the work of streams."""
 _SPREAD: Final = 4
 """A range of words is read as a whole if it has at most this many words for each block."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
@@ -80,14 +80,15 @@ class Arena:
         self.held: dict[int, None] = {}
         """Freed blocks that a row, a message or this process itself held at the last read."""
         self.streamed: dict[int, Callable[[], bool]] = {}
-        """Freed blocks whose work was issued on one stream, and what says that it is complete."""
+        """Freed blocks whose work was issued on one stream, each with a function that returns
+        whether the work is complete."""
         self.reserved: dict[int, Unit] = {}
         """The lease units of the blocks that messages in transit reserve. The key is the block."""
         self.waiting: dict[object, None] = {}
-        """Calls that wait for a block, or free one unless it is held. While there is one, each free
-        takes the lock of the state."""
+        """Calls that wait for a block, or that free a block unless it is held. During such a call,
+        each free takes the lock of the state."""
         self._reclaims = 0
-        """Number of the times at which freed blocks were moved."""
+        """How often freed blocks were moved to the other lists."""
         with registry.lock:
             slot = registry.slots.take_range(self.blocks + BLOCKS_AT)
             slot.move_on(is_live=True)
@@ -112,7 +113,7 @@ class Arena:
     # The life of a block ----------------------------------------------------------------------
 
     def refill(self) -> bool:
-        """Add blocks that were never allocated to the free list; False if none are left."""
+        """Add blocks that were never allocated to the free list; False if no such block is left."""
         first = self.fresh
         last = min(self.blocks, first + _FRESH)
         with self.registry.lock:
@@ -123,7 +124,7 @@ class Arena:
         return last > first
 
     def retire(self, index: int, generation: int) -> None:
-        """Refuse new holds of a block by its generation. A second call does nothing."""
+        """Refuse new holds of a block by a generation. A second call does nothing."""
         words.store(self.words, self.at + index, generation + 1)
         if self.reserved:
             unit = self.reserved.get(index)
@@ -131,12 +132,12 @@ class Arena:
                 unit.is_retired = True
 
     def retire_if_idle(self, index: int, generation: int) -> bool:
-        """Retire a block without holders. If it has a holder, return False; the block lives on.
+        """Retire a block without holders. If the block has a holder, change nothing, return False.
 
         Raises
         ------
         DriverError
-            The kernel refuses the barrier. The block lives on.
+            The kernel refuses the barrier. The block is not retired.
         """
         with self.registry.lock:
             is_idle = False
@@ -171,8 +172,8 @@ class Arena:
         return moved
 
     def _reclaim(self, *, all_of_them: bool) -> int | None:
-        """Do the same, or return None if another call has moved blocks meanwhile."""
-        # Blocks that are freed during the waits are not looked at.
+        """Do the work of :meth:`reclaim`, or return None if another call has moved blocks."""
+        # Blocks that are freed during the waits are left to the next call.
         number, looked_at = self._reclaims, tuple(self.freed)
         first = slice(len(looked_at))
         if all_of_them:
@@ -189,15 +190,16 @@ class Arena:
             busy = self._busy(looked_at) | running
             idle, still = looked_at, {}
             if busy:
-                # Messages also reserve blocks that are live.
+                # The set may also contain live blocks, which messages reserve.
                 idle = tuple([one for one in looked_at if one not in busy])
                 still = dict.fromkeys([one for one in looked_at if one in busy])
             if self.streamed:
-                # If a signal handler interrupts this, the next call waits for the device.
+                # If a signal handler interrupts this loop, the next call waits for the device.
                 for one in idle:
                     self.streamed.pop(one, None)
             if idle and not IS_ORDERED:
-                # A store to the block may become visible after the 0 that ended its hold.
+                # On such a processor, an importer's last store to the block may become visible
+                # after the 0 that ended the hold.
                 words.barrier()
             # No thread and no signal handler runs between these statements.
             if number != self._reclaims:
@@ -225,7 +227,7 @@ class Arena:
                 if has_ended is not None and not has_ended():
                     running.add(one)
             except CrossmemError:
-                # The vendor refuses to say, so the caller waits for the device.
+                # The vendor's query failed, so the caller waits for the device.
                 self.streamed.pop(one, None)
         return running
 
@@ -268,8 +270,8 @@ class Arena:
     def wait(self, timeout_s: float) -> None:
         """Wait until a block is freed or a hold on a freed block ends.
 
-        A holder of a freed block sends a message when it releases the block. A stream sends none,
-        so this returns soon if a block waits for one.
+        A holder of a freed block sends a message when it releases the block. A stream sends no
+        message, so the method returns soon if a block waits for a stream.
         """
         waiter = object()
         try:
@@ -329,7 +331,7 @@ class Arena:
     def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
         """Add a block's export to the registry, so that a message can reserve it; else refuse.
 
-        This refuses a handle of an earlier life, a freed block that ``holder`` does not hold, and a
+        Refused are a handle of an earlier life, a freed block that ``holder`` does not hold, and a
         withdrawn handle. The caller holds the lock.
         """
         if not 0 <= index < self.fresh or not generation % 2:
@@ -361,8 +363,8 @@ class Arena:
         export.generations = (generation,)
         self.registry.exports.add(export)
         self.reserved[index] = unit
-        # This comes after the unit is entered: a thread that frees the block stores the generation
-        # first and then looks for the unit, so one of the two threads sees the other.
+        # This statement comes after the unit is added. A thread that frees the block stores the
+        # generation first and then reads the dict. So one of the two threads sees the other.
         unit.is_retired = words.load(self.words, at) != generation
         return None
 

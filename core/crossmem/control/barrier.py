@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory barrier of ``membarrier(2)``: one process pays, so that the others need no fence.
+"""The memory barrier of ``membarrier(2)``: if one process calls it, the others need no fences.
 
 A process that has registered takes part in the barriers of all other processes. The registration
 takes 10 ms if a second thread runs, so crossmem registers when it is imported. A forked child is
@@ -39,13 +39,13 @@ def _register(environ: Mapping[str, str]) -> str:
 
 
 def is_registered() -> bool | None:
-    """Whether the kernel reports this process as registered; None if it cannot (before 6.3)."""
+    """Whether the kernel reports this process as registered; None before Linux 6.3."""
     found: int = _syscall(_NUMBER, _GET_REGISTRATIONS, 0, 0)
     return None if found < 0 else bool(found & _REGISTER_GLOBAL_EXPEDITED)
 
 
 def membarrier() -> None:
-    """Order the accesses of all registered processes: each runs a full fence before this returns.
+    """Order the accesses of all registered processes: each runs a full fence during this call.
 
     Raises
     ------
@@ -54,7 +54,8 @@ def membarrier() -> None:
     """
     if _syscall(_NUMBER, _GLOBAL_EXPEDITED, 0, 0) < 0:
         code = ctypes.get_errno()
-        # Imported late: crossmem always imports this module, and seldom needs the error.
+        # This import comes late, because crossmem always imports this module but seldom needs the
+        # error.
         from crossmem.errors import DriverError  # noqa: PLC0415
 
         raise DriverError(
@@ -68,7 +69,7 @@ def membarrier() -> None:
 
 
 WHY_NOT: Final = _register(os.environ)
-"""The reason why this process is not registered; empty if it is."""
+"""The reason why this process is not registered; empty if it is registered."""
 
 IS_REGISTERED: Final = not WHY_NOT
 """Whether this process is registered. Only then may it call the barrier."""

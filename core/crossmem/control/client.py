@@ -81,10 +81,10 @@ class OwnerConnection:
         self._pidfd: int | None = None
         self._request = 0
         self._session = new_number()
-        """Distinguishes this program from a later one of the same process, after exec."""
+        """Distinguishes this program from a program that the process executes later."""
         self._holds = HoldTable()
         self._ended: dict[int, None] = {}
-        """Ended reservations about which the owner has not been told yet."""
+        """Ended reservations that are not reported to the owner yet."""
         self._late_replies = LateReplies()
 
     @override
@@ -94,12 +94,12 @@ class OwnerConnection:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the exporting process still runs; false if it was never reached."""
+        """Whether the exporting process still runs; False if it was never connected."""
         return not self.is_owner_dead(within_s=0.0)
 
     @property
     def open_link(self) -> Link | None:
-        """The connection, None if the exporter has closed it or there is none."""
+        """The connection; None if this process has no connection that the exporter keeps open."""
         link = self._link
         return link if link is not None and link.is_open else None
 
@@ -135,12 +135,12 @@ class OwnerConnection:
         Returns
         -------
         list
-            One answer for each handle. The caller owns their descriptors and their holds.
+            One answer for each handle. The caller owns the descriptors and holds of the answers.
 
         Raises
         ------
         OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, DriverError
-            The owner cannot be asked, or this process has no descriptor left.
+            The request to the owner failed, or this process has no descriptor left.
         """
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
@@ -169,7 +169,7 @@ class OwnerConnection:
                     self.lock.release()
             return answers
         except BaseException:
-            # An interrupt of the lock's release must not lose the answers either.
+            # The answers must not be lost, even if the release of the lock was interrupted.
             self.give_back(answers)
             raise
 
@@ -183,7 +183,7 @@ class OwnerConnection:
         close_each(leased.row)
 
     def hold(self, leased: Leased) -> bool:
-        """Write the granted generation into the row; False if the exporter has moved on.
+        """Write the granted generation into the row; False if the exporter has begun another one.
 
         The memory stays until :meth:`end`.
         """
@@ -202,7 +202,7 @@ class OwnerConnection:
             self.send_hint(leased.slot)
 
     def send_hint(self, slot: int) -> None:
-        """Tell a waiting exporter that a hold has ended. This never waits."""
+        """Tell a waiting exporter, without a wait, that a hold has ended."""
         # A hint that cannot be sent now is dropped: the exporter soon reads the row.
         if (link := self._link) is not None:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))
@@ -251,7 +251,7 @@ class OwnerConnection:
             if taken and taken[0]:
                 self.lock.release()
         self.end_reservations(reservations)
-        # If the owner has closed the connection meanwhile, this connects again.
+        # If the owner has closed the connection by now, this call connects again.
         self.tend(deadline.remaining_s)
 
     def tend(self, timeout_s: float) -> None:
@@ -349,7 +349,7 @@ class OwnerConnection:
                 link = self._link or self._connect(deadline)
                 return self._exchange(link, batch, deadline)
             except WrongHostError:
-                # The owner closed a connection just now and cannot be reached: it is exiting.
+                # If the owner has just closed a connection and cannot be reached, it is exiting.
                 if not was_closed:
                     raise
                 raise owner_gone(self.owner, "closed its lease server") from None
@@ -360,7 +360,8 @@ class OwnerConnection:
                 if not alive:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
-                # A server with many connections closes the oldest one: connect and ask again.
+                # A server with many connections closes the oldest one. So connect and repeat the
+                # request.
                 left_s = deadline.remaining_s
                 if not left_s:
                     raise deadline.passed(self.owner) from None
@@ -384,7 +385,7 @@ class OwnerConnection:
         try:
             if self._ended:
                 self._send_ended()
-            # This comes before the request, so that a late reply is recognised and dropped.
+            # The reply is expected before the request is sent, so that a late reply is dropped.
             expected.expect(number, asked)
             try:
                 link.send(message, deadline)

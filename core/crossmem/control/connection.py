@@ -37,7 +37,7 @@ _FROM_CLIENTS: Final = frozenset(
 class Reply(NamedTuple):
     """The resources of a reply.
 
-    They are kept until it is sent, so that its descriptors stay valid.
+    The server keeps them until the reply is sent, so that the reply's descriptors stay valid.
     """
 
     units: list[Unit]
@@ -129,8 +129,8 @@ class ServerConnection:
         """Receive one message; return its size, 0 if the peer has closed the connection."""
         if self._is_refusing:
             return self.socket.recv_into(self._buffer)
-        # A plain receive would drop the message's descriptors, and so close them in this thread,
-        # which may block. MSG_PEEK shows whether there are any, and leaves them in the socket.
+        # A plain receive would close the message's descriptors in this thread, and a close may
+        # block. MSG_PEEK shows whether there are descriptors, and leaves them in the socket.
         _size, _ancillary, flags, _address = self.socket.recvmsg_into(
             (self._buffer,), 0, socket.MSG_PEEK
         )

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors from peers: refused if none is expected, and closed only on threads that may block.
+"""Descriptors from peers: unexpected ones are refused, and only threads that may block close them.
 
 ``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
-of the descriptor chooses. ``close`` of a file on FUSE blocks until its server replies. Therefore a
-thread for which peers or applications wait never closes a peer's descriptor, except one that the
-driver has opened. A peer must not fill the descriptor table with slow descriptors: see
+of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies.
+Therefore a thread for which peers or applications wait never closes a peer's descriptor, except one
+that the driver has opened. A peer must not fill the descriptor table with slow descriptors: see
 :func:`is_behind`.
 """
 
 import array
+import ctypes
 import os
 import socket
 from _thread import start_new_thread
@@ -122,8 +123,8 @@ def _is_empty(connection: socket.socket) -> bool:
     """Shut a connection down; return whether it has no unread message."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-        # With this option, every message has its sender's credentials. So an empty message differs
-        # from the end of the connection, which has none.
+        # With this option, every message has its sender's credentials. The end of the connection
+        # has no credentials, so it differs from an empty message.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         # If the peer closed with unread messages, the kernel reports ECONNRESET once. This call
         # takes that error, so that the next one can read.
@@ -134,6 +135,9 @@ def _is_empty(connection: socket.socket) -> bool:
 
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
+# The interpreter's end would close the sockets that still wait here in the main thread, which would
+# block. This extra reference keeps them open until the kernel closes them after the exit.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_closing))
 _closers: set[object] = set()
 """One object for each running closer: a thread that closes descriptors."""
 _in_work: dict[object, list[int] | list[socket.socket]] = {}
@@ -164,7 +168,7 @@ def _close_all(closer: object) -> None:
         except IndexError:
             _closers.discard(closer)
             # A thread that queued a list just before this may have found eight closers and started
-            # none. So this closer looks again.
+            # none. So this closer checks the queue again.
             if not _closing or len(_closers) >= _MAX_CLOSERS:
                 return
             _closers.add(closer)

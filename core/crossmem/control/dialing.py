@@ -51,7 +51,7 @@ def dial(
     Raises
     ------
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, UnsupportedError
-        The owner cannot be asked.
+        The owner's server cannot be reached, or cannot be used.
     DriverError
         This process has no free descriptor.
     EOFError

@@ -33,7 +33,7 @@ _SOCKETS: Final = Path("/proc/net/unix")
 
 
 def _name(owner: ProcessIdentity) -> str:
-    """Derive the name from the identity, so that a handle cannot direct importers elsewhere."""
+    """Derive the name from the identity, so that a handle cannot name another server."""
     return hashlib.blake2b(owner.to_bytes(), digest_size=12).hexdigest()
 
 
@@ -53,7 +53,7 @@ def is_abstract(listener: socket.socket) -> bool:
 
 
 def server_paths(run_dir: Path) -> list[Path]:
-    """Return the paths of all lease servers in a run directory, also of dead processes."""
+    """Return the paths of all lease servers in a run directory, even of dead processes."""
     return sorted(run_dir.glob(f"*{_SUFFIX}"))
 
 
@@ -86,7 +86,7 @@ def new_socket() -> socket.socket:
 def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], Path]:
     """Listen at both addresses of this process.
 
-    This also removes files of dead processes from the run directory.
+    The function also removes files of dead processes from the run directory.
 
     Returns
     -------

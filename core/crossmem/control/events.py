@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of exports, queued under a lock and given to observers when no lock is held."""
+"""Events of exports, queued under a lock and sent to observers when no lock is held."""
 
 from collections import deque
 from typing import Final
@@ -13,7 +13,7 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""The event kind for an end by the holder's death: of a lease (False), of a reservation (True)."""
+"""The event kinds for an end by the holder's death: first of a lease, then of a reservation."""
 
 
 class EventQueue:
@@ -29,7 +29,7 @@ class EventQueue:
         self.registry = registry
         self._events: deque[Event] = deque()
         self.deaths = Deaths()
-        """The deaths of holders, of which the owners of exclusive exports are told."""
+        """The deaths of holders, for the owners of exclusive exports."""
 
     def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
         """Add an event, if an observer is registered."""
@@ -50,7 +50,7 @@ class EventQueue:
         )
 
     def tell(self) -> None:
-        """Tell owners of deaths, and send observers the events in order. No lock is held."""
+        """Notify owners of deaths, and send events to observers in order. No lock is held."""
         self.deaths.tell()
         while self._events:
             try:

@@ -12,9 +12,10 @@ __all__ = ["Deaths", "claim"]
 
 
 def claim(export: Export) -> Refusal | None:
-    """Return why no process may hold an export now, None if one may. The caller holds the lock.
+    """Refuse an exclusive export that a process holds; return None for all others.
 
-    Only an exclusive export can be refused. A grant of it that no process holds yet becomes stale.
+    An earlier grant becomes stale if no process holds the exclusive export by it yet. The caller
+    holds the lock.
 
     Raises
     ------
@@ -34,7 +35,7 @@ def claim(export: Export) -> Refusal | None:
 
 
 class Deaths:
-    """The exports of which a holder has died, and whose owners are told soon."""
+    """The exports whose holders have died, and whose owners are not notified yet."""
 
     def __init__(self) -> None:
         self._exports: dict[Export, None] = {}
@@ -44,10 +45,10 @@ class Deaths:
         self._exports.update((one, None) for one in exports if one.on_death is not None)
 
     def tell(self) -> None:
-        """Tell the owners. The lock is not held."""
+        """Notify the owners. The lock is not held."""
         while self._exports:
             with suppress(KeyError):
-                # Another thread may take the last one.
+                # Another thread may take the last export.
                 export, _ = self._exports.popitem()
                 if export.on_death is not None:
                     export.on_death()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of exports: with their memory, or withdrawn while the memory lives on (law C28).
+"""The end of exports: with their memory, or by a withdrawal while the memory lives (law C28).
 
 The caller holds the lock of the lease registry.
 """
@@ -55,7 +55,7 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 if slot.generation % 2:
-                    # It was never granted, so no caller has ended its generation.
+                    # The export was never granted, so no caller has ended its generation.
                     slot.move_on(is_live=False)
                 self._granted.pop(slot.number, None)
                 # No signal handler runs between these statements, so the slot is returned exactly
@@ -88,7 +88,7 @@ class ExportEnds:
             The kernel refuses the barrier. Until a repeated call succeeds, an importer with an
             earlier grant may still begin to hold.
         """
-        # From here on, every request for it is refused.
+        # From here on, every request for the export is refused.
         export.unit.withdrawn.add(export)
         self._end(export)
 

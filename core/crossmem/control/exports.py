@@ -25,7 +25,7 @@ class ExportTable:
         reservation."""
 
     def add(self, export: Export) -> None:
-        """Enter an export."""
+        """Add an export."""
         number, which = export.handle.allocation, export.handle.export
         exports = self._exports.get(number)
         if exports is None:
@@ -74,13 +74,13 @@ class ExportTable:
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
                 # A block is held by its slot, and enters this table only when a message reserves
-                # it. So a request for a block that is not here comes too late.
+                # it. So a request for a block that is not in the table comes too late.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
         if is_live:
-            # The allocation lives, and its export is gone: an export that was withdrawn leaves the
-            # table with its last holder.
+            # The allocation lives, but the table does not have its export. So the export was
+            # withdrawn, and its last holder has ended.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return Refusal(Status.STALE, "the allocation was freed")
 

@@ -12,8 +12,8 @@ _WAKE: Final = 1
 _EVERYONE: Final = 2**31 - 1
 _LOW_HALF: Final = 2**32 - 1
 _NUMBER: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
-"""The number of the system call. -1 makes the kernel refuse it on untested architectures, where
-waiting threads then sleep until their next look."""
+"""The number of the system call. On untested architectures, the number is -1, which the kernel
+refuses. There, waiting threads sleep until their next check."""
 
 _syscall = ctypes.CDLL(None).syscall
 _syscall.restype = ctypes.c_long
@@ -36,10 +36,10 @@ def sleep(address: int, expected: int, timeout_s: float) -> None:
     Parameters
     ----------
     address
-        Address of the word. The kernel compares its lower half, as processors here are
-        little-endian.
+        Address of the word. The kernel compares its lower half, because the supported processors
+        are little-endian.
     expected
-        The value of the word at the caller's last look.
+        The value of the word that the caller has read last.
     timeout_s
         The longest sleep, in seconds.
     """

@@ -20,7 +20,7 @@ class HolderTable:
     Parameters
     ----------
     loop
-        Also waits for their deaths.
+        The event loop, which reports the deaths of processes.
     on_death
         Called with each process that was found dead.
     """
@@ -33,7 +33,7 @@ class HolderTable:
         distinguishes processes whose pid is not visible: it is their pidfd's number, or their
         session if the kernel gives no such number. For a visible pid it is 0."""
         self._detached: set[Holder] = set()
-        """Processes without a connection that may still hold something."""
+        """Processes without a connection that may still hold memory."""
 
     def find(self, connection: ServerConnection, request: Request) -> Holder:
         """Return the process at the other end of a connection, and watch it from now on.
@@ -98,7 +98,7 @@ class HolderTable:
     def lose_if_dead(self, holder: Holder) -> bool:
         """Report the death of a process; False if it lives."""
         # An event of epoll alone proves nothing: earlier in the same batch, the descriptor may have
-        # been closed, and its number given to the pidfd of another process. So the pidfd is asked.
+        # been closed, and its number given to the pidfd of another process. So the pidfd is polled.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)
         if dead:
             self._on_death(holder)
@@ -116,7 +116,7 @@ class HolderTable:
             del self._holders[holder.key]
         if holder.pidfd is not None:
             self._loop.unwatch(holder.pidfd)
-        # The rows and the holder refer to each other. Without this, only the garbage collector
+        # The rows and the holder refer to each other. Without this loop, only the garbage collector
         # would free them.
         for row in holder.rows.values():
             row.segment.close()
@@ -131,8 +131,8 @@ class HolderTable:
     def close(self) -> None:
         """Close every descriptor. A second call does nothing.
 
-        A process closes them at its exit, and a child that it forks after that calls this again. By
-        then, the numbers may belong to other files.
+        A process calls this method at its exit. A child that is forked after that calls it again,
+        and must not close other files that have the same numbers by then.
         """
         for holder in list(self._holders.values()):
             _close_pidfd(holder)

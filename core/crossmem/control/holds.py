@@ -78,8 +78,8 @@ class HoldTable:
             raise _no_words()
         control, row, is_fenced = which
         at = HEADER_WORDS + slot % SLOTS
-        # The holder is entered before the word is written: if a signal handler ends its own hold of
-        # this slot in between, it sees this holder and does not write 0.
+        # The holder is added before the word is written. If a signal handler ends its own hold of
+        # this slot in between, the handler sees this holder and does not write 0.
         self._holders.setdefault(slot, set()).add(holder)
         if not words.load(row.words, at):
             words.store(row.words, at, generation)
@@ -100,8 +100,8 @@ class HoldTable:
         words.release()
         word = words.load(row.words, at)
         holders.discard(holder)
-        # A signal handler that begins a hold enters its holder before this check, or runs after the
-        # store of the 0. No handler runs in between, because neither calls a Python function.
+        # A signal handler that begins a hold adds its holder before this check, or runs after the
+        # store of the 0. No handler runs in between, because no Python function is called there.
         if holders or not word:
             return False
         words.store(row.words, at, 0)

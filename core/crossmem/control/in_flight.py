@@ -19,7 +19,7 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""One other user may leave this part of ``ulimit -n`` unread: the limit divided by this number."""
+"""One other user may leave at most ``ulimit -n`` divided by this number of descriptors unread."""
 _NOTHING: Final = bytes(4)
 
 
@@ -61,7 +61,7 @@ class InFlight:
         """Close a connection as soon as its peer has read its descriptors."""
         self.forget_read()
         if connection in self._sent:
-            # If the peer has closed its end just now, shutdown() fails, which is no error here.
+            # If the peer has closed its end just now, shutdown() fails, and the failure is ignored.
             with suppress(OSError):
                 connection.shutdown(SHUT_RDWR)
             self._closing.add(connection)
@@ -69,7 +69,7 @@ class InFlight:
             close_connection(connection)
 
     def forget_read(self) -> None:
-        """Close the connections whose peers have read everything or are gone."""
+        """Close the connections whose peers have read everything or have closed them."""
         for connection in [one for one in self._sent if _is_read(one)]:
             del self._sent[connection]
             if connection in self._closing:

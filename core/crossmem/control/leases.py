@@ -30,7 +30,7 @@ class Holder:
         User id as this process sees it.
     pidfd
         Descriptor that reports the process's death; None for this process itself, and if the kernel
-        offers none.
+        has no pidfds.
     connections
         Number of the process's connections.
     leases
@@ -138,7 +138,7 @@ class LeaseTable:
         return lease if is_of_it else None
 
     def reserves(self, number: int, export: Export) -> bool:
-        """Whether a reservation gives a message's receiver an export that others are refused.
+        """Whether a reservation entitles a message's receiver to an export.
 
         The reservation of a block also entitles the receiver to the block's pool.
         """

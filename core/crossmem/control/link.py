@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An importer's connection to one lease server, which it checks and then watches."""
+"""An importer's connection to one lease server. The importer checks and watches the server."""
 
 import os
 import select
@@ -60,7 +60,7 @@ class Deadline:
         """Return the error for an exporter that did not reply in time."""
         return OwnerUnresponsiveError(
             f"process {owner.pid} lives but did not answer within {self.timeout_s:g} s",
-            hint="it is stopped, busy or out of descriptors; try again, or give a longer timeout",
+            hint="it is stopped, busy or out of descriptors; try again, or pass a longer timeout",
         )
 
 
@@ -75,7 +75,7 @@ class Link:
         A connected, non-blocking socket. It belongs to this object from now on.
     pidfd
         The owner's pidfd, if an earlier connection has opened it. This object never closes
-        :attr:`pidfd`: that is left to the caller of :meth:`close`.
+        :attr:`pidfd`. The caller of :meth:`close` must do so.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Link:
         admit(self._socket)
 
     def abandon(self) -> None:
-        """Close the connection in a forked child. The parent has it open, so this cannot block."""
+        """Close a forked child's connection. The parent has it open, so the close cannot block."""
         self._socket.close()
 
     @property
@@ -198,15 +198,15 @@ class Link:
                 # it were read, the kernel would close the other descriptors in this thread, which
                 # may block.
                 raise no_descriptors("recvmsg")
-            # The message is taken out of the socket. The kernel closes no descriptor here, because
-            # the message has none, or this process has them by now.
+            # The message is taken out of the socket. The kernel closes no descriptor, because this
+            # process has received all descriptors of the message.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:
             raise
         except BaseException as error:
             # The kernel may have opened descriptors in this process, even if an interrupt ended the
-            # read. This closes them.
+            # read. The loop closes them.
             for message in messages:
                 close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):
@@ -238,8 +238,8 @@ class Link:
         owner = self.owner
         pid, uid = peer_credentials(self._socket)
         is_visible = owner.pid_namespace == this.pid_namespace
-        # User numbers of another user namespace prove nothing here: a foreign user may appear as
-        # the overflow user, or as this user.
+        # User numbers of another user namespace prove nothing: a foreign user may appear as the
+        # overflow user, or as this user.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
             raise_if_dead(owner, this, _DYING_S)

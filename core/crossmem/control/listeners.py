@@ -20,8 +20,8 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""Connections of other users that wait to be closed may take this part of the descriptor limit: the
-limit divided by this number."""
+"""Connections of other users that wait to be closed may take at most the limit of descriptors,
+divided by this number."""
 
 
 class Listeners:

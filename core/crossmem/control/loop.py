@@ -61,8 +61,8 @@ class EventLoop:
         return self._handlers.get(descriptor)
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
-        """Have a handler called when a descriptor can be read."""
-        # The handler is entered after the registration, which the kernel may refuse.
+        """Call a handler whenever a descriptor can be read."""
+        # The handler is stored after the registration, which the kernel may refuse.
         self.epoll.register(descriptor, select.EPOLLIN)
         self._handlers[descriptor] = handler
 

@@ -11,7 +11,7 @@ _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
 """The most lines in a second about all peers. A limit for each peer is not enough, because a peer
-can fork and be many."""
+can fork many processes."""
 
 
 class PeerLog:
@@ -41,7 +41,7 @@ class PeerLog:
         Parameters
         ----------
         pid
-            The process, 0 if it is not visible here.
+            The process, 0 if it is not visible to this process.
         text
             What the process did.
         error

@@ -33,7 +33,7 @@ class PoolTable:
         self.arenas: dict[int, _Arena] = {}
         """The arenas. The key is the number of the allocation."""
         self.own_rows: dict[int, memoryview] = {}
-        """The rows. The key is the number of the control segment."""
+        """The rows of this process itself. The key is the number of the control segment."""
 
     def close(self, allocation: int) -> None:
         """Remove a pool whose construction failed."""

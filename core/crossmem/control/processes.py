@@ -68,13 +68,13 @@ def lease_end() -> LeaseEnd:
     """Return which processes this process can watch until they end, on this kernel.
 
     ``"process"``: every peer, by its socket (Linux 6.5). ``"process-if-visible"``: the peers with a
-    pid in this namespace (Linux 5.3). ``"connection"``: none.
+    pid in this namespace (Linux 5.3). ``"connection"``: no process.
     """
     try:
         return _lease_end()
     except OSError:
-        # This process has no free descriptor to find out. So the weakest answer is returned, and
-        # not cached.
+        # Without a free descriptor, this process cannot find out. So the weakest answer is
+        # returned, and not cached.
         return "connection"
 
 
@@ -100,7 +100,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _peer_pidfd(connection: socket.socket) -> int | None:
-    """Return a new pidfd of the process at the other end; None if this kernel gives none."""
+    """Return a new pidfd of the process at the other end; None if this kernel has no such pidfd."""
     opened: list[int] = []
     try:
         return call_into(opened, connection.getsockopt, socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -112,7 +112,7 @@ def _peer_pidfd(connection: socket.socket) -> int | None:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid (0 if it is not visible here) and uid of the process at the other end."""
+    """Return pid and uid of the process at the other end. An invisible pid is 0."""
     blob = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(blob)
     return pid, uid
@@ -164,8 +164,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     Returns
     -------
     int or None
-        None if no descriptor can report its death. That is so only before Linux 6.5, for a peer in
-        a pid namespace that is not visible here, or that ``/proc`` does not show.
+        None if no descriptor can report the peer's death. That occurs only before Linux 6.5, for a
+        peer in an invisible pid namespace, or for a peer that ``/proc`` does not show.
 
     Raises
     ------
@@ -228,7 +228,7 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     ProcessLookupError
         The expected process is dead.
     """
-    # This ``/proc`` belongs to another pid namespace, where the pid is another process's.
+    # If ``/proc`` belongs to another pid namespace, the pid names another process there.
     if process_start_time(os.getpid()) == process_start_time("self"):
         found = process_start_time(pid)
         if found == start_time:
@@ -254,7 +254,7 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0
     Returns
     -------
     int or None
-        None if this cannot be decided from here: the owner is in another pid namespace, the kernel
+        None if this process cannot find out: the owner is in another pid namespace, the kernel
         has no pidfds, or ``/proc`` hides the owner.
 
     Raises

@@ -23,7 +23,7 @@ _ALIKE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """The processes that may import, if the default (the same user) does not fit.
+    """The processes that may import memory. The default is all processes of the same user.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Allow:
         Parameters
         ----------
         pid, uid
-            The process, as the kernel reports it here.
+            The process, as the kernel reports it to this process.
         own_uid
             The exporter's user; None if the kernel shows other users with the same number.
         """
@@ -97,7 +97,7 @@ class Unit:
     """Withdrawn exports that still have a holder."""
     is_retired: bool = False
     was_granted: bool = False
-    """Whether an export of it was ever granted, so that a row may hold it."""
+    """Whether an export of the memory was ever granted, so that a row may hold the memory."""
     is_sealed: bool = False
     """Whether the slots of the memory have begun new generations that no importer knows. No
     new hold can then begin."""
@@ -134,13 +134,13 @@ class Export:
     is_exclusive: bool = False
     """Whether only one process at a time may hold it: a place in a queue."""
     on_death: Callable[[], object] | None = None
-    """Called without a lock after the death of a process that was granted it; by the lease server's
-    thread or an application's."""
+    """Called after the death of a process that was granted the export. The lease server's thread or
+    a thread of the application calls it, without a lock."""
 
     def has(self, generation: int) -> bool:
         """Whether a handle of that generation names this export.
 
-        Only handles of blocks have one.
+        Only handles of blocks have a generation.
         """
         return generation in (self.generations or (0,))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of a process and their leases: all decisions of the lease server, and no socket."""
+"""The exports of a process and their leases. The lease server's decisions are made here."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -81,9 +81,9 @@ class LeaseRegistry:
                 # An earlier call may have been interrupted before it forgot the export.
                 self._ends.settle(unit)
                 refusal = self.exports.refusal(handle.allocation, handle.export)
-                # If it is stale, an earlier call has withdrawn it: nothing is left to do.
+                # If the export is stale, an earlier call has withdrawn it: nothing is left to do.
                 is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
-                return None if is_gone else Refusal(Status.UNKNOWN, "it is no export of this")
+                return None if is_gone else Refusal(Status.UNKNOWN, "the export is of other memory")
             refusal = self._refusal_of_core(handle)
             if refusal is None and not unit.is_retired:
                 if export not in unit.withdrawn:
@@ -94,7 +94,7 @@ class LeaseRegistry:
     def lease_to_myself(
         self, handle: ShareableHandle, reservation: int, leases: dict[bytes, int]
     ) -> Refusal | None:
-        """Give this process itself a lease on its own memory (law C8).
+        """Grant this process itself a lease on its own memory (law C8).
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class LeaseRegistry:
     ) -> Refusal | None:
         """Reserve memory of this process for one of its messages; all or none.
 
-        This waits for free reservations: until receivers have received or discarded earlier
+        The method waits for free reservations: until receivers have received or discarded earlier
         messages.
 
         Parameters
@@ -138,7 +138,7 @@ class LeaseRegistry:
         handles
             The handles of the message.
         numbers
-            A new number for each reservation. The caller ends them if this raises.
+            A new number for each reservation. The caller ends them after an error.
         timeout_s
             Time limit of the wait.
         """
@@ -200,7 +200,7 @@ class LeaseRegistry:
             if len(self.leases):
                 return False
             if held is None:
-                # No message is left, so nothing is granted from here on.
+                # No message is left, so no further grant is possible.
                 held = list({one.unit for one in self.granted.values()})
                 rows.wish(held)
             while held and not (held[-1].is_kept or rows.is_held(held[-1])):
@@ -222,7 +222,7 @@ class LeaseRegistry:
         unit
             The memory.
         even_if_leased
-            Retire it even if leases remain. ``on_idle`` then reports the end of the last one.
+            Retire it even if leases remain. ``on_idle`` then reports the end of the last lease.
 
         Returns
         -------
@@ -363,7 +363,7 @@ class LeaseRegistry:
         self.leases.give(export, holder, number, in_message=True)
 
     def forget_row(self, row: Row) -> None:
-        """Forget the holds of a row and unmap it: its process is dead or never received it."""
+        """Unmap a row and forget its holds: its process is dead or never received the row."""
         for export in row.holder.exports:
             if row in export.since:
                 is_held = export.slot is not None and words.load(row.segment.words, export.slot.at)

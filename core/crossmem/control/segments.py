@@ -38,8 +38,8 @@ _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
 BLOCKS_AT: Final = 2
-"""Number of slots of a pool before those of its blocks. The first is the arena's. The word of the
-second, in the control segment, is the distance between blocks."""
+"""Number of slots of a pool before the slots of its blocks. The first slot is that of the arena.
+For the second slot, the word in the control segment is the distance between blocks."""
 HEADER_WORDS: Final = 8
 """Number of words at the beginning of a segment, before those of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS
@@ -58,7 +58,7 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # The C function is called, because Python's mmap object duplicates the descriptor. In a forked
-# child it would also unmap its address, where another mapping may lie by then.
+# child, the object would also unmap its address, where another mapping may lie by then.
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -209,8 +209,8 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
     except OSError:
         seals = 0
     is_refusing = bool(seals & (fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE))
-    # This also refuses a memfd with huge pages, which can never have this size. An access to its
-    # holes could raise SIGBUS.
+    # The check of the size also refuses a memfd with huge pages, which can never have this size. An
+    # access to the holes of such a memfd could raise SIGBUS.
     if (
         seals & _SEALS != _SEALS
         or os.fstat(descriptor).st_size != _NBYTES

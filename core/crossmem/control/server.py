@@ -94,11 +94,11 @@ class LeaseServer:
         self._served: set[tuple[int, int]] = set()
         """The pid and user of each process from which this round has read a message."""
         self._skipped: set[int] = set()
-        """Connections whose process has had its message of this round. They come first in the next
-        round."""
+        """Connections that were skipped, because the round has read a message of their process.
+        They come first in the next round."""
         self._bells: deque[Bell] = deque()
-        """One bell for each waiting thread of :meth:`catch_up`. It rings when all messages are read
-        that had arrived."""
+        """One bell for each waiting thread of :meth:`catch_up`. The bell rings when the messages
+        that had arrived are read."""
         self._stopping = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
@@ -210,7 +210,7 @@ class LeaseServer:
         self._served.clear()
         if self._skipped:
             # Connections that were skipped in the last round come first. Otherwise one connection
-            # of a process could starve its others.
+            # of a process could starve the other connections of that process.
             skipped, self._skipped = self._skipped, set()
             ready.sort(key=lambda one: one not in skipped)
         for descriptor in ready:
@@ -338,7 +338,7 @@ class LeaseServer:
     def _refuse(
         self, connection: ServerConnection, number: int, request: Request, refusal: Refusal
     ) -> None:
-        """Give the same refusal for every export of a request."""
+        """Refuse every export of a request for the same reason."""
         connection.queue(number, pack_refusals(refusal, len(request.wanted)), ())
         self._flush(connection)
 
@@ -347,7 +347,7 @@ class LeaseServer:
         try:
             sent = connection.flush(self._in_flight)
         except EOFError:
-            # The peer does not read any more. The server still reads the messages that it has sent.
+            # The peer does not read any more. The server still reads the messages of the peer.
             connection.socket.shutdown(socket.SHUT_WR)
             sent = True
         if sent:
@@ -360,14 +360,14 @@ class LeaseServer:
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
-                "its reply waits for other peers to read theirs: too many descriptors are in "
+                "a reply to it waits until other peers read their replies: too many descriptors in "
                 "flight (ulimit -n)",
             )
         self._unsent.add(connection)
         self._loop.change(connection.number, write=connection.is_full)
 
     def _drop(self, connection: ServerConnection) -> None:
-        """Close a connection. Its leases stay if the process can be watched (law C11)."""
+        """Close a connection. The leases of a process that can be watched stay (law C11)."""
         if self._connections.pop(connection.number, None) is None:
             return
         self._unsent.discard(connection)
@@ -384,7 +384,7 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _lose(self, holder: Holder) -> None:
-        """End all leases of a dead process, and the reservations that its unread messages end."""
+        """End all leases of a dead process. Its unread messages may end reservations, too."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 # Unread messages of the dead process may end reservations of messages that it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting threads and waiting for them, safe against exceptions of signal handlers (law C30)."""
+"""The start of threads, and waits for threads. Exceptions of signal handlers are safe (law C30)."""
 
 import logging
 import threading
@@ -36,7 +36,7 @@ class Bell:
             return
 
     def wait(self, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
-        """Wait until it has rung; False if the time is over."""
+        """Wait until the bell rings; False if it does not ring in time."""
         return self._silence.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
 
 
@@ -91,13 +91,13 @@ class PassingThread:
                     _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
-            # Work that came between the last check and the release of the lock started no thread,
-            # because this one still ran. So this thread checks again.
+            # If work was added between the last check and the release of the lock, no new thread
+            # was started, because this thread still ran. So this thread checks again.
             if not (self._must_run() and self._running.acquire(blocking=False)):
                 return
 
     def stop(self) -> None:
-        """End the thread; for a normal exit."""
+        """End the thread at a normal exit."""
         self._is_stopping = True
         self.bell.ring()
         if self._running.acquire(timeout=_STOP_S):
@@ -110,7 +110,7 @@ class Waiters:
     Parameters
     ----------
     lock
-        Held while the condition is evaluated. It is not evaluated again after it was true.
+        Held while the condition is evaluated. A condition that was true is not evaluated again.
     """
 
     def __init__(self, lock: "threading.RLock") -> None:

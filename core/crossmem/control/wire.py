@@ -129,7 +129,7 @@ class Status(IntEnum):
     NO_ROW = 9
     """The process has reached the limit of its rows."""
     UNWATCHED = 10
-    """The kernel would not report the process's death, of which a pool's owner must know."""
+    """The kernel would not report the process's death, but the owner of a pool needs the report."""
     TAKEN = 11
     """Another process holds an exclusive export."""
 
@@ -138,7 +138,7 @@ _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
 
 
 class Hello(NamedTuple):
-    """The server's first message. ``mode``: how it orders accesses to shared words."""
+    """The server's first message. ``mode`` says how the server orders accesses to shared words."""
 
     version: int
     nonce: bytes
@@ -148,9 +148,9 @@ class Hello(NamedTuple):
 class Wanted(NamedTuple):
     """One requested export, with the proof that the importer knows the secret.
 
-    ``reservation`` is the number that came with the handle in a message, 0 without one; in a
-    RESERVE, the number that the reservation gets. ``generation`` is that of a pool's block, 0 for
-    everything else.
+    ``reservation`` is the number that came with the handle in a message, 0 without a message. In a
+    RESERVE, it is the number of the new reservation. ``generation`` is the generation of a pool's
+    block, 0 for other exports.
     """
 
     allocation: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver contract: one class of a backend that translates it to a vendor's calls.
+"""The driver contract. A backend implements it in one class, by a vendor's calls.
 
 crossmem's core owns identities, reference counts, leases, bounds checks and locks. A driver
 translates calls and keeps no state per import. Any thread may call any method, also concurrently
@@ -72,8 +72,8 @@ class Exported:
     payloads
         The vendor's bytes, in order; one item for each vendor object. While an export lives, its
         payloads are unique among this process's exports, unless they are empty. Every process that
-        an export admits can open them. If only processes of the exporter's user can, the capability
-        ``other_users`` is false.
+        an export admits can open the payloads. If only processes of the exporter's user can open
+        them, the capability ``other_users`` is false.
     descriptors
         File descriptors to pass along. They belong to the driver: core sends copies, and the driver
         closes them in ``release_export`` or ``free``.
@@ -116,8 +116,9 @@ class Mapped:
     source
         The mapped memory.
     pointer
-        The address. The driver sets it to 0 right before the vendor call that unmaps it, and back
-        to the address if the vendor refuses. So an interrupted ``unmap`` can be repeated.
+        The address. The driver sets it to 0 right before the vendor call that unmaps the memory. If
+        the vendor refuses, the driver restores the address. So an interrupted ``unmap`` can be
+        repeated.
     """
 
     source: Block | Imported
@@ -133,8 +134,8 @@ class Reserved:
     ordinal
         Device for which the addresses are reserved.
     pointer
-        The first address. As in :class:`Mapped`, it is 0 from right before the vendor call that
-        releases the addresses.
+        The first address. As in :class:`Mapped`, the driver sets it to 0 right before the vendor
+        call that releases the addresses.
     nbytes
         Size of the range in bytes.
     """
@@ -169,13 +170,13 @@ class Driver(ABC):
     leaves no resource behind. After a method that releases something (``free``, ``release_export``,
     ``close``, ``unmap``, and similar methods of the optional groups) has raised, later calls of
     crossmem call it again. The method then continues where it stopped, and releases nothing twice.
-    Therefore it clears each resource in core's object (the block, import, export or mapping) right
-    before the vendor call that releases the resource. It restores the resource only if the vendor
-    refuses.
+    Therefore the method clears each resource in core's object (the block, import, export or
+    mapping) right before the vendor call that releases the resource. The method restores the
+    resource only if the vendor refuses.
 
-    Both rules also apply to exceptions of signal handlers (law C30), which Python raises at the
-    entry of a function, at a backward jump and after a call. A method that returns something new
-    records each resource with :func:`crossmem.driver.recording.call_into`. If it raises, it
+    These rules also apply if a signal handler raises (law C30). Python raises such an exception at
+    the entry of a function, at a backward jump and after a call. A method that returns a new object
+    records each resource with :func:`crossmem.driver.recording.call_into`. If the method raises, it
     releases the recorded resources.
     """
 
@@ -236,9 +237,9 @@ class Driver(ABC):
             ``"ro"`` only if the capability ``readonly_exports`` is true.
         raw
             True: only the payloads reach the importing programs, without leases and without
-            :meth:`grant`. Passed only if the capability ``raw_handles`` is true. If a vendor's
-            first export decides the kind of all exports, the driver raises ``UnsupportedError`` for
-            the other kind.
+            :meth:`grant`. Core passes True only if the capability ``raw_handles`` is true. If a
+            vendor's first export decides the kind of all exports, the driver raises
+            ``UnsupportedError`` for the other kind.
         """
 
     def release_export(self, block: Block, exported: Exported) -> None:  # noqa: B027
@@ -251,9 +252,10 @@ class Driver(ABC):
     def after_fork_in_child(self) -> None:  # noqa: B027
         """Close every inherited descriptor; called in a forked child, on a driver of its parent.
 
-        The driver is not used again: an importing child gets a new one (law C18). This must not
-        make vendor calls. If the capability ``host_visible`` is true, it leaves mappings in place,
-        because the child may have views of them. Other memory must not be mapped in the child.
+        The driver is not used again: an importing child gets a new driver (law C18). The method
+        must not make vendor calls. If the capability ``host_visible`` is true, the method leaves
+        mappings in place, because the child may have views of them. Other memory must not be mapped
+        in the child.
         """
 
     def peer_identity(self) -> int:
@@ -266,10 +268,11 @@ class Driver(ABC):
     def grant(self, block: Block, exported: Exported, peers: Sequence[Peer]) -> None:  # noqa: B027
         """Put processes on the vendor's whitelist, for vendors that have one.
 
-        Called before the reply to a peer's first request for this export. It runs on the lease
-        server's thread, or on an application's thread that reads requests during a free, so it must
-        not synchronise, block or call crossmem. The peer's reported number is its own claim: check
-        it against its pid as far as the vendor allows, and raise on a contradiction.
+        Called before the reply to a peer's first request for this export. The method must not
+        synchronise, block or call crossmem. It runs on the lease server's thread, or on an
+        application's thread that reads requests during a free. A peer's reported number is
+        untrusted: check the number against the peer's pid as far as the vendor allows, and raise on
+        a contradiction.
         """
 
     @abstractmethod
@@ -317,9 +320,9 @@ class Driver(ABC):
         """Map an import at an address of this process.
 
         Not called while the import has a mapping from an earlier call. With ``remappable=False``,
-        core promises not to call this again for the import. The driver may then release at once
-        everything that only a further mapping would need, such as a descriptor. Such a mapping
-        stays while :meth:`crossmem.driver.AddressRanges.map_at` may be called for the import.
+        core promises not to call this method again for the import. The driver may then release at
+        once everything that only a further mapping would need, such as a descriptor. The mapping
+        stays as long as :meth:`crossmem.driver.AddressRanges.map_at` may be called for the import.
         """
 
     @abstractmethod
@@ -328,7 +331,7 @@ class Driver(ABC):
 
     @abstractmethod
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
-        """Copy from or to device memory and return when it is done.
+        """Copy from or to device memory, and return when the copy is complete.
 
         With ``DEVICE_TO_DEVICE``, both addresses are device memory. If they are on different
         devices, ``ordinal`` is the target's and the capability ``peer_access`` is true.

@@ -95,7 +95,7 @@ class ViewAnchor:
 
     Every view, array or tensor of the memory holds a reference to this object.
 
-    A weak reference to the anchor therefore tells whether any view is left.
+    A weak reference to the anchor therefore shows whether any view is alive.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class ViewAnchor:
 
     @property
     def buffer(self) -> Any:
-        """The memory as an object with a buffer. The anchor lives as long as any view of it."""
+        """The memory as an object with a buffer. Views of the buffer keep the anchor alive."""
         buffer = (ctypes.c_ubyte * self._nbytes).from_address(self._pointer)
         buffer.anchor = self  # type: ignore[attr-defined]
         return buffer

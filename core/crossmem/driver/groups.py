@@ -86,7 +86,7 @@ class Foreign:
         The memory that importers of an export of that allocation can reach. It contains the
         neighbours of the allocation if the vendor puts several allocations into one block.
     obstacle
-        Why the mechanism cannot carry this memory, None if it can. The text is the predicate of a
+        Why the mechanism cannot share this memory, None if it can. The text is the predicate of a
         sentence about the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
     generation
         A number that changes if the memory is freed and the address is allocated again; None if the
@@ -108,7 +108,7 @@ class ForeignMemory(Protocol):
         """Return the vendor's information about the memory around an address; change nothing.
 
         The address is positive and below 2**63, and may be invalid. Memory that is unknown to the
-        vendor, or that the mechanism cannot carry on this device, is an obstacle and not an error:
+        vendor, or that the mechanism cannot share on this device, is an obstacle and not an error:
         managed, pooled, virtual or imported memory, or memory of the host or another device.
         """
         ...
@@ -117,14 +117,14 @@ class ForeignMemory(Protocol):
         """Return a block that stands for memory without an obstacle. Its owner stays the same.
 
         The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
-        which need not be a multiple of the granularity. All operations on allocated blocks work on
-        it, except :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core adopts a
-        vendor's allocation once for each mechanism, however many parts of it are adopted.
+        which need not be a multiple of the granularity. The block can be used like an allocated
+        one, except for :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core
+        adopts a vendor's allocation once for each mechanism, however many parts of it are adopted.
         """
         ...
 
     def disown(self, block: Block) -> None:
-        """Undo :meth:`adopt`, after the release of every export. This never frees the memory."""
+        """Undo :meth:`adopt`, after the release of every export. The memory is not freed."""
         ...
 
 

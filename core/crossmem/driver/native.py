@@ -166,7 +166,7 @@ class Fixed(Parameter):
 
 
 class Value(Parameter):
-    """A structure that is passed by value. The call gives its bytes.
+    """A structure that is passed by value. The argument of the call is the structure's bytes.
 
     Parameters
     ----------
@@ -211,7 +211,8 @@ class Array(Parameter):
     Parameters
     ----------
     kind
-        Type of an element: a number, or a structure, for which the call gives a tuple of fields.
+        Type of an element: a number or a structure. For a structure, the caller passes a tuple of
+        its fields.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -317,7 +318,8 @@ class Functions:
         function = self._bound.get(name)
         if function is None:
             prototype = self._prototypes[name]
-            # A separate object: an attribute of the library would be shared with other prototypes.
+            # This makes a separate function object. An attribute of the library would be shared
+            # with other prototypes.
             function = self._library[prototype.symbol]
             function.restype = prototype.restype
             function.argtypes = tuple(kind for one in prototype.parameters for kind in one.kinds)

@@ -41,8 +41,8 @@ class StreamWords(Protocol):
     def unregister_host(self, ordinal: int, pointer: int) -> None:
         """Undo :meth:`register_host`. No stream uses the page any more.
 
-        Core repeats a call that a signal handler has interrupted. The driver calls the vendor only
-        if it has not done so yet.
+        Core repeats a call that a signal handler has interrupted. The driver must not repeat a
+        vendor call that has succeeded.
         """
         ...
 
@@ -70,8 +70,8 @@ class SharedEvent:
     ordinal
         The device.
     reference
-        The vendor's event. The driver sets it to None right before the vendor call that destroys
-        it, and back if the vendor refuses.
+        The vendor's event. The driver sets the reference to None right before the vendor call that
+        destroys the event. If the vendor refuses, the driver restores the reference.
     payload
         The bytes by which other processes open the event; at most 112.
     """

@@ -47,7 +47,7 @@ class StreamTracer:
         self._note = note
         self._lock = lock
         self._pages: dict[int, tuple[int, int]] = {}
-        """Device address and size of each registered page. The key is the page's address here."""
+        """Device address and size of each registered page. The key is the page's host address."""
         self._events: dict[int, tuple[SharedEvent, bool]] = {}
         """Each event, and whether this process created it. The key is the event's ``id()``."""
         self._streams: set[int] = set()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common base of vendor drivers: it makes a device current around each mechanism's calls.
+"""The common base of vendor drivers. It makes a device current during each call of a mechanism.
 
 A mechanism keeps the vendor's objects in the ``reference`` of the block or import until they are
-released. A method that releases can therefore be called at any time, and again.
+released. So a method that releases resources can be called at any time, and repeated.
 """
 
 import logging
@@ -137,8 +137,8 @@ class VendorDriver(Driver):
                 except CrossmemError:
                     if reserved.pointer:
                         raise
-                    # The addresses are released. Only the thread's previous device could not be
-                    # made current again, which the thread's next call does.
+                    # The addresses are released, but the thread's previous device could not be made
+                    # current again. The thread's next call makes it current.
                     _log.warning(
                         "this thread gets its device back with its next call", exc_info=True
                     )

@@ -58,9 +58,9 @@ class PoolCore:
     head
         The first twelve bytes of each handle.
     start
-        The checksum of the header, with a zero in the checksum's place, and then of ``shared``. The
-        checksum of a handle continues it over the other bytes: a process that has the pool open
-        compares the shared bytes and computes the rest.
+        The checksum of the header, with a zero in the checksum's place, and of ``shared``. The
+        checksum of a handle continues this value over the handle's other bytes. So a process that
+        has the pool open computes the checksum only over those.
     """
 
     arena: ShareableHandle
@@ -88,14 +88,14 @@ class BlockHandle(ShareableHandle):
     __slots__ = ("_parts",)
 
     _parts: list[Any]
-    """The pool, the numbers of this block and part, and the wire form or None. One list, because
-    each slot of an immutable object is written by a call of its descriptor."""
+    """The pool, the numbers of this block and part, and the wire form or None. They are in one
+    list, because the write of each slot of an immutable object costs a call of its descriptor."""
 
     def __init__(self, pool: PoolCore, fields: Fields, blob: bytes | None = None) -> None:
         """Make a handle of a part of a block. Only the pool's owner begins new generations."""
         _set_parts(self, [pool, fields, blob])
 
-    # Properties cost no store when a handle is made, and most handles are made and dropped.
+    # These are properties and not slots: the making of a handle then stores fewer values.
     _core = property(attrgetter("pool.arena._core"))
 
     @property
@@ -183,7 +183,7 @@ class BlockHandle(ShareableHandle):
         )
 
 
-# A handle refuses attribute assignments. The descriptor of a slot bypasses that.
+# A handle refuses attribute assignments. The descriptor of a slot bypasses the refusal.
 _set_parts: Final = BlockHandle.__dict__["_parts"].__set__
 _pack_body: Final = _BODY.pack
 _pack_head: Final = struct.Struct("<12sI").pack
@@ -196,7 +196,7 @@ def _decode_block(blob: bytes) -> BlockHandle:
     head = blob[: HEADER.size - 4]
     pool = _decode_pool(blob[BLOCK_START:], head)
     checksum = int.from_bytes(blob[HEADER.size - 4 : HEADER.size], "little")
-    # Over the bytes themselves, and not over those that another handle of the pool would have.
+    # The checksum covers the shared bytes of this handle, and not those of a known pool.
     start = crc32(blob[BLOCK_START:], crc32(head + bytes(4)))
     if crc32(blob[HEADER.size : BLOCK_START], start) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")

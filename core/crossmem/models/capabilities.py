@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The abilities of a device as data.
 
-The conformance kit selects its tests by them, and errors name them.
+The conformance kit selects its tests by these abilities, and errors name them.
 """
 
 from dataclasses import dataclass, fields
@@ -44,7 +44,7 @@ class Capabilities:
     host_visible: bool
     """The CPU can read and write device addresses, so ``view()`` works.
 
-    Forked children then have the memory mapped, and their views work on (C18)."""
+    Forked children then have the memory mapped, and their views continue to work (C18)."""
 
     readonly_exports: bool
     """``export(access="ro")`` is enforced by the device or the kernel (C23)."""
@@ -59,7 +59,7 @@ class Capabilities:
     """A child that is forked after the first use of the device may import memory (C18)."""
 
     survives_owner: bool
-    """Importers keep valid memory after the exporting process is gone (C20)."""
+    """Importers keep valid memory after the exporting process has ended (C20)."""
 
     raw_handles: bool
     """``export(lease=False)`` can carry the vendor's bytes for programs without crossmem."""
@@ -81,8 +81,8 @@ class Capabilities:
 
     timeline_levels: tuple[TimelineLevel, ...] = ("host",)
     """The levels of timelines that the device offers, the strongest first. ``"word"``: streams
-    write and await a 64-bit word in host memory; also for devices whose work is always complete
-    when a call returns. ``"event"``: streams record and await events that processes share.
+    write and await a 64-bit word in host memory. A device whose work is always complete when a call
+    returns has this level, too. ``"event"``: streams record and await events that processes share.
     ``"host"``: a signal waits on the host until the stream's work is complete."""
 
     lease_end: LeaseEnd = "process"
@@ -90,7 +90,7 @@ class Capabilities:
     of the importer. ``"process-if-visible"``: the death of an importer that has a pid in the
     exporter's pid namespace; for others, the end of the last connection, because this kernel is
     older than Linux 6.5. ``"connection"``: the end of the last connection, because this kernel has
-    no pidfds. :func:`crossmem.exports` shows which applies to each lease. Set by crossmem, not by
+    no pidfds. :func:`crossmem.exports` shows the event of each lease. crossmem sets this field, not
     the backend."""
 
     def __post_init__(self) -> None:

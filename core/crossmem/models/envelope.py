@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of the wire forms that contain handles: what they are, their length and checksum."""
+"""The header of the wire forms of queue and timeline handles: kind, version, length, checksum."""
 
 import struct
 from binascii import crc32
@@ -39,7 +39,7 @@ class Envelope(NamedTuple):
     operation: str
 
     def wrap(self, number: int, body: bytes) -> bytes:
-        """Return a body behind its header, which has room for a number of 16 bits."""
+        """Return the wire form: the header, with a number of at most 16 bits, and then the body."""
         fields = self.magic, self.version, number, _HEADER.size + len(body)
         return _HEADER.pack(*fields, _checksum(fields, body)) + body
 
@@ -49,7 +49,7 @@ class Envelope(NamedTuple):
         Raises
         ------
         InvalidHandleError
-            The bytes are another wire form, another version, or damaged.
+            The bytes are damaged, or have another wire form or version.
         """
         if not isinstance(blob, bytes | bytearray | memoryview):
             msg = f"the handle of {self.what} must be bytes, not {type(blob).__name__}"
@@ -76,7 +76,7 @@ class Envelope(NamedTuple):
         return number, body
 
     def refusal(self, reason: str) -> InvalidHandleError:
-        """Return the error for bytes that are not such a handle."""
+        """Return the error for bytes that are not a handle of this kind."""
         return InvalidHandleError(
             f"these bytes are not the handle of {self.what}: {clause(reason)}",
             hint=self._hint,

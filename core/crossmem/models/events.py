@@ -21,19 +21,20 @@ class EventKind(StrEnum):
     RELEASED = "released"
     """This process closed memory that it had imported."""
     LEASED = "leased"
-    """The lease server gave another process a lease."""
+    """The lease server granted a lease to another process."""
     LEASE_ENDED = "lease-ended"
     """A holder ended its lease. The exporter notices the end, and emits the event, when it next
     frees or reports."""
     LEASE_LOST = "lease-lost"
-    """A lease ended because its holder died, or because its connection ended if there is no
-    pidfd."""
+    """A lease ended because its holder died. Without a pidfd, the end of the holder's connection
+    counts as its death."""
     RESERVED = "reserved"
     """A message reserves this process's memory from now on."""
     RESERVATION_ENDED = "reservation-ended"
     """A message's reservation ended: it was received or discarded."""
     RESERVATION_LOST = "reservation-lost"
-    """A message's reservation ended because its sender died, or its connection without a pidfd."""
+    """A message's reservation ended because its sender died. Without a pidfd, the end of the
+    sender's connection counts as its death."""
     RECEIVED = "received"
     """An object in a message of Ray was sent as a handle, so the receiver gets the sender's
     memory."""
@@ -49,7 +50,7 @@ class EventKind(StrEnum):
     FREED = "freed"
     """The device has freed memory."""
     GIVEN_UP = "given-up"
-    """Adopted memory was given up; its owner still has it."""
+    """An adoption has ended. The owner still has the memory."""
 
 
 @dataclass(frozen=True, slots=True)

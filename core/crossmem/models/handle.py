@@ -126,16 +126,16 @@ class ShareableHandle:
     mechanism: str = _field("mechanism", "How the memory is shared.")
     device: str = _field("device", "Identity (not ordinal) of the device that holds the memory.")
     allocation: int = _field("allocation", "Number of the allocation, unique in its exporter.")
-    export: int = _field("export", "Which of the allocation's exports this is.")
+    export: int = _field("export", "Number of the export, unique in the allocation.")
     owner: ProcessIdentity = _field("owner", "The exporting process.")
     nbytes: int = _field("nbytes", "Requested size of the whole allocation, in bytes.")
     capacity: int = _field("capacity", "Reserved size of the whole allocation, in bytes.")
     access: Access = _field("access", '``"rw"`` or ``"ro"``.')
     raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in others.")
-    secret: bytes = _field("secret", "The 16 secret bytes that an importer proves to know.")
+    secret: bytes = _field("secret", "16 secret bytes. An importer proves that it knows them.")
     # An importer's proof covers the core. So if a field was changed in transit, the import is
     # refused.
-    core: bytes = _field("wire", "Everything but the part: handles with one core name one export.")
+    core: bytes = _field("wire", "Everything except the part: equal cores name the same export.")
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":
         """Return a handle to a part of this one.
@@ -204,7 +204,7 @@ class ShareableHandle:
 
     def to_json(self) -> str:
         """Return the handle as JSON for people, without its secret."""
-        # Imported late: only this method needs it.
+        # This import comes late, because only this method needs json.
         import json  # noqa: PLC0415
 
         return json.dumps(
@@ -267,7 +267,7 @@ class ShareableHandle:
 
 
 def _restore(blob: bytes) -> ShareableHandle:
-    # A function of this module, because cloudpickle would send the code of a method.
+    # This is a function of the module, because cloudpickle would send the code of a method.
     return ShareableHandle.from_bytes(blob)
 
 

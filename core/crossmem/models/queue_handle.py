@@ -66,5 +66,5 @@ class QueueHandle:
 
 
 def _restore(blob: bytes) -> QueueHandle:
-    # A function of this module, because cloudpickle would send the code of a method.
+    # This is a function of the module, because cloudpickle would send the code of a method.
     return QueueHandle.from_bytes(blob)

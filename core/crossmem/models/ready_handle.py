@@ -24,7 +24,7 @@ def _of_base(name: str) -> Any:
 
 
 class ReadyHandle(ShareableHandle):
-    """A handle that says when the memory is ready: after a value of a timeline.
+    """A handle of memory that is ready when a timeline has reached a value.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class ReadyHandle(ShareableHandle):
         return f"{self.base!r:.1000}"[:-1] + f", ready at value {self.value}>"
 
 
-# A handle refuses attribute assignments. The descriptor of a slot bypasses that.
+# A handle refuses attribute assignments. The descriptor of a slot bypasses the refusal.
 _set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
 _set_base: Final = ReadyHandle.__dict__["base"].__set__
 _set_timeline: Final = ReadyHandle.__dict__["timeline"].__set__
@@ -89,7 +89,7 @@ _set_value: Final = ReadyHandle.__dict__["value"].__set__
 
 
 def _decode(blob: bytes) -> ReadyHandle:
-    """Decode the wire form. The length and the flags are checked here as well."""
+    """Decode the wire form, after checks of its length, flags and checksum."""
     if len(blob) < _START:
         raise refuse(f"{len(blob)} bytes, expected at least {_START}")
     *fields, checksum = HEADER.unpack_from(blob)
@@ -100,7 +100,7 @@ def _decode(blob: bytes) -> ReadyHandle:
     value, size = _BODY.unpack_from(blob, HEADER.size)
     base = ShareableHandle.from_bytes(blob[_START : _START + size])
     if isinstance(base, ReadyHandle) or base.raw is not None or not 0 < value < 2**63 - 1:
-        raise refuse(f"a memory of value {value} that is ready twice, or raw")
+        raise refuse(f"value {value} for a handle that is raw or has a value already")
     handle = ReadyHandle(base, TimelineHandle.from_bytes(blob[_START + size :]), value)
     _set_bytes(handle, blob)
     return handle

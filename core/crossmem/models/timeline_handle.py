@@ -79,7 +79,7 @@ class TimelineHandle:
 
     def to_json(self) -> str:
         """Return the handle as JSON for people, without the secret of its memory."""
-        # Imported late: only this text for people needs it.
+        # This import comes late, because only this method needs json.
         import json  # noqa: PLC0415
 
         return json.dumps(
@@ -105,5 +105,5 @@ class TimelineHandle:
 
 
 def _restore(blob: bytes) -> TimelineHandle:
-    # A function of this module, because cloudpickle would send the code of a method.
+    # This is a function of the module, because cloudpickle would send the code of a method.
     return TimelineHandle.from_bytes(blob)

@@ -25,19 +25,19 @@ class Availability:
     ----------
     state
         ``"available"``; ``"not_installed"`` if a library or package is missing; ``"unusable"`` if
-        everything is installed but cannot work here, for example because there is no device or no
+        everything is installed but cannot work, for example because there is no device or no
         permission to use it.
     reason
-        Why not, in one clause of at most 120 characters. Messages put the backend's name before it.
-        A longer reason is cut in messages and kept whole in the details. Only ``"available"`` needs
-        no reason.
+        Why not, in one clause of at most 120 characters. In messages, the backend's name precedes
+        the reason. A longer reason is cut in messages and kept whole in the details. Only
+        ``"available"`` needs no reason.
     details
         Further text, such as every path that was tried, one per line.
 
     Raises
     ------
     ConfigurationError
-        The state is none of the three, or a reason is missing.
+        The state is not one of the three, or a reason is missing.
     """
 
     state: AvailabilityState
@@ -78,16 +78,18 @@ class Backend:
         One line for people that names the memory's vendor.
     api_version
         Version of the plugin interface that the backend implements. Write the number itself:
-        ``crossmem.plugin.API_VERSION`` would follow the installed crossmem and declare nothing.
+        ``crossmem.plugin.API_VERSION`` would always be the version of the installed crossmem.
     probe
         Returns whether this machine can use the backend. Called at most once per process, on the
-        first thread that asks. It may look for libraries, packages and device files. It must not
-        create a device context, start threads or take long. An exception counts as ``"unusable"``.
+        first thread that asks. The function may search for libraries, packages and device files. It
+        must not create a device context, start threads or take long. An exception counts as
+        ``"unusable"``.
     load
         Makes the driver. The argument is the name of a runtime, or None for the backend's own
         choice among the vendor's real runtimes, which must never be an emulation. Called once per
         process for each requested runtime, and again only after it raised; never on two threads at
-        once. It raises :class:`crossmem.BackendUnavailableError` if the runtime cannot work here.
+        once. It raises :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this
+        machine.
     priority
         Preference if no device is named: the available backend with the highest number is used.
         None: the backend is used only if it is named, as every emulation is.

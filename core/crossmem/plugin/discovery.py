@@ -95,7 +95,7 @@ class Catalog:
             msg = f"{plugin.__qualname__} is a class; name a module or an instance"
             raise ConfigurationError(msg)
         if self.manager.get_name(plugin) is not None:
-            return  # The same module named twice is one plugin.
+            return  # A module that is named twice is one plugin.
         if self.manager.has_plugin(info.qualified):
             msg = f"there is already a plugin named {shorten(info.qualified)}"
             raise ConfigurationError(msg)
@@ -133,7 +133,7 @@ class Catalog:
         return list(reversed(getattr(self.manager.hook, hook).get_hookimpls()))
 
     def contenders(self, backend: str) -> list[Offer]:
-        """Return the offers of a backend name that no rule excludes."""
+        """Return the offers of a backend name that have no fault."""
         return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
 
     def conflicts(self) -> list[PluginFailure]:

@@ -26,7 +26,7 @@ class EmulationRequest:
         Memory of each device, such as ``"8GiB"``.
     faults
         Calls that shall fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or
-        ``CALL=CODE:SKIP:COUNT``. They end with the emulation. A lasting emulation has none.
+        ``CALL=CODE:SKIP:COUNT``. They end with the emulation. A lasting emulation has no faults.
     strict
         Whether the emulation records forbidden and undefined uses, and denies the host access to
         device addresses.

@@ -4,8 +4,8 @@
 Hooks are for discovery and observation only. After a driver is loaded, crossmem calls it directly.
 
 A plugin is a module, or any object with these functions. An entry point in the group ``crossmem``
-or the variable ``CROSSMEM_PLUGINS`` names it. It marks its implementations with
-:data:`crossmem.plugin.hookimpl`, and may omit parameters that it does not need. Rules for all
+or the variable ``CROSSMEM_PLUGINS`` names the plugin. The plugin marks its implementations with
+:data:`crossmem.plugin.hookimpl`, and may omit parameters that they do not need. Rules for all
 hooks:
 
 - The import of the module must not import a vendor's package, load a vendor's library or touch a
@@ -47,7 +47,8 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     How often: once per process, and once more in a child that was forked during discovery.
     Thread: the first thread that uses a backend; others wait for it.
     Must not: import a vendor's package, load a library, touch a device, call crossmem or call
-    ``find_runtime``. It only describes; :attr:`Backend.probe` and :attr:`Backend.load` do the work.
+    ``find_runtime``. This hook only describes backends. :attr:`Backend.probe` and
+    :attr:`Backend.load` do the work.
 
     Parameters
     ----------
@@ -77,18 +78,19 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
 
 @hookspec(firstresult=True)
 def crossmem_runtime(api: str, name: str) -> object | None:
-    """Return a vendor binding, for a backend that runs on more than one.
+    """Return a vendor binding, for a backend that can use several bindings.
 
     When: while a backend's driver is loaded, if that backend asks through ``find_runtime``.
     How often: at most once per process for each runtime that is requested by name, and again
     after a failure.
     Thread: the first thread that uses the backend; other threads that use it wait.
-    Must not: answer for a name that it does not know, fall back to another runtime, or return an
-    emulation under a name that does not say so.
+    Must not: answer for an unknown name, fall back to another runtime, or return an emulation
+    whose name does not say that it is an emulation.
 
-    Plugins are asked one after the other, and the first answer that is not None is taken: those
-    in ``CROSSMEM_PLUGINS`` first, the last of them leading, then entry points in reverse order of
-    distribution and name. ``@hookimpl(tryfirst=True)`` and ``trylast=True`` change the order.
+    Plugins are called one after the other, and the first answer that is not None is used. The
+    plugins in ``CROSSMEM_PLUGINS`` come first, in reverse order. The entry points follow, in
+    reverse order of distribution and name. ``@hookimpl(tryfirst=True)`` and ``trylast=True`` change
+    the order.
 
     Parameters
     ----------
@@ -106,8 +108,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     Raises
     ------
     CrossmemError
-        This plugin has the runtime but cannot use it here. Later plugins are still asked. If no
-        plugin answers, the caller that requested the device gets the first error.
+        This plugin has the runtime but cannot use it in this process. Later plugins are still
+        called. If no plugin answers, the caller that requested the device gets the first error.
 
     Notes
     -----
@@ -125,8 +127,8 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
     Thread: the main thread of that command.
     Must not: start the program, or change this process's environment.
 
-    Plugins are asked in the order of :func:`crossmem_runtime`, and the first answer that is not
-    None is taken.
+    Plugins are called in the order of :func:`crossmem_runtime`, and the first answer that is not
+    None is used.
 
     Parameters
     ----------
@@ -146,7 +148,7 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
         This plugin does not emulate the interface. The message lists those that it emulates. Users
         see this error only if no plugin has the emulation.
     CrossmemError
-        This plugin has the emulation but cannot run it here, for example without a compiler.
+        This plugin has the emulation but cannot run it, for example without a compiler.
 
     Notes
     -----
@@ -164,7 +166,7 @@ def crossmem_event(event: Event) -> None:
     process already has open is not an event, and neither is a slice.
     Thread: for actions of the application, the acting thread; for actions of other processes
     (leases, denials, losses), the lease server's; for deferred frees, the thread that ran them.
-    Several threads may call at once.
+    Several threads may call the hook at once.
     Must not: block, wait for another process, call crossmem, or raise. The lease server answers
     no importer while an observer runs, and the thread may hold locks of crossmem.
 

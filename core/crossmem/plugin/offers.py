@@ -42,7 +42,7 @@ class PluginInfo:
 
     @property
     def qualified(self) -> str:
-        """A unique name, in the form that ``CROSSMEM_DISABLE_PLUGINS`` takes."""
+        """A unique name, in the form of an item of ``CROSSMEM_DISABLE_PLUGINS``."""
         return f"{self.distribution}:{self.plugin}" if self.distribution else self.plugin
 
     @override
@@ -82,7 +82,7 @@ class Offer:
     info
         The plugin.
     problem
-        A reason not to use the backend that does not depend on the probe, such as a wrong version;
+        A fault that makes the backend unusable regardless of the probe, such as a wrong version;
         else empty.
     """
 
@@ -90,8 +90,8 @@ class Offer:
         self.backend = backend
         self.info = info
         self.problem = problem
-        # Reentrant: a signal handler may ask for a device while the interrupted thread loads the
-        # driver.
+        # The lock is reentrant, because a signal handler may request a device while the interrupted
+        # thread loads the driver.
         self._lock = threading.RLock()
         self._availability: Availability | None = None
         self._drivers: dict[str | None, Driver] = {}
@@ -107,10 +107,10 @@ class Offer:
             return self._probed()
 
     def require(self, runtime: str | None) -> None:
-        """Raise if the backend cannot be used here, or does not have that runtime.
+        """Raise if the backend is unusable on this machine, or does not have that runtime.
 
-        If a runtime is named, the probe is not asked, because an emulated runtime needs no vendor
-        library. Whether the runtime works shows when the driver is loaded.
+        If a runtime is named, the probe is not called, because an emulated runtime needs no vendor
+        library. The load of the driver then shows whether the runtime works.
         """
         with self._lock:
             self._require(runtime)
@@ -118,7 +118,7 @@ class Offer:
     def driver(
         self, runtime: str | None, wrappers: Callable[[], Iterable[Callable[[Driver], Driver]]]
     ) -> Driver:
-        """Return the driver for a runtime, loading and wrapping it at the first call."""
+        """Return the driver for a runtime. The first call loads and wraps the driver."""
         driver = self._drivers.get(runtime)
         if driver is None:
             with self._lock:
@@ -145,7 +145,7 @@ class Offer:
 
     def _probed(self) -> Availability:
         if self._availability is None:
-            # The plugin's code may return anything, whatever its annotations say, so the answer is
+            # The plugin's code may return any value, even against its annotations. So the answer is
             # checked.
             answer: object
             try:

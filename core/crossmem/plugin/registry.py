@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of plugins: their backends, whether these work here, and their drivers."""
+"""The registry of plugins: their backends, the availability of the backends, and the drivers."""
 
 import logging
 import threading
@@ -135,10 +135,10 @@ class Registry:
                     raise ConfigurationError(msg)
                 self._discovering = True
                 try:
-                    # Imported late: importlib.metadata is slow to import.
+                    # This import comes late, because importlib.metadata is slow to import.
                     from crossmem.plugin.discovery import Catalog  # noqa: PLC0415
 
-                    # Assigned when complete: a child that is forked before that starts over.
+                    # This comes last, so a child that is forked before discovers plugins itself.
                     catalog = Catalog(self.runtime)
                     catalog.discover(
                         self._entry_points,
@@ -155,7 +155,7 @@ class Registry:
     # -- backends -----------------------------------------------------------------------------
 
     def runtime_of(self, name: str) -> str | None:
-        """Return the runtime that ``CROSSMEM_RUNTIME`` names for a backend, None if it names none.
+        """Return the runtime that ``CROSSMEM_RUNTIME`` names for a backend, or None.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class Registry:
         return self._offer(name).backend
 
     def availability(self, name: str) -> Availability:
-        """Return whether a backend can be used here, with the runtime of :meth:`runtime_of`.
+        """Return whether a backend can be used on this machine; see also :meth:`runtime_of`.
 
         Raises
         ------
@@ -208,9 +208,9 @@ class Registry:
         return Availability("available") if self.runtime_of(name) else offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
-        """Return a backend that can be used here, or raise the reason why it cannot.
+        """Return a backend that is usable on this machine, or raise the reason why it is not.
 
-        If a runtime is named, the probe is not asked: an emulated runtime needs no vendor library.
+        If a runtime is named, the probe is not called: an emulated runtime needs no vendor library.
         The load of the driver shows whether the runtime works.
 
         Raises
@@ -218,7 +218,7 @@ class Registry:
         BackendNotFoundError
             No plugin offers the backend.
         BackendUnavailableError
-            The backend cannot be used here. The hint says how to install it.
+            The backend cannot be used on this machine. The hint says how to install it.
         ConfigurationError
             The backend has no runtime with that name.
         """
@@ -334,7 +334,7 @@ class Registry:
             msg = f"backend {name!r} of plugin {offers[0].info} is {offers[0].problem}"
             hint = "install matching versions of crossmem and of the plugin"
         else:
-            # Imported late: only this error needs it.
+            # This import comes late, because only this error needs difflib.
             import difflib  # noqa: PLC0415
 
             known = clause(", ".join(sorted(catalog.offers)) or "none", 100)
@@ -362,7 +362,7 @@ class Registry:
     def emit(self, event: Event) -> None:
         """Send an event to every observer. An observer's exception is logged, not raised.
 
-        Takes no lock, and starts no discovery: there is no event before the first use of a backend.
+        This takes no lock, and starts no discovery: no event occurs before the use of a backend.
         """
         if held := forbidden_ranks():
             msg = f"observers are told while a lock is held: {', '.join(held)}"
@@ -383,9 +383,9 @@ class Registry:
     # -- fork ---------------------------------------------------------------------------------
 
     def after_fork_in_child(self) -> list[Driver]:
-        """Replace the locks in a forked child: threads that it does not have may have held them.
+        """Replace the locks in a forked child, because threads of the parent may have held them.
 
-        Plugins and results of probes are kept, drivers are not.
+        The child keeps plugins and results of probes, but no drivers.
 
         Returns
         -------

@@ -98,7 +98,7 @@ class Candidate:
     priority
         Priority of the backend; None if it is used only when named, or must not be used.
     availability
-        Whether the backend can be used here.
+        Whether the backend can be used on this machine.
     chosen
         Whether the backend was chosen.
     reason
@@ -115,7 +115,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The considered backends, the choice and the reason; ``str()`` gives a table for people.
+    """The considered backends, the choice and the reason; ``str()`` returns a table.
 
     Parameters
     ----------
@@ -172,9 +172,9 @@ def choose(
     """Choose a device.
 
     The device that the caller names is used, else the device in ``CROSSMEM_DEVICE``. If the named
-    device cannot be used, this raises and tries no other device. If no device is named, device 0 of
-    the available backend with the highest priority is used (by name among equals). Emulations have
-    no priority, so they are used only when they are named.
+    device cannot be used, the function raises and tries no other device. If no device is named,
+    device 0 of the available backend with the highest priority is used. Among equal priorities, the
+    name decides. Emulations have no priority, so they are used only when they are named.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def choose(
     registry
         The backends.
     runtime
-        The runtime for the device. It belongs to a backend, so the device must be named.
+        The runtime for the device. A runtime belongs to a backend, so the device must be named.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def choose(
     BackendNotFoundError
         No plugin offers the named backend.
     BackendUnavailableError
-        The named backend, or every backend with a priority, cannot be used here.
+        The named backend, or every backend with a priority, is unusable on this machine.
     """
     named = _named(spec, settings)
     if named is not None:
@@ -203,7 +203,7 @@ def choose(
         except (BackendNotFoundError, BackendUnavailableError, ConfigurationError) as error:
             if named.source is Source.ARGUMENT:
                 raise
-            # The caller gave no name, so the message names the variable from which the name comes.
+            # The name comes from the variable and not from the caller, so the message names both.
             msg = f"{VARIABLES['device']}={settings.device!r}: {clause(error.message, 140)}"
             raise type(error)(
                 msg,
@@ -223,7 +223,7 @@ def choose(
 
 
 def _nothing_found(ranked: Sequence[Backend], registry: Registry) -> BackendUnavailableError:
-    """Return the error for a machine without a backend that can be used unnamed."""
+    """Return the error for a machine on which no backend can be used without its name."""
     lines = []
     for one in ranked:
         availability = registry.availability(one.name)
@@ -312,7 +312,7 @@ def _named(spec: str | DeviceSpec | None, settings: Settings) -> Choice | None:
 
 
 def _ranked(registry: Registry) -> list[Backend]:
-    """Return the backends that may be used unnamed, the preferred one first."""
+    """Return the backends that may be used without their name, the preferred one first."""
     # A name that several plugins offer is left out: errors say how to resolve the conflict.
     able = [(one.priority, one) for one in registry.backends() if one.priority is not None]
     return [one for _, one in sorted(able, key=lambda pair: (-pair[0], pair[1].name))]

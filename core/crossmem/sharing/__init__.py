@@ -2,7 +2,7 @@
 """The objects of applications: devices, allocations, imports and mappings.
 
 The import of any module of this package also registers :class:`crossmem.Device` with the base
-package, which makes all device objects from it.
+package. All device objects have that class.
 """
 
 from crossmem.sharing.device import Device

@@ -30,7 +30,7 @@ __all__ = ["Device", "device", "devices"]
 
 
 class Device(LocalDevice):
-    """One device, as this process sees it. Made by :func:`crossmem.device`.
+    """A device in this process. Made by :func:`crossmem.device`.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Device(LocalDevice):
         The vendor binding that the call or ``CROSSMEM_RUNTIME`` named; None: the backend's own
         choice.
     mechanism
-        The mechanism that shares memory allocated here: the requested one, or the preferred one.
+        The mechanism that shares memory of this device: the requested or the preferred one.
     """
 
     __slots__ = ()
@@ -134,8 +134,8 @@ class Device(LocalDevice):
             ``timeline_levels``. None: the strongest that the device offers.
         allow
             The processes that may open the timeline; None: all processes of the same user (C13).
-            They can also disturb each other's timelines of the same ``allow``, because the words
-            lie in one page that all of them can write.
+            Each of them can write the words of all timelines with the same ``allow``, because these
+            words lie in one page.
 
         Returns
         -------
@@ -179,20 +179,21 @@ class Device(LocalDevice):
             Capacity of a buffer, in bytes.
         delivery
             ``"one"``: each buffer goes to one consumer. ``"each"``: each buffer goes to every
-            consumer that has opened the queue before, read-only.
+            consumer that opened the queue before the put. These consumers cannot write to it.
         overflow
             If no buffer is free: ``"wait"`` lets :meth:`Queue.allocate` wait, ``"raise"`` lets it
             raise, and ``"drop"`` drops the oldest buffer that no consumer has.
         redeliver
             Whether the buffers that a dead consumer had are delivered again, with a higher
-            ``delivery_count``. Otherwise they are lost, and counted. With ``delivery="one"``.
+            ``delivery_count``. Otherwise they are lost, and :meth:`Queue.stats` counts them.
+            True needs ``delivery="one"``.
         producers, consumers
             The most processes that may produce and consume at a time.
         prefetch
             The most buffers of one producer that a consumer gets before it has released others.
-            None: 2, or ``depth`` if there is one consumer, since no other one waits for them.
+            None: 2, or ``depth`` if only one consumer may open the queue.
         allow
-            The processes that may open it; None: all processes of the same user (C13).
+            The processes that may open the queue; None: all processes of the same user (C13).
 
         Returns
         -------
@@ -235,7 +236,7 @@ class Device(LocalDevice):
         ptr
             Address of the first byte, in vendor memory of this device.
         nbytes
-            Number of bytes from there. All of them must lie in one allocation of the vendor.
+            Number of bytes from ``ptr`` on. They must lie in one allocation of the vendor.
         owner
             The object that keeps the memory allocated, such as a tensor. The adoption holds a
             reference to it until the adoption is freed and the last lease on it has ended. The
@@ -258,7 +259,8 @@ class Device(LocalDevice):
         InvalidSizeError
             The bytes do not lie in one allocation of the vendor.
         BusyError
-            An adoption at these addresses remains, and its owner freed the memory too early.
+            An earlier adoption at these addresses is not freed yet, although its owner freed the
+            memory.
         ConfigurationError
             An argument is invalid.
         DriverError
@@ -345,5 +347,5 @@ def device(
 
 
 def devices() -> list[Device]:
-    """Return every device of every backend that is usable here."""
+    """Return every device of every backend that is usable in this process."""
     return cast("list[Device]", list_devices(drain()))

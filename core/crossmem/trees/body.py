@@ -26,7 +26,7 @@ class Body(BaseModel):
     The message's reader checks the names of dtypes and the tree itself.
     """
 
-    # Unknown keys are allowed here, and read_body refuses them: for a million unknown keys,
+    # This model allows unknown keys, and read_body() refuses them. For a million unknown keys,
     # pydantic would create a million errors.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 

@@ -2,7 +2,7 @@
 """The classes of objects in a tree: the sender names them, and the receiver looks them up.
 
 The receiver looks only in modules that it has imported. A class must be a dataclass or named tuple
-with exactly the sent fields. None of its code runs, except the ``__hash__`` and ``__eq__`` of
+with exactly the sent fields. No code of the class runs, except the ``__hash__`` and ``__eq__`` of
 objects that are keys of a dict. Therefore, fields with their own descriptors are refused, and so
 are classes with ``__del__``.
 """
@@ -60,9 +60,8 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
     """Refuse an object with attributes that are not fields, because the message has only fields.
 
-    Two kinds of attributes are not refused, and not sent: cached properties, which the receiver
-    computes again, and the attribute that ``typing`` sets on an object of a generic class, which
-    has no effect.
+    Two kinds of attributes are ignored. The receiver computes cached properties again. The
+    attribute that ``typing`` sets on an object of a generic class has no effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of a tree that this process shares. The owner reads and overwrites them here."""
+"""The arrays of a tree that this process shares, for reads and updates in this process."""
 
 from typing import Any, Final
 
@@ -76,7 +76,7 @@ class Contents:
         for number, row, leaf, where in matches:
             target = arrays[number]
             if target is leaf.value:
-                # The given array is the shared one: the application has written in place, so
+                # The array is the shared array itself: the application has written in place, so
                 # nothing is copied.
                 continue
             if leaf.found.kind != row.kind:
@@ -92,8 +92,8 @@ class Contents:
     def _shared_arrays(self) -> list[Any]:
         """Return the arrays that readers see: for a copied array, a new array over the copy.
 
-        A new array holds an import of the memory, as the arrays of other processes do, so the tree
-        can be closed while the array is in use. In a block of a pool, it holds the block itself.
+        A new array holds an import of the memory, as the arrays of other processes do. So the tree
+        can be closed while the array is in use. A new array in a block of a pool holds the block.
         """
         copies, rows = self._copies, self._message.rows
         if copies:

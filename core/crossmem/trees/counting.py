@@ -18,7 +18,7 @@ _MAX_NESTING: Final = 200
 """The largest depth of nested brackets. The JSON parser refuses a larger depth."""
 
 _MIN_ROW_NBYTES: Final = 24
-"""The description of each array in the JSON is longer than this, and has at most three opening
+"""A lower bound for the description of an array in the JSON, which has at most three opening
 brackets. So the length of a text limits the number of its brackets."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
@@ -70,7 +70,7 @@ _LIST_IN: Final[dict[int, int]] = {
         }.items()
     },
 }
-"""The role of a list that lies in another list or in an object. The key is the outer one's role."""
+"""The role of a list in another list or in an object. The key is the role of the outer value."""
 
 _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),

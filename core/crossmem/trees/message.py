@@ -139,8 +139,8 @@ def _decode(blob: bytes) -> Message:
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
-    # Imported late: only receivers of trees need pydantic. Its import takes longer than all of
-    # crossmem's.
+    # This import comes late, because only receivers of trees need pydantic. The import of pydantic
+    # takes longer than that of crossmem.
     from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:

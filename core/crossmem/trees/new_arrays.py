@@ -47,13 +47,13 @@ def empty(
     shape
         Elements in each dimension.
     dtype
-        A PyTorch dtype gives a tensor. A name or a NumPy dtype gives an array: a NumPy array if the
-        CPU can address the device's memory, else a CuPy array.
+        For a PyTorch dtype, the result is a tensor. For a name or a NumPy dtype, it is an array: a
+        NumPy array if the CPU can address the device's memory, else a CuPy array.
     device
         The device that holds the memory; ``host`` if None.
     pool
-        The array lies in a block of this pool, on the pool's device. The block returns to the pool
-        when other memory would be freed.
+        The array lies in a block of this pool, on the pool's device. Instead of being freed, the
+        block returns to the pool.
     timeout
         Time limit of the wait for a free block of the pool, in seconds.
 
@@ -117,7 +117,7 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
     InvalidSizeError
         The blocks of the pool are too small.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        There is no such device here.
+        There is no such device in this process.
     OutOfMemoryError
         A device has no room now, or the pool has no free block.
     """
@@ -149,7 +149,7 @@ def _device_of(pool: Pool | None, device: Device | str | None) -> Device | None:
 
 
 def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any]:
-    """Return an array like each given one, in one allocation or block. Overlaps are kept."""
+    """Return a new array for each leaf, in one allocation or block. Overlaps are kept."""
     alignment = ALIGNMENT if pool is None else BLOCK_ALIGNMENT
     ranges = pack_ranges((leaf.bounds for leaf in leaves), alignment)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
@@ -159,8 +159,8 @@ def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any
     for leaf, number in zip(leaves, numbers, strict=True):
         found, (low, high) = leaf.found, leaf.bounds
         if counts[number] == 1 and high - low != found.layout.nbytes:
-            # An array with gaps or repetitions that overlaps no other gets a place after all
-            # others, where it has neither.
+            # This array has gaps or repetitions, and overlaps no other array. So it gets a place
+            # after all others, without gaps and repetitions.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % alignment
             found = found._replace(pointer=end, layout=layout)

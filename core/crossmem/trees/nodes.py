@@ -4,7 +4,7 @@
 ============== ==================================================================================
 in JSON        means
 ============== ==================================================================================
-null, true, 1  themselves, as do Unicode strings and finite floats
+null, true, 1  None, True, 1; Unicode strings and finite floats also have their usual JSON
 [...]          a list
 {"a": n}       the array with the number n
 {"t": [...]}   a tuple
@@ -16,8 +16,8 @@ null, true, 1  themselves, as do Unicode strings and finite floats
 {"u": "..."}   a str that is not valid Unicode, such as some file names: in base64
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
-{"s": [d, b]}  a NumPy scalar: dtype and bytes; for strings ``str`` or ``bytes``, then all bytes
-{"i": [n, x]}  container n again, counted over all finished mutable containers; x repeats it
+{"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
+{"i": [n, x]}  container n again, counted over all finished mutable containers; x is its JSON
 ============== ==================================================================================
 
 The module ``classes`` describes the lookup of classes.
@@ -46,7 +46,7 @@ _MAX_INTEGER_BITS: Final = 4096
 """The largest number of bits of an integer. The JSON parser takes long for larger integers."""
 
 _MAX_COLLISIONS: Final = 256
-"""The most hash collisions in one dict. The time to fill it grows with their number's square."""
+"""The most hash collisions in one dict. The time to fill a dict grows with their square."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
 """Returns the number of an array, None for other values. The second argument returns its path."""
@@ -96,8 +96,8 @@ class _Writer:
             node = self._write_object(value, kind, path)
         if not _can_be_changed(node):
             return node
-        # A repeated container is written and counted in full each time, so that a few bytes of an
-        # untrusted message never stand for many values.
+        # A repeated container is written and counted in full each time. So a few bytes of an
+        # untrusted message cannot expand to many values.
         _, number, first = self._ended.setdefault(id(value), (value, len(self._ended), node))
         return node if first is node else {"i": [number, first]}
 
@@ -334,9 +334,10 @@ class _Form(NamedTuple):
     make
         A function that makes the container from the content and the additional part.
     has_keys
-        Whether the content consists of pairs of key and value; otherwise, of values.
+        Whether the content consists of pairs of key and value. Otherwise, it consists of values.
     is_named, has_attributes
-        Whether the additional part is the class's name, before the content, or attributes, after.
+        Whether the additional part is the class's name, which comes before the content, or the
+        attributes, which come after it.
     """
 
     make: Callable[[list[Any], Any], Any]

@@ -87,7 +87,7 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     if form is None:
         return None, {}, None
     inner, beside = form.split(content)
-    # A key may be a container, such as a tuple, so its text stands for it.
+    # A key may be a container, such as a tuple, so the text of the key is used in its place.
     parts = (
         ((repr(_without_numbers(key)), one) for key, one in inner)
         if form.has_keys

@@ -52,7 +52,7 @@ def check_pool(pool: object, device: object, operation: str) -> None:
 
 
 def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: float = 0.0) -> Block:
-    """Return a block that is freed after the last array in it is gone.
+    """Return a block that is freed after the end of the last array in it.
 
     Raises
     ------

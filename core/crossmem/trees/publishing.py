@@ -61,7 +61,7 @@ class Published:
         Raises
         ------
         ClosedError
-            The tree was closed, here or in the process that shares it.
+            This process, or the process that shares the tree, has closed it.
         """
         timeline = self._look(None)
         version = timeline.value
@@ -79,8 +79,9 @@ class Published:
         ----------
         stream
             The stream that writes the contents: a stream of CuPy, PyTorch or torch-npu, or its
-            handle. The version is published when the work that was issued on it is complete, and
-            this call does not wait. None: this call waits until the devices have finished all work.
+            handle. The version is published when the work that was issued on the stream is
+            complete, and the call does not wait. None: the call waits until the devices have
+            finished all work.
 
         Raises
         ------
@@ -116,8 +117,8 @@ class Published:
             The version that the caller knows already; 0 waits for the first.
         stream
             The stream that uses the arrays. Its later work waits for the version ``after + 1``,
-            which this call returns at once; see :meth:`crossmem.Timeline.wait`. None: this call
-            waits.
+            and the call returns this version at once; see :meth:`crossmem.Timeline.wait`. None: the
+            call waits.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
             another process's tree sends a request to its owner, which may take up to
@@ -164,7 +165,7 @@ class Published:
             if self.message.timeline is None:
                 msg = f"{self!r} has no version"
                 raise UnsupportedError(msg)
-            # Outside the lock, because close() must not wait for the exporter.
+            # This runs without the lock, because close() must not wait for the exporter.
             try:
                 made = leave_to_references(open_timeline(self.message.timeline, timeout=timeout))
             except StaleHandleError as error:
@@ -176,7 +177,7 @@ class Published:
         return timeline
 
     def done(self, version: int, *, stream: Any = None) -> None:
-        """Tell the writer that this process is done with a version, so it may write the next one.
+        """Acknowledge a version: this process does not use its contents any more.
 
         A process counts as one reader of a tree, even if it has several objects for the tree. Call
         ``done(0)`` before the first version, if the writer does not know the number of its readers.
@@ -186,9 +187,9 @@ class Published:
         version
             The version. Earlier versions are acknowledged, too.
         stream
-            The stream that uses the arrays: acknowledge when the work that was issued on it is
-            complete. This waits for that work, unless the device's timelines have the level
-            ``"word"``.
+            The stream that uses the arrays. The version is acknowledged when the work that was
+            issued on the stream is complete. The call waits for that work, unless the device's
+            timelines have the level ``"word"``.
 
         Raises
         ------
@@ -197,7 +198,7 @@ class Published:
         ConfigurationError
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
-            The tree was closed, here or by the writer, or a forked child called this.
+            This process or the writer has closed the tree, or a forked child called this.
         """
         self._look(None).done(version, stream=stream)
 

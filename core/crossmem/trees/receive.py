@@ -55,9 +55,9 @@ def receive(
     """Return the arrays and tensors that another process shared, in its memory, without a copy.
 
     The memory stays valid as long as a received array, or an object that is derived from one,
-    lives. This holds even if the sender frees the memory. After the sender's exit, it holds if the
-    backend has the capability ``survives_owner``. The memory is released within a second after the
-    last array ends.
+    lives, even if the sender frees the memory. After the sender's exit, the memory stays valid if
+    the backend has the capability ``survives_owner``. The memory is released within a second after
+    the last array ends.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ def receive(
         The object that :func:`crossmem.share` returned, or its bytes.
     readonly
         True: the device or the kernel forbids writes. NumPy arrays are marked read-only. PyTorch
-        and CuPy have no read-only arrays, and a write to theirs kills the process. ``"advisory"``:
-        only NumPy arrays refuse writes.
+        and CuPy have no read-only arrays, so a write to one of their arrays kills the process.
+        ``"advisory"``: only NumPy arrays refuse writes.
     device
         The device for which memory of the same backend is mapped. Memory of another backend is
         mapped for the device that holds the memory. None: all memory is mapped for the device that

@@ -60,9 +60,9 @@ def share(
         dataclasses of them, with plain values. Overlapping arrays overlap in the receiver too, and
         an array that occurs twice is one array.
     copy
-        ``"allow"`` or True: an array is copied once if it cannot be shared in place, or if it
-        lies in a block of the vendor with other memory and ``neighbours`` is None. Readers get the
-        copy, so continue with :attr:`crossmem.Shared.value`, or call
+        ``"allow"`` or True: an array is copied once if it cannot be shared in place. An array in a
+        block of the vendor with other memory is also copied, unless ``neighbours`` is
+        ``"expose"``. Readers get the copy, so continue with :attr:`crossmem.Shared.value`, or call
         :meth:`crossmem.Shared.update`. None or False: such an array is refused.
     device
         The device to which host memory is copied; ``host`` if None. The CPU must be able to address
@@ -95,7 +95,7 @@ def share(
     ForkedProcessError
         An array lies in a block of a pool that belongs to the parent process.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        There is no such ``device`` here.
+        There is no such ``device`` in this process.
     DriverError, OutOfMemoryError
         A vendor's call failed, or the pool has no free block. No copy is left then.
     """
@@ -108,7 +108,7 @@ def share(
     if pool is not None:
         device = cast("Device", pool.device)
     elif device is not None:
-        # This checks the device even if nothing is copied to it.
+        # The device is checked even if nothing is copied to it.
         device = host_device(device)
     tree, leaves = collect(x)
     may_copy = copy is True or copy == "allow"
@@ -156,7 +156,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # No process can import this memory any more, so it counts as ordinary memory.
         return None
-    # An array that was received by a read-only handle is sent on by one, also in its owner.
+    # If an array was received by a read-only handle, it is sent by a read-only handle, too, even in
+    # the process that owns the memory.
     access = memory.handle.access if isinstance(memory, Mapping) else None
     # readonly="advisory" binds this process, not the processes to which it sends the array.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True

@@ -24,7 +24,8 @@ from crossmem.trees.tree_memory import TreeMemory
 
 __all__ = ["Shared"]
 
-# Covariant, so that update() takes any tree. Its comparison refuses a wrong one.
+# The type is covariant, so that update() takes any tree. update() compares the trees and refuses
+# one with another structure.
 _T_co = TypeVar("_T_co", covariant=True)
 
 
@@ -135,7 +136,7 @@ class Shared(Published, Generic[_T_co]):
 
     @property
     def value(self) -> _T_co:
-        """The tree in shared memory: readers see what this process writes there.
+        """The tree in shared memory. Readers see all writes to its arrays.
 
         Its containers are new. An array that was shared in place is the original. For an array that
         was copied, the value has an array in the shared memory, for training in place. For PyTorch
@@ -154,7 +155,7 @@ class Shared(Published, Generic[_T_co]):
         contents, found = self._contents, self._value
         message = self.take()
         if found is None:
-            # Outside the lock, because close() must not wait for the exporter.
+            # This runs without the lock, because close() must not wait for the exporter.
             made = contents.tree() if contents else build(message, attach_all(message))
             with self._lock:
                 self.check()
@@ -256,11 +257,11 @@ class Shared(Published, Generic[_T_co]):
             while self._received:
                 steps.callback(self._received.pop().unmap)
             if self._timeline is not None:
-                # The last callback runs first: readers learn of the end before the memory goes.
+                # The last callback runs first: readers see the end before the memory is released.
                 steps.callback(self._timeline.close)
             if self._process.is_inside:
                 # A finaliser may run in a thread that holds a lock, and releases take locks of a
-                # lower rank. So another thread makes these steps.
+                # lower rank. So another thread executes these steps.
                 deferred = self._process.deferred
                 deferred.ready[Call(steps.pop_all().close)] = None
                 deferred.start_reaper()
@@ -278,5 +279,5 @@ class Shared(Published, Generic[_T_co]):
 
 
 def _restore(blob: bytes) -> "Shared[Any]":
-    # A function of this module, because cloudpickle would send the code of a method.
+    # This is a function of the module, because cloudpickle would send the code of a method.
     return Shared.from_bytes(blob)

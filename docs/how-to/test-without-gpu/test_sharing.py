@@ -18,7 +18,7 @@ def consume(pipe: Connection) -> None:
     pipe.send(array.get())
     del array, memory
     cupy.cuda.runtime.ipcCloseMemHandle(pointer)
-    # The producer must not free the memory before this.
+    # The producer must not free the memory before it has received this message.
     pipe.send("closed")
 
 

@@ -100,7 +100,8 @@ class Contexts:
         """Restore one context and remove the debt; keep the debt if the vendor refuses."""
         rt, debt = self._vendor.rt, debts[0]
         if debt.previous is None:
-            # No call detaches a context from a thread, but the destruction of the current one does.
+            # ACL has no call that detaches a context from a thread. Only the destruction of the
+            # current context detaches it.
             name, call, context = "rt.destroy_context", rt.destroy_context, debt.current
         else:
             name, call, context = "rt.set_context", rt.set_context, debt.previous

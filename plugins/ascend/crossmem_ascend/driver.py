@@ -179,7 +179,7 @@ class AscendDriver(VendorDriver):
             if len(owned.admitted.union(tgids)) > mechanism.whitelist_limit:
                 raise AccessDeniedError(
                     f"{mechanism.whitelist_limit} processes have imported this allocation, the "
-                    "limit of the vendor; it includes processes that have ended",
+                    "limit of the vendor; processes that have ended count, too",
                     hint="copy the memory to another allocation and export that",
                     backend=BACKEND,
                 )

@@ -168,7 +168,7 @@ CODES: Final = {
     507899: Code(
         "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
         "the driver refused without a reason: see the plog files of CANN (~/ascend/log); after "
-        "a fault on the device, every call can answer this",
+        "a fault on the device, every call can return this",
     ),
     507901: Code("ACL_ERROR_RT_SOCKET_CLOSE", _TASK),
     507910: Code("ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED", _FOREIGN),

@@ -3,7 +3,8 @@
 
 Arguments are positional. A function with a result returns it together with the code, which is 0 for
 success. Pointers, handles, contexts and streams are integers. The vendor's module and the emulation
-fit without an adapter; :mod:`crossmem_ascend.library` gives the vendor's library this interface.
+have this interface without an adapter; :mod:`crossmem_ascend.library` gives the vendor's library
+this interface.
 """
 
 from collections.abc import Callable, Mapping
@@ -83,7 +84,7 @@ PEER_ACCESS: Final = frozenset(
 
 STREAM_VALUES: Final = frozenset({"host_register", "host_unregister", "value_wait", "value_write"})
 """Functions of ``acl.rt`` for values in host memory that streams write and wait for. A product that
-lacks them answers 207000."""
+lacks them returns 207000."""
 
 NOTIFIES: Final = frozenset(
     {
@@ -96,8 +97,8 @@ NOTIFIES: Final = frozenset(
         "wait_and_reset_notify",
     }
 )
-"""Functions of ``acl.rt`` for notifies that several processes use. A product that lacks them
-answers 207000 to the export."""
+"""Functions of ``acl.rt`` for notifies that several processes use. On a product that lacks them,
+the export returns 207000."""
 
 
 class Rt(Protocol):

@@ -101,7 +101,7 @@ class Shareable(Mechanism):
                     # The driver has exported the memory, but could not switch the whitelist off.
                     owned.share, owned.raw = share, False
                 raise UnsupportedError(
-                    "this driver cannot export without a whitelist, which raw handles need",
+                    "this driver cannot export without a whitelist, as raw handles require",
                     hint="use a driver of 26.1.1 or later, or export with leases",
                     backend=BACKEND,
                 )

@@ -105,8 +105,8 @@ class StreamOrder:
     def create_stream(self, ordinal: int) -> int:
         """Create a stream in the device's default context.
 
-        This makes the context current, because a stream belongs to the context in which it is
-        created. Frameworks use the default context, too.
+        This method makes the context current, because a stream belongs to the context in which it
+        is created. Frameworks use the default context, too.
         """
         rt = self._vendor.rt
         self._vendor.check("rt.set_device", rt.set_device(ordinal))

@@ -3,8 +3,8 @@
 
 A strict emulation returns addresses that the host cannot access, like a real device's: an access
 kills the process at that point. The emulation itself uses other addresses for the same memory. A
-lax emulation also maps device memory at its device addresses. Host memory is mapped at its device
-addresses in both.
+lax emulation also maps device memory at its device addresses. In both modes, host memory is mapped
+at its device addresses.
 """
 
 import itertools
@@ -72,7 +72,7 @@ class Piece:
     is_read_only
         Whether the program may only read the memory.
     is_host_visible
-        Whether the CPU accesses the memory at these addresses, also in a strict emulation.
+        Whether the CPU may access the memory at these addresses, also in a strict emulation.
     is_synchronous
         Whether the host waits for every copy from or to the memory.
     number
@@ -93,7 +93,7 @@ class Piece:
     is_host_visible: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
-    """Whether the program has freed the memory in a stream that has not reached that point yet."""
+    """Whether the program has freed the memory in a stream that has not reached the free yet."""
     number: int = field(default_factory=numbers)
 
     @property

@@ -19,7 +19,7 @@ def generation() -> int:
 def expect() -> None:
     """Make forked children close and unmap memory of their parent.
 
-    Otherwise they would keep it alive.
+    Otherwise the children would keep the memory alive.
     """
     global _is_expected  # noqa: PLW0603 - of the process, as the memory is
     _is_expected = True

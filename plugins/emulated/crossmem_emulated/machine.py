@@ -110,7 +110,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """The emulated host cannot be used by this process, or not any more."""
+    """The emulated host cannot be used by this process, or can no longer be used."""
 
 
 class Machine:
@@ -174,7 +174,7 @@ class Machine:
     def boot(self) -> Path:
         """The path of the database.
 
-        Each boot has its own, because pids of an earlier boot mean nothing.
+        Each boot has its own database, because pids of an earlier boot mean nothing.
         """
         path = Path("/proc/sys/kernel/random/boot_id")
         try:
@@ -210,13 +210,13 @@ class Machine:
         return self._connection
 
     def _begin(self) -> None:
-        """Remove the entries of dead processes, and of this process before an exec."""
+        """Remove the entries of dead processes, and those that this process had before an exec."""
         me = (*self.identity, os.getpid())
         with _beginning:
             with self.transaction() as tables:
                 if me not in _known:
-                    # A program that this one replaced by exec had the same pid and start time. Its
-                    # entries are removed.
+                    # If this program was started by exec, the program before it had the same pid
+                    # and start time. The entries of that program are removed.
                     started = (os.getpid(), process_start_time("self") or 0)
                     tables.execute("DELETE FROM process WHERE pid = ? AND start_time = ?", started)
                     tables.execute(_DELETE_UNHELD)
@@ -236,8 +236,8 @@ class Machine:
             self.boot, timeout=0, isolation_level=None, check_same_thread=False
         )
         try:
-            # The tables must survive the death of a process, but no power cut. So nothing is synced
-            # to disk.
+            # The tables must survive the death of a process, but need not survive a power cut. So
+            # nothing is synced to disk.
             connection.executescript(
                 "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; "
                 "PRAGMA foreign_keys = ON; BEGIN IMMEDIATE;" + _SCHEMA + self._schema + "COMMIT;"
@@ -251,7 +251,7 @@ class Machine:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield the tables; changes are kept if the outermost block ends without an exception.
 
-        No other process is in a transaction meanwhile, so it must be short.
+        No other process is in a transaction meanwhile, so the block must be short.
         """
         with self._lock:
             tables = self._opened()
@@ -372,7 +372,7 @@ class Machine:
     # Fork -------------------------------------------------------------------------------------
 
     def prepare_fork(self) -> None:
-        """Close the connection before a fork, if possible, because it belongs to one process.
+        """Close the connection before a fork, if possible: a connection belongs to one process.
 
         The method does not wait for a call of another thread: that call may be waiting for a lock
         that this thread holds for the fork.
@@ -423,7 +423,7 @@ _lost: set[tuple[int, int]] = set()
 """The identities of the hosts that this process cannot use any more, because it was forked at the
 wrong moment, or an ancestor was."""
 _is_sqlite_lost = False
-"""Whether this process cannot use any host any more, for the same reason."""
+"""Whether this process can use no host any more, because of locks that were held at a fork."""
 
 
 _beginning = threading.Lock()

@@ -112,7 +112,7 @@ class MemfdDriver(Driver):
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         mask = self._granularity_mask
         capacity = (nbytes + mask) & ~mask
-        # The capacity stays 0 until it is charged, so that free() refunds only what was charged.
+        # The capacity stays 0 until it is charged, so that free() refunds only a charged capacity.
         block = Block(ordinal, 0, nbytes, 0)
         try:
             self._charge(block, capacity)
@@ -152,7 +152,7 @@ class MemfdDriver(Driver):
     def free(self, block: Block) -> None:
         pointer, capacity = block.pointer, block.capacity
         if pointer:
-            # The address is cleared, and unmapped at once: no signal handler runs in between.
+            # No signal handler runs between this statement and the unmapping.
             block.pointer = 0
             if memory.munmap(pointer, capacity):
                 block.pointer = pointer
@@ -292,7 +292,7 @@ class MemfdDriver(Driver):
         source, pointer = mapped.source, mapped.pointer
         capacity = source.capacity
         if pointer:
-            # The address is cleared, and unmapped at once: no signal handler runs in between.
+            # No signal handler runs between this statement and the unmapping.
             mapped.pointer = 0
             if memory.munmap(pointer, capacity):
                 mapped.pointer = pointer
@@ -343,7 +343,7 @@ class MemfdDriver(Driver):
         except CrossmemError:
             raise
         except BaseException:
-            # If nothing was mapped yet, this changes nothing.
+            # If nothing was mapped yet, this call has no effect.
             memory.cover(pointer, capacity)
             raise
         return mapped

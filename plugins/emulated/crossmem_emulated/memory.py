@@ -135,8 +135,8 @@ def libc_error(call: str) -> SystemCallError:
 def creation_flags() -> int:
     """Return the flags for :func:`create` that this kernel supports.
 
-    Memory that cannot be executed is tried first, because a system may refuse any other. Kernels
-    before Linux 6.3 do not know that flag.
+    Memory that cannot be executed is tried first, because a system may refuse executable memory.
+    Kernels before Linux 6.3 do not know the flag for it.
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
@@ -263,7 +263,7 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
             # Kernels before Linux 4.17 ignore the flag and may return another address.
             raise SystemCallError("mmap", EEXIST)
         pointer = (first + alignment - 1) & -alignment if spare else first
-        # The variables are changed before each unmap: after it, another thread may get these
+        # The variables are changed before each unmap: after the unmap, another thread may get these
         # addresses, and an error must not unmap them again.
         if pointer > first:
             start = pointer
@@ -365,8 +365,8 @@ def reopen_readonly(descriptor: int) -> int:
     """Return a new descriptor of the same memory that cannot be used for writing.
 
     The mode of the file becomes read-only first. Otherwise a process with the new descriptor could
-    open the file for writing through ``/proc``. Only the same user can change the mode back, and
-    not by mistake. Descriptors that are open for writing stay writable.
+    open the file for writing through ``/proc``. Only the same user can change the mode back, by a
+    deliberate call. Descriptors that are open for writing stay writable.
     """
     call = "fchmod"
     opened: list[int] = []
@@ -403,7 +403,8 @@ def close_inherited() -> None:
     """Close, in a forked child, all descriptors of memory from the parent.
 
     The search finds the descriptors by the memory's name. This works at any moment, and needs no
-    record in every allocation and import. It closes no number that now belongs to another file.
+    record in every allocation and import. The function closes no descriptor whose number now
+    belongs to another file.
     """
     try:
         # There may be many thousands of descriptors, for which pathlib would be slow.

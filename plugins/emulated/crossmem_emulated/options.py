@@ -138,7 +138,7 @@ class Options:
     (``CROSSMEM_EMULATED_ACL_RECYCLE``)."""
 
     hip_profile: str = "documented"
-    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); ``cuda`` always has its own."""
+    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); not for the backend ``cuda``."""
 
     hip_peers: bool = True
     """Whether devices can access each other's memory (``CROSSMEM_EMULATED_HIP_PEERS``)."""

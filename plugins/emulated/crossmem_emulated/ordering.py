@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search for accesses that do not wait for writes in slow streams (HIP-X13, ACL-X8).
 
-On a device, such an access often comes late enough, and rarely too early. A slow stream makes it
-early, and this search reports it even if nobody looks at the data.
+On a device, such an access usually comes after the write, so a program rarely fails. A slow stream
+delays the write, and this search reports the access even if no code checks the data.
 """
 
 import sqlite3
@@ -66,7 +66,7 @@ class Ordering:
                 work.rows.append(tables.execute(statement, values).lastrowid or 0)
 
     def begins(self, work: Work, stream: Queue | None = None) -> None:
-        """Record a violation if work accesses memory that earlier work has still to write."""
+        """Record a violation if work accesses memory that earlier work has not yet written."""
         if work.is_over is not None or not work.ranges:
             return
         for earlier in self._queues.pending_before(work, stream):
@@ -81,7 +81,7 @@ class Ordering:
                 self._violate(work.call, text)
 
     def _pending_elsewhere(self, work: Work) -> str | None:
-        """Return the call of another process that has still to write memory of some work."""
+        """Return another process's call whose write to memory of this work is still pending."""
         with self._machine.transaction() as tables:
             me = self._machine.me(tables)
             for pages, first, nbytes in self._places(work.ranges):
@@ -105,7 +105,7 @@ class Ordering:
             work.rows.clear()
 
     def _places(self, ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
-        """Yield number of pages, offset in them, and size in bytes, of memory of devices."""
+        """Yield the parts in device memory: the number of the pages, the offset and the size."""
         for pointer, nbytes in ranges:
             for piece, place, size in self._space.spans(pointer, nbytes):
                 pages: Any = piece.pages

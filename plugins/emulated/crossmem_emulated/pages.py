@@ -254,7 +254,7 @@ def _is_ending(pid: int) -> bool:
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:
-    """Return the identity of a file. A descriptor's number is not one, because it is reused."""
+    """Return the identity of a file. The number of a descriptor is reused, so it is no identity."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 

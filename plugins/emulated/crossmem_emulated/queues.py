@@ -14,12 +14,12 @@ __all__ = ["Caller", "Queue", "Queues", "Watch", "Work"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """How a function of the program, which is work of a stream, is called.
+    """How the emulation calls a function of the program that is work of a stream.
 
     Parameters
     ----------
     thread
-        The thread that calls the function when it next asks for one; None: a new thread calls it.
+        The thread that calls the function, when it next asks for functions; None: a new thread.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -53,13 +53,13 @@ class Work:
 
 
 class Queue(Protocol):
-    """A stream, of which this module uses only the work, in order."""
+    """A stream. This module uses only its work, which is in order."""
 
     queue: list[Work]
 
 
 class Watch(Protocol):
-    """Sees the work of slow streams."""
+    """An observer of the work of slow streams."""
 
     def submitted(self, stream: Queue, work: Work) -> None:
         """Work was submitted to a slow stream."""
@@ -113,7 +113,7 @@ class Queues:
         the thread."""
         self.sequence = itertools.count(1)
         self.ordering: Watch | None = None
-        """Sees the work of slow streams, None if nobody does."""
+        """The observer of the work of slow streams, None if there is none."""
         self._lock = lock
         self._thread = thread
         self._streams = streams
@@ -148,7 +148,7 @@ class Queues:
             self.ordering.ended(work)
 
     def is_free(self, stream: Queue, work: Work) -> bool:
-        """Whether a device could have reached work of a stream, without any function or event."""
+        """Whether work of a stream is free: it waits for no function and no event."""
         before = [one for one in stream.queue if one.sequence <= work.sequence]
         coupled = self._coupled(stream, self._streams.values())
         return not any(one.caller or one.after for one in before) and not any(
@@ -163,7 +163,7 @@ class Queues:
                     yield earlier
 
     def drop(self, stream: Queue) -> None:
-        """Lose all work of a stream."""
+        """Discard all work of a stream."""
         for work in stream.queue:
             self._forget(work)
         stream.queue.clear()
@@ -231,7 +231,7 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return the sequence number up to which each stream's work must be done for some streams.
+        """Return the sequence numbers up to which streams must work, so that some can finish.
 
         The key is the stream.
         """

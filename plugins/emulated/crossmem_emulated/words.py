@@ -101,7 +101,7 @@ def waiting(
     lock
         The process's lock.
     word
-        Address and size in bytes of the word, for releases of the memory.
+        Address and size in bytes of the word. A release of this memory discards the work.
     is_over
         The condition.
     """

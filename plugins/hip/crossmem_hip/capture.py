@@ -44,7 +44,7 @@ def refuse_capture(vendor: Vendor) -> None:
             is_capturing = False
         if is_capturing:
             raise BusyError(
-                "a stream is being captured into a graph, which this would break",
+                "a stream is being captured into a graph, and this call would break it",
                 hint=CAPTURE_HINT,
                 backend=vendor.family.backend,
             )

@@ -55,7 +55,7 @@ def import_cupy(family: Family) -> Runtime:
 
 
 def current_streams() -> tuple[int, ...]:
-    """Return the streams that CuPy and PyTorch use in this thread. This imports neither."""
+    """Return the streams that CuPy and PyTorch use in this thread. Import neither library."""
     found = []
     if (cupy := sys.modules.get(_STREAMS)) is not None:
         found.append(int(cupy.get_current_stream().ptr))

@@ -57,7 +57,8 @@ class GpuDriver(VendorDriver):
         Returns the streams that the libraries of this process use now, besides the default one.
     is_emulated
         Whether the runtime is an emulation within Python. CuPy and PyTorch call the vendor's
-        library, which does not know the emulation's addresses. So they cannot have arrays there.
+        library, which does not know the emulation's addresses. So they cannot have arrays in this
+        memory.
 
     Raises
     ------

@@ -160,7 +160,7 @@ _AFTER: Final = {
     ),
     ("ipcOpenMemHandle", 201): Meaning(
         "a process cannot open its own export; a process with the exporter's pid in another pid "
-        "namespace is taken for it: give both one pid namespace",
+        "namespace counts as the exporter: run both in one pid namespace",
         WrongHostError,
     ),
     ("ipcOpenMemHandle", 400): Meaning(
@@ -177,7 +177,7 @@ _AFTER: Final = {
         "no such memory: other code in this process freed it, or reset the device"
     ),
     ("memCreate", 801): Meaning(
-        "this device, driver or platform gives no memory that is shared by file descriptor: use "
+        "this device, driver or platform has no memory that can be shared by descriptor: use "
         "mechanism 'legacy'",
         UnsupportedError,
     ),

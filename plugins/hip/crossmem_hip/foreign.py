@@ -2,8 +2,9 @@
 """Memory of other libraries: the vendor's information about it, and whether it can be shared.
 
 For legacy IPC, the queries begin with those that every version answers. Older versions do not
-report whether legacy IPC can carry the memory. On these versions, only an export shows it. crossmem
-makes this export only at the adoption, because some releases never free memory that was exported.
+report whether legacy IPC can carry the memory. On these versions, only an export shows whether it
+can. crossmem makes this export only at the adoption, because some releases never free memory that
+was exported.
 """
 
 from typing import Any, Final

@@ -75,9 +75,10 @@ class Mechanism(Protocol):
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Keep the mapping of an import that will not be mapped again. No device is current.
+        """Keep the mapping of an import that will not be mapped again.
 
-        Release the resources that only another call of :meth:`map` would need.
+        Release the resources that only another call of :meth:`map` would need. No device is current
+        during this call.
         """
         ...
 

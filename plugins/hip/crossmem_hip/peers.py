@@ -22,7 +22,7 @@ class PeerAccess:
         self._vendor = vendor
 
     def reach_each_other(self, ordinal: int, others: Sequence[int]) -> bool:
-        """Whether a device and all others can use each other's memory; false without others."""
+        """Whether a device and all others can use each other's memory; false if it is alone."""
         return bool(others) and all(
             self._can(ordinal, one) and self._can(one, ordinal) for one in others
         )
@@ -31,7 +31,7 @@ class PeerAccess:
         """Let the current device use the memory of another one.
 
         The vendors document that opening a handle enables the access, but AMD's runtime did not do
-        so for years. This method asks the vendor at each call, because other code in the process
+        so for years. This method queries the vendor at each call, because other code in the process
         may have disabled the access. It never disables the access, because other code may rely on
         it.
         """

@@ -25,7 +25,7 @@ _EVENTS: Final = (
 """The additional functions of a runtime whose events can be shared."""
 
 _WORK: Final = ("memcpyAsync", "streamCreateWithFlags", "streamDestroy")
-"""The additional functions by which the conformance kit gives work to streams."""
+"""The additional functions by which the conformance kit runs work on streams."""
 
 _NON_BLOCKING: Final = 1
 _DEVICE_TO_DEVICE: Final = 3

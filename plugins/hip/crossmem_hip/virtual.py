@@ -40,7 +40,8 @@ _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
 _TOKEN_NBYTES: Final = 16
-"""The size of the token by which importers recognise an export. A descriptor identifies none."""
+"""The size of the token that identifies an export to importers. A descriptor does not identify
+it."""
 
 
 @dataclass(slots=True)

@@ -141,8 +141,8 @@ def test_a_handler_that_comes_in_under_a_lock_leaves_to_others_or_to_the_next_ca
             assert record.state.value == "open"
         crossmem.collect()
 
-        assert record.state is State.CLOSED
-        assert not ready
+        # Another thread may be about to give it back.
+        assert settle(lambda: [*ready, *[record.state] * (record.state is not State.CLOSED)]) == []
 
 
 def test_what_another_thread_kept_from_being_given_back_waits_for_no_call() -> None:

@@ -289,8 +289,14 @@ def test_what_is_no_buffer_is_refused(queue: Queue) -> None:
     with pytest.raises(UnsupportedError) as other:
         queue.put(None, copy="allow")
     assert is_right(other.value)
-    with pytest.raises(InvalidSizeError):
-        queue.put(bytes(NBYTES + 1), copy="allow")
+    numpy = pytest.importorskip("numpy")
+    for large in (bytes(NBYTES + 1), numpy.broadcast_to(numpy.uint8(7), (2**20, 2**22))):
+        with pytest.raises(InvalidSizeError):
+            queue.put(large, copy="allow")
+    closed = memoryview(b"text")
+    closed.release()
+    with pytest.raises(UnsupportedError):
+        queue.put(closed, copy="allow")
 
     # None of them has kept a buffer.
     for buffer in [queue.allocate() for _ in range(DEPTH)]:

@@ -7,6 +7,7 @@ Several producers and consumers are objects of this process, each with a ring or
 import gc
 import os
 import select
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from crossmem.models.queue_handle import QueueRole
 from crossmem.sharing.queues.consumer import Consumer
 from crossmem.sharing.queues.layout import DROPPING, READY, SIZES, TAIL, WANTED, WISH
 from crossmem.sharing.queues.opening import Queues
+from crossmem.sharing.queues.place import Opened
 from crossmem.sharing.queues.producer import Producer
 from crossmem.sharing.queues.record import QueueRecord
 
@@ -138,6 +140,90 @@ def test_an_entry_in_hand_that_is_not_ready_delays_no_other_producer(crowds: lis
     assert is_empty(consumer)
     late[at] = 0
     assert [take(consumer) for _ in range(2)] == [b"1b", b"1c"]
+
+
+def test_an_entry_that_is_taken_makes_room_for_one_of_another_producer(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(8, prefetch=1))
+    for item in (b"1", b"2"):
+        put(crowd.open("produce"), item)
+    consumer = crowd.open("consume")
+    with consumer.get(timeout=5) as first, consumer.get(timeout=5) as second:
+        # Nobody has released anything meanwhile, and nobody but the consumer has told the owner.
+        assert [first.user_data, second.user_data] == [b"1", b"2"]
+
+
+def test_an_entry_in_hand_is_no_further_one_of_its_producer(crowds: list[Crowd]) -> None:
+    crowds.append(crowd := Crowd(8, prefetch=1))
+    producer = crowd.open("produce")
+    put(producer, b"1")
+    slow = crowd.open("consume")
+    with slow.get(timeout=5):
+        fast = crowd.open("consume")
+        put(producer, b"2", b"3", b"4")
+
+        assert [take(fast) for _ in range(3)] == [b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("overflow", ["wait", "drop"])
+def test_what_is_put_and_handed_out_during_a_look_keeps_its_order(
+    crowds: list[Crowd], overflow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowds.append(crowd := Crowd(3, prefetch=2, overflow=overflow, consumers=1))
+    producer, consumer = crowd.open("produce"), crowd.open("consume")
+    put(producer, b"1")
+    held = consumer.get(timeout=0) if overflow == "wait" else None
+    put(crowd.open("produce"), b"other")
+    tail = Opened.tail
+
+    def tail_before_more(self: Opened, number: int) -> int:
+        found = tail(self, number)
+        if threading.current_thread() is not threading.main_thread():
+            # The owner's look.
+            return found
+        monkeypatch.undo()
+        # The consumer has room for one of them. The other one is left to the owner.
+        put(producer, b"2", b"3")
+        if held is None:
+            # This drops the first one.
+            put(producer, b"4")
+        else:
+            held.release()
+        crowd.tend()
+        return found
+
+    monkeypatch.setattr(Opened, "tail", tail_before_more)
+    found = [take(consumer) for _ in range(4 if held is None else 3)]
+    found.remove(b"other")
+
+    assert found == ([b"2", b"3", b"4"] if held is None else [b"2", b"3"])
+
+
+@pytest.mark.parametrize("is_handed", [False, True])
+def test_what_a_signal_handler_gets_during_a_look_comes_once(
+    crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch, *, is_handed: bool
+) -> None:
+    crowds.append(crowd := Crowd(4, prefetch=4))
+    producer = crowd.open("produce")
+    if is_handed:
+        put(producer, b"1", b"2", b"3")
+    consumer = crowd.open("consume")
+    if not is_handed:
+        put(producer, b"1", b"2", b"3")
+        # The usual entry is read without a call, in which no handler runs.
+        consumer._consumer()._is_plain_reader = False
+    read, found = Consumer._read, []
+
+    def read_and_get(self: Consumer, *arguments: Any) -> Any:
+        entry = read(self, *arguments)
+        monkeypatch.undo()
+        found.append(take(consumer, 0))
+        return entry
+
+    monkeypatch.setattr(Consumer, "_read", read_and_get)
+    found += [take(consumer), take(consumer)]
+
+    assert found == [b"1", b"2", b"3"]
+    assert is_empty(consumer)
 
 
 def test_entries_in_hand_do_not_pile_up(crowds: list[Crowd]) -> None:

@@ -6,14 +6,15 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import count
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from crossmem.driver.recording import call_into
 
 __all__ = ["ArrayIndex", "Indexed"]
 
 _MOST_NEW: Final = 64
-"""Most views live for so short a time that they never enter the lists."""
+"""Number of new entries at which an addition updates the lists. Most views end before an update, so
+they never enter the lists."""
 
 
 class Indexed(Protocol):
@@ -34,7 +35,15 @@ class _Spot(NamedTuple):
     end: int
     number: int
     memory: weakref.ref[Indexed]
-    anchor: weakref.ref[object]
+    anchor: "_Anchor"
+
+
+class _Anchor(weakref.ref[Any]):
+    """A reference to an anchor, with the start, end and number of its entry."""
+
+    __slots__ = ("key",)
+
+    key: tuple[int, int, int]
 
 
 class ArrayIndex:
@@ -44,7 +53,7 @@ class ArrayIndex:
     addresses.
 
     A finaliser or a signal handler may interrupt a thread inside this class at any point, and may
-    make arrays or look them up. Therefore only the outermost call changes the lists. Inner calls
+    itself add or look up arrays. Therefore only the outermost call changes the lists. Inner calls
     read the lists without a change.
 
     Parameters
@@ -62,7 +71,8 @@ class ArrayIndex:
         self._inherited = inherited
         if inherited is not None:
             # A thread of the parent may have held the parent's lock at the fork. That thread does
-            # not exist here and would never release it, so the inherited index gets the new lock.
+            # not exist in the child and cannot release the lock. So the inherited index gets the
+            # new lock.
             inherited._lock, inherited._is_busy = lock, False
         self._spots: dict[int, list[_Spot]] = {}
         """Entries sorted by start address, in one list for each bit length of the size. The entries
@@ -70,27 +80,22 @@ class ArrayIndex:
         self._new: dict[int, _Spot] = {}
         """New entries by number. The next lookup, or one addition in many, moves them into the
         lists."""
-        self._entered: set[int] = set()
-        """Numbers of the entries that are, or are about to be, in the lists."""
-        self._gone: deque[tuple[int, int, int]] = deque()
-        """Start, end and number of dead entries in the lists; the garbage collector fills this."""
+        self._gone: deque[_Anchor] = deque()
+        """The references of dead entries. The callback of each reference adds it."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
-        """Enter the addresses of memory, for as long as ``anchor`` lives."""
-        new, entered, gone = self._new, self._entered, self._gone
-        key = (pointer, pointer + memory.nbytes, number := next(self._numbers))
-
-        def forget(_: object) -> None:
-            new.pop(number, None)
-            if number in entered:
-                gone.append(key)
-
-        new[number] = _Spot(*key, weakref.ref(memory), weakref.ref(anchor, forget))
+        """Add the addresses of memory. The entry exists as long as ``anchor`` lives."""
+        new, number = self._new, next(self._numbers)
+        # The callback is C code, so no signal handler runs in it.
+        reference = _Anchor(anchor, self._gone.append)
+        reference.key = key = (pointer, pointer + memory.nbytes, number)
+        new[number] = _Spot(*key, weakref.ref(memory), reference)
         if len(new) < _MOST_NEW:
             return
-        # To wait for the lock could deadlock: its holder may run a finaliser that waits for a lock
-        # of this thread. If the lock is taken, the next lookup updates the lists.
+        # A wait for the lock could deadlock, because the holder of the lock may run a finaliser
+        # that waits for a lock of this thread. If the lock is taken, the next lookup updates the
+        # lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003
@@ -103,7 +108,7 @@ class ArrayIndex:
     def find(self, pointer: int, nbytes: int) -> Indexed | None:
         """Return usable memory that contains all of these addresses, None if there is none.
 
-        If several objects qualify, the one with the last start is returned.
+        If several objects qualify, the one with the highest start address is returned.
         """
         with self._lock:
             was_busy = self._is_busy
@@ -157,22 +162,21 @@ class ArrayIndex:
         self._is_busy = True
         try:
             while self._new or self._gone:
+                while self._gone:
+                    # The reference leaves the queue last: after an interrupt, the removal is
+                    # repeated, not lost.
+                    key = self._gone[0].key
+                    self._new.pop(key[2], None)
+                    self._forget(key)
+                    self._gone.popleft()
                 for number, spot in self._new.copy().items():
                     # The entry enters the list before it leaves the dict, so an interrupting lookup
                     # always finds it.
-                    self._entered.add(number)
                     spots = self._spots.setdefault(_bits(spot.start, spot.end), [])
                     index, is_there = _find(spots, spot[:3])
                     if not is_there:
                         spots.insert(index, spot)
-                    if self._new.pop(number, None) is None:
-                        # It died before it was among those that have entered.
-                        self._gone.append(spot[:3])
-                if self._gone:
-                    # The key leaves the queue last: after an interrupt, the removal is repeated,
-                    # not lost.
-                    self._forget(self._gone[0])
-                    self._gone.popleft()
+                    self._new.pop(number, None)
         finally:
             self._is_busy = False
 
@@ -184,7 +188,6 @@ class ArrayIndex:
             del spots[index]
             if not spots:
                 del self._spots[bits]
-        self._entered.discard(gone[2])
 
 
 def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:

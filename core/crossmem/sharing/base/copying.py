@@ -54,7 +54,7 @@ class Copyable(Endable):
         InvalidSizeError
             The data does not fit.
         AccessDeniedError
-            The memory is read-only here.
+            The memory is read-only in this process.
         ClosedError, ForkedProcessError
             The memory was closed, or a forked child called this.
         """
@@ -149,15 +149,15 @@ class Copyable(Endable):
         InvalidSizeError
             One of the ranges is out of bounds.
         AccessDeniedError
-            This memory is read-only here.
+            This memory is read-only in this process.
         UnsupportedError
             The device cannot reach the other memory.
         ClosedError, ForkedProcessError
-            One of the two was closed, or a forked child called this.
+            One of the two objects was closed, or a forked child called this.
         """
         if not isinstance(source, Copyable):
             msg = f"source must be memory of crossmem, not {shorten(source)}"
-            raise ConfigurationError(msg, operation="copy_from", hint="host bytes go to write()")
+            raise ConfigurationError(msg, operation="copy_from", hint="use write() for host bytes")
         copy, other = object(), object()
         copies, other_copies = self._usage.copies, source._usage.copies
         try:
@@ -182,11 +182,12 @@ class Copyable(Endable):
 
     def _begin_copy(self, copy: object) -> int:
         """Register a copy and return the address. The caller ends the copy, also after an error."""
-        # In a forked child this raises. It must run before the lock is taken: a thread of the
-        # parent may have held the lock at the fork, and nobody would release it.
+        # This statement raises in a forked child. It comes before the lock, because a thread of the
+        # parent may have held the lock at the fork. Then no thread would release the lock.
         self.ptr  # noqa: B018
         with self._process.state:
-            # In this order: a block can end without the lock if it has no copy.
+            # The copy is registered before the address is read, because a block without copies can
+            # end without the lock.
             self._usage.copies[copy] = self
             return self.ptr
 

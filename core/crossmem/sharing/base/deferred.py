@@ -3,7 +3,7 @@
 
 A resource enters the queue when its object ends, and leaves the queue when all of it is released.
 If the vendor refuses a release, or a signal handler interrupts it, the next call of crossmem
-continues with the rest. A finaliser only enters a record, and releases nothing itself.
+continues with the rest. A finaliser only adds a record to the queue, and releases nothing itself.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Record:
-    """The record of an object's resources, which outlives the object until their release."""
+    """The record of an object's resources. It lives until all of them are released."""
 
     __slots__ = ("__weakref__", "is_done")
 
@@ -34,7 +34,7 @@ class Record:
         """Whether everything was released."""
 
     def leave_to_others(self) -> bool:
-        """End the use of a resource that other records keep; return whether no work is left.
+        """End the use of a resource that other records keep. Return whether nothing is left to do.
 
         The caller holds the lock of the state.
         """
@@ -43,12 +43,12 @@ class Record:
     def give_back(self, *, blocking: bool) -> None:
         """Release the remaining resources, and then set ``is_done``.
 
-        Any thread may call this at any time, also concurrently, and again after it raised.
+        Any thread may call this method at any time: concurrently, and again after an error.
 
         Parameters
         ----------
         blocking
-            False returns at once if another thread works on the same resource.
+            If False, return at once if another thread works on the same resource.
 
         Raises
         ------
@@ -84,12 +84,12 @@ class DeferredWork:
 
     def __init__(self) -> None:
         self.ready: dict[Record, None] = {}
-        """Records that can be released now, in order. A record is entered with one statement, so an
-        interrupt cannot lose it."""
+        """Records that can be released now, in order. One statement adds a record, so an interrupt
+        cannot lose the record."""
         self.waiting: set[Record] = set()
         """Freed memory whose leases have not ended."""
         self.idle: dict[Record, None] = {}
-        """Freed memory whose last lease has ended. The lease server enters records."""
+        """Freed memory whose last lease has ended. The lease server adds the records."""
         self._look_at = 0.0
         """Time of the reaper's next check of ``waiting``; 0 until it is set."""
         self._reaper = PassingThread(self._reap, self._is_pending)
@@ -100,7 +100,7 @@ class DeferredWork:
         Parameters
         ----------
         blocking
-            False leaves the record to the reaper if another thread works on the same resource.
+            If False, leave the record to the reaper if another thread works on the same resource.
         """
         try:
             record.give_back(blocking=blocking)
@@ -118,8 +118,8 @@ class DeferredWork:
         Parameters
         ----------
         wait
-            Whether to check the leases of all freed memory, and to wait for a thread that is
-            freeing it. This waits for no other thread.
+            Whether to check the leases of all freed memory, and to wait for threads that are
+            freeing such memory.
         """
         freed = tuple(self.waiting) if wait else ()
         tried: set[Record] = set()
@@ -136,15 +136,15 @@ class DeferredWork:
             if record in self.waiting:
                 self.ready.pop(record, None)
             elif not record.is_done:
-                # Another thread works on this resource and may not look at the queue again. The
-                # reaper does.
+                # Another thread works on this resource, and may not read the queue again. So the
+                # reaper tries later.
                 self.start_reaper()
         except CrossmemError:
             # The call that ended the object has raised this error already. The record stays in the
             # queue for the next attempt.
             pass
         except Exception:  # noqa: BLE001 - logged with its traceback
-            # A fault of the driver has nothing to do with the current caller, so it is only logged.
+            # The current caller did not cause this fault of a driver, so the fault is only logged.
             _log.exception("giving back a resource failed")
         finally:
             if record.is_done:
@@ -159,13 +159,13 @@ class DeferredWork:
         self._reaper.start()
 
     def note_idle(self, record: Record) -> None:
-        """Enter freed memory whose last lease has ended, and wake the reaper."""
+        """Queue freed memory whose last lease has ended, and wake the reaper."""
         self.idle[record] = None
         self._reaper.bell.ring()
 
     def _is_pending(self) -> bool:
-        # A second thread may have freed memory just before the first thread put it into
-        # ``waiting``, where it would keep the reaper alive.
+        # A second thread may have freed memory just before the first thread added the memory to
+        # ``waiting``. Such a record would keep the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting)
 
@@ -182,5 +182,5 @@ class DeferredWork:
                 self._try(record, blocking=False)
 
     def stop(self) -> None:
-        """End the reaper; for a normal exit."""
+        """End the reaper at a normal exit."""
         self._reaper.stop()

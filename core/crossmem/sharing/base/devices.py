@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class LocalDevice:
-    """One device, as this process sees it: all that allocations and imports need of it.
+    """A device in this process, with everything that allocations and imports need of a device.
 
     Applications use the subclass :class:`crossmem.Device`, which can allocate.
 
@@ -64,7 +64,7 @@ class LocalDevice:
         The vendor binding that the call or ``CROSSMEM_RUNTIME`` named; None: the backend's own
         choice.
     mechanism
-        The mechanism that shares memory allocated here: the requested one, or the preferred one.
+        The mechanism that shares memory of this device: the requested or the preferred one.
     """
 
     __slots__ = (
@@ -154,12 +154,12 @@ class LocalDevice:
         if found is None:
             made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
             made._siblings = self._siblings
-            # If two threads make the device object at once, both get that of the first thread.
+            # If two threads make a device object at once, both get the object of the first thread.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 
     def _landing_of(self, stream: Any) -> Landing:
-        """Return the end of the work that was issued on a stream. This does not wait for it.
+        """Return an object that says whether the work issued on a stream is complete.
 
         Raises
         ------
@@ -180,7 +180,7 @@ class LocalDevice:
         stream
             The stream that writes the memory.
         allow
-            The processes that may learn when the memory is ready; None: those of the same user.
+            The processes that can wait for the memory; None: all processes of the same user.
         """
         raise NotImplementedError
 
@@ -207,7 +207,7 @@ class _DeviceTable(Part):
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
     """Return the device with a name; see :func:`crossmem.device`."""
-    # Imported late: a program that only attaches memory never chooses a device and saves the time.
+    # This import comes late, because a program that only attaches memory never chooses a device.
     from crossmem.plugin.selection import choose  # noqa: PLC0415
 
     choice = choose(spec, process.settings, process.registry, runtime=runtime).spec
@@ -221,7 +221,7 @@ def find_device(process: Process, spec: str | None, runtime: str | None) -> Loca
 
 
 def list_devices(process: Process) -> list[LocalDevice]:
-    """Return every device of every backend that is usable here."""
+    """Return every device of every backend that is usable in this process."""
     found: list[LocalDevice] = []
     for backend in process.registry.names():
         if not process.registry.availability(backend).available:
@@ -287,7 +287,7 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
 
 
 def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -> LocalDevice:
-    """Return a pickled device, whatever its ordinal is here (law C24)."""
+    """Return a pickled device. Its ordinal may differ in this process (law C24)."""
     found = _find(_devices_of(drain(), backend, runtime), backend, identity)
     return found.for_mechanism(mechanism)
 
@@ -295,7 +295,7 @@ def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -
 def runtime_in_use(process: Process, backend: str) -> str | None:
     """Return the one runtime through which this process uses a backend.
 
-    Without such a runtime, or with more than one, return None: the backend's own choice.
+    If the process uses no runtime of the backend, or several, return None: the backend chooses.
     """
     used = {
         runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend
@@ -343,7 +343,7 @@ def _find(found: tuple[LocalDevice, ...], backend: str, identity: str) -> LocalD
 
 def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[LocalDevice, ...]:
     table = process.part(_DeviceTable)
-    # A runtime that the call names and one that the environment names share one entry.
+    # A runtime has one entry, whether the call or the environment names it.
     runtime = runtime or process.registry.runtime_of(backend)
     found = table.found.get((backend, runtime))
     if found is None:
@@ -352,7 +352,7 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
         make = LocalDevice.public or LocalDevice
         made = tuple(make(process, driver, info, runtime) for info in driver.devices())
         found = table.found.setdefault((backend, runtime), made)
-        # A forked child cannot ask later: a call of the driver there might call the vendor.
+        # The answer is recorded now, because a forked child must not call the driver for it.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found

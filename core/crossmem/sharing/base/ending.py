@@ -25,12 +25,12 @@ class Endable:
     """Name of the method that ends the object."""
 
     _is_left: bool
-    """If set: the object ends with its last reference, without a warning."""
+    """If this is set, the object ends with its last reference, without a warning."""
 
     _process: Process
     _record: Record | None
     _why_ended: str
-    """Why crossmem itself has ended the object; unset if it has not."""
+    """Why crossmem itself has ended the object. The attribute is unset in all other cases."""
 
     @property
     def closed(self) -> bool:
@@ -57,8 +57,8 @@ class Endable:
         if record is None:
             return
         if process.is_inherited:
-            # This comes before any lock: a thread of the parent may have held the lock at the fork,
-            # and that thread does not exist in the child to release it.
+            # This check comes before any lock. A thread of the parent may have held the lock at the
+            # fork, and that thread does not exist in the child to release it.
             refuse_foreign(process, self)
         if process.is_closed:
             return
@@ -144,6 +144,6 @@ _E = TypeVar("_E", bound=Endable)
 
 
 def leave_to_references(one: _E) -> _E:
-    """Let the end of the last reference to an object end it, and return the object."""
+    """Let an object end with its last reference, and return the object."""
     one._is_left = True
     return one

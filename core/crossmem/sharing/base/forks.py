@@ -33,10 +33,10 @@ def keep_from_children(pointer: int, nbytes: int) -> None:
     pointer
         Start of the mapping, at a page.
     nbytes
-        Length of the mapping; the last page counts whole.
+        Length of the mapping. It is rounded up to whole pages.
     """
     size = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
-    # The call fails if the kernel has no mapping there. A child then inherits nothing anyway.
+    # The call fails if the kernel has no mapping there. Then a child inherits nothing.
     if _madvise(pointer, size, _MADV_DONTFORK) == 0:
         kept[pointer] = size
 

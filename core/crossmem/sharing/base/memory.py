@@ -44,7 +44,7 @@ class Memory(Copyable):
 
         The view and all objects derived from it keep this object alive. While one of them exists,
         the memory cannot be unmapped or freed. A forked child reads and writes the same memory
-        through an inherited view, and keeps the pages until it ends. It cannot make new views.
+        through an inherited view, but cannot make new views. It keeps the pages until its end.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class Memory(Copyable):
         """The bytes of the memory for libraries that use CUDA or HIP addresses.
 
         An array of such a library holds a reference to this object and gives no notice when it
-        ends. From now on, only the finaliser of this object releases the memory.
+        ends. Once this attribute was read, only the finaliser of this object releases the memory.
 
         Raises
         ------
@@ -157,13 +157,12 @@ class Memory(Copyable):
         if not self.device.capabilities.cuda_array_interface:
             msg = f"memory of {self.device.name} has no addresses of CUDA or HIP"
             raise AttributeError(msg)
-        # Checked before the lock, which in a forked child may be held for ever.
+        # This check comes before the lock, which may be held for ever in a forked child.
         self.ptr  # noqa: B018
         with self._process.state:
             self._usage.add_view(self)
             self._is_lent = self._is_left = True
-            # This is the last statement: if a signal handler has ended the object before it, it
-            # raises.
+            # This statement comes last: it raises if a signal handler has ended the object.
             pointer = self.ptr
         return {
             "shape": (self.nbytes,),
@@ -188,8 +187,8 @@ class Memory(Copyable):
         Parameters
         ----------
         stream
-            The consumer's stream. Unless it is -1, this waits for all work of this process on the
-            device.
+            The consumer's stream. Unless the stream is -1, the method waits for all work of this
+            process on the device.
         max_version
             The newest version of DLPack that the consumer supports. Read-only memory needs (1, 0).
         dl_device
@@ -213,7 +212,7 @@ class Memory(Copyable):
         return views.dlpack_device(self)
 
     def _take_anchor(self) -> ViewAnchor:
-        # Checked before the lock, which in a forked child may be held for ever.
+        # This check comes before the lock, which may be held for ever in a forked child.
         self.ptr  # noqa: B018
         with self._process.state:
             pointer = self.ptr
@@ -224,7 +223,7 @@ class Memory(Copyable):
                 self._usage.add_view(self)
                 self._anchor = weakref.ref(anchor)
                 self._process.arrays.add(self, pointer, anchor)
-            # A signal handler may have ended the object meanwhile. Then this raises.
+            # A signal handler may have ended the object by now. Then this statement raises.
             self.ptr  # noqa: B018 - raises then
         return anchor
 
@@ -253,8 +252,8 @@ class Memory(Copyable):
             )
 
     def _describe_views(self) -> str:
-        # This is a method of its own, because a local variable of the method that raises would stay
-        # in the error's traceback and keep the anchor, and so the memory, alive.
+        # This code is in a method of its own. A local variable of the method that raises would stay
+        # in the error's traceback, and would keep the anchor and the memory alive.
         anchor = self._anchor() if self._anchor is not None else None
         return anchor.describe_views() if anchor is not None else ""
 
@@ -271,12 +270,12 @@ def view_anchor_of(memory: Memory) -> ViewAnchor:
 
 
 def leave_to_views(memory: Memory) -> None:
-    """Let the memory, and its object, end with the last view."""
+    """Let an object end with the last view of its memory."""
     memory._is_left = True
 
 
 def is_left_to_views(memory: Memory) -> bool:
-    """Whether the memory ends with its last view."""
+    """Whether an object ends with the last view of its memory."""
     return memory._is_left
 
 

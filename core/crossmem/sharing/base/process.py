@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The single state of a process: settings, plugins, lease server and deferred work.
 
-A forked child gets a new state. Objects of the old state compare it with :func:`current`. Packages
+A forked child gets a new state. Objects compare their own state with :func:`current`. Packages
 above this one keep their own state in *parts* (:meth:`Process.part`), so this module does not
 depend on them.
 """
@@ -58,21 +58,21 @@ class Part:
     def __init__(self, process: "Process") -> None:
         """Create the part.
 
-        If two threads do so at the same time, one of the two parts is dropped.
+        If two threads create a part at the same time, one of the two parts is dropped.
         """
         self._process = process
 
     def tend(self) -> None:
-        """Do the work that waits for the next call, except releases."""
+        """Do pending work, except releases. Each call of crossmem off the hot path runs this."""
 
     def prepare_exit(self) -> None:
-        """Wait for the work of others, if necessary; for a normal exit, before all releases."""
+        """Wait for work of other processes. A normal exit runs this before all releases."""
 
     def close_at_exit(self) -> None:
-        """Release everything; for a normal exit."""
+        """Release all resources of the part at a normal exit."""
 
     def abandon(self) -> None:
-        """Close every descriptor and change nothing else: for a forked child."""
+        """Close every descriptor in a forked child, and change nothing else."""
 
 
 _P = TypeVar("_P", bound=Part)
@@ -87,14 +87,15 @@ class Process:
         self.registry = registry
         self.lock = ordered_lock(Rank.PROCESS)
         self.state = ordered_lock(Rank.STATE)
-        """Guards the open objects and their users. Held briefly."""
+        """Guards the open objects and their users. Threads hold this lock only briefly."""
         self._notifies = [threading.Condition(self.state).notify]
-        """One for each lock that threads hold only briefly. :attr:`is_inside` calls them to see
-        whether this thread holds the lock; no thread ever waits for these conditions."""
-        # A program that this one replaced by exec had the same pid and start time, so its numbers
-        # must not occur again (C6). These numbers begin with the CPU time of the process in
-        # microseconds. The earlier program used more than a microsecond for each of its numbers, so
-        # all of them were smaller.
+        """The ``notify`` method of a condition for each lock that threads hold only briefly.
+        :attr:`is_inside` calls it to find out whether this thread holds the lock. No thread ever
+        waits for these conditions."""
+        # This program may have replaced another program by exec, with the same pid and start time.
+        # The numbers of that program must not occur again (C6). So numbers begin with the CPU time
+        # of the process in microseconds. The earlier program used more than a microsecond for each
+        # number, so its numbers were smaller.
         self.numbers = count(time.process_time_ns() // 1000 + 1)
         self.deferred = DeferredWork()
         self.index_lock = ordered_lock(Rank.INDEX)
@@ -113,13 +114,13 @@ class Process:
         self.is_inherited = False
         """Whether this process is a forked child of the process that made this state."""
         self._servers: list[LeaseServer] = []
-        """Holds the lease server from before its thread starts, so that an interrupt cannot lose
-        it."""
+        """The lease server, from before the start of its thread. So an interrupt cannot lose the
+        server."""
         self.server: LeaseServer | None = None
         """The lease server, None before the first leased export."""
 
     def part(self, kind: type[_P]) -> _P:
-        """Return the part of a package, made at the first call."""
+        """Return the part of a package. The first call makes the part."""
         found: _P | None = self._parts.get(kind)
         if found is None:
             # A part that a second thread made is dropped. Its creation has no side effect.
@@ -128,15 +129,15 @@ class Process:
 
     @property
     def is_usable(self) -> bool:
-        """Whether objects of this state can be used: it is neither closed nor a parent's."""
+        """Whether objects of this state can be used: the state is neither closed nor inherited."""
         return not (self.is_closed or self.is_inherited)
 
     @property
     def is_inside(self) -> bool:
         """Whether this thread holds a lock of the state, so that a release here could deadlock.
 
-        Finalisers and signal handlers may run at any point, also while their thread holds such a
-        lock. Objects that end in them are released later.
+        Finalisers and signal handlers may run at any point, even while their thread holds such a
+        lock. If an object ends in them, its resources are released later.
         """
         for notify in self._notifies:
             try:
@@ -149,7 +150,7 @@ class Process:
         return False
 
     def start_server(self) -> LeaseServer:
-        """Return the lease server, started at the first call."""
+        """Return the lease server. The first call starts the server."""
         if self.server is None:
             with self.lock:
                 if self.is_exiting:
@@ -175,7 +176,7 @@ class Process:
         return self.server
 
     def drain(self) -> None:
-        """Continue with deferred work. Every public call off the hot path begins with this."""
+        """Continue with deferred work. Each public call off the hot path does this first."""
         if not self.is_inside:
             self.deferred.drain()
 
@@ -188,14 +189,14 @@ class Process:
         self.deferred.drain(wait=True)
 
     def tend(self) -> None:
-        """Do the work that waits for the next call, except releases."""
+        """Do the pending work of all parts, except releases."""
         for part in list(self._parts.values()):
             part.tend()
 
     # The end ------------------------------------------------------------------------------
 
     def shut_down(self) -> None:
-        """Release everything in the vendor's order; for a normal exit."""
+        """Release all resources at a normal exit, in the vendor's order."""
         with self.lock:
             if self.is_exiting or _current is not self:
                 return
@@ -211,7 +212,7 @@ class Process:
             if self.server is not None:
                 steps.callback(self.server.stop)
                 steps.callback(self._await_leases, self.server)
-            # The imports close first: their owners may be exiting too, and waiting for this
+            # The imports close first: their owners may be exiting, too, and waiting for this
             # process.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)
@@ -249,7 +250,7 @@ class Process:
 
     @property
     def held_for_fork(self) -> list["threading.RLock"]:
-        """The locks that a fork holds, so that no other thread changes the state meanwhile."""
+        """The locks that are held during a fork, so that no other thread changes the state."""
         server = self.server
         return [self.lock] if server is None else [self.lock, server.leases.lock]
 
@@ -259,8 +260,8 @@ def _closing_of(part: Part) -> int:
 
 
 open_pools: Final[dict[bytes, Any]] = {}
-"""The pools of others that this process has open. The key is the bytes that a pool's handles share.
-Empty if no object is usable: in a forked child, and when this process has released everything."""
+"""The pools of other processes that this process has open. A key is the bytes that all handles of a
+pool share. The dict is empty in a forked child, and after this process has released everything."""
 
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
@@ -271,9 +272,9 @@ _of_this_thread: Final = map(_held_for_fork.pop, iter(threading.get_ident, None)
 _releases: Final = map(
     any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))
 )
-"""Each step of this iterator releases the locks of the calling thread. It is C code because it runs
-as a hook after a fork: a signal handler that raises at the entry of a Python function would leave
-the locks held."""
+"""Each step of this iterator releases the locks of the calling thread. The iterator is the hook
+after a fork. It is C code, because a signal handler that raises at the entry of a Python function
+would leave the locks held."""
 _inherited: Registry | None = None
 """In a forked child: the plugins that the parent had found."""
 _inherited_arrays: ArrayIndex | None = None
@@ -283,7 +284,7 @@ _forked_backends: frozenset[str] = frozenset()
 
 
 def current() -> Process:
-    """Return the state of this process, made at the first call."""
+    """Return the state of this process. The first call makes the state."""
     if _current is not None:
         return _current
     return _begin()
@@ -299,11 +300,11 @@ def _begin() -> Process:
             if util is None:
                 atexit.register(process.shut_down)
             else:
-                # Children of multiprocessing leave through os._exit, which skips atexit. A parent
+                # Children of multiprocessing exit through os._exit, which skips atexit. A parent
                 # joins its children before it calls finalizers without a priority, so the children
                 # can still import.
                 util.Finalize(None, process.shut_down, exitpriority=-10)
-            # A signal handler may have made the state meanwhile. Then that one counts.
+            # A signal handler may have made a state by now. Then that state is used.
             if _current is None:
                 _current = process
         return _current
@@ -335,7 +336,7 @@ def is_current(process: Process) -> bool:
 
 
 def may_release(process: Process) -> bool:
-    """Whether a finaliser may queue work: not in a forked child, not at exit."""
+    """Whether a finaliser may queue work. In a forked child and at exit, it may not."""
     return is_current(process) and not process.is_exiting
 
 
@@ -371,10 +372,10 @@ def refuse_forked_backend(backend: str) -> None:
 
 
 def _before_fork() -> None:
-    # Each step takes a lock and records it in C code, so no signal handler runs in between.
+    # Each step takes a lock and records the lock in C code, so no signal handler runs in between.
     held = _held_for_fork.setdefault(threading.get_ident(), [])
     held.extend(filter(methodcaller("acquire"), (_lock,)))
-    # The state is read while the first lock is held, so no other thread makes or replaces it.
+    # The first lock is held while the state is read, so no other thread replaces the state.
     if _current is not None:
         held.extend(filter(methodcaller("acquire"), _current.held_for_fork))
 

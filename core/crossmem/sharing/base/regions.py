@@ -22,7 +22,7 @@ class Described(Protocol):
     """An object of crossmem at an address."""
 
     def describe(self) -> str:
-        """Return why the memory here cannot be adopted: a text that continues "memory at ... "."""
+        """Return why the memory cannot be adopted, as a text that continues "memory at ... "."""
         ...
 
 
@@ -38,22 +38,22 @@ class RegionIndex(Generic[_T]):
         self._regions: dict[_T, tuple[int, int, object]] = {}
         """The first address, the end address, and the space of the addresses of each object."""
         self._keys: list[_Key[_T]] = []
-        """Sorted keys, also of objects that were removed since the last cleaning."""
+        """Sorted keys, including those of objects that were removed since the last update."""
         self._new: deque[_T] = deque()
         """Objects whose keys the next lookup adds to the list."""
 
     def add(self, what: _T, start: int, nbytes: int, space: object) -> None:
-        """Enter an object.
+        """Add an object.
 
         Parameters
         ----------
         what
-            The object. If a signal handler interrupts this call, :meth:`remove` cleans up.
+            The object. If a signal handler interrupts the call, :meth:`remove` removes the object.
         start, nbytes
             First address, and number of bytes, of the object.
         space
-            The address space, named by its driver, for example. Regions of one space do not
-            overlap; regions of different spaces may.
+            Any object that stands for the address space, such as its driver. Regions of one space
+            do not overlap. Regions of different spaces may overlap.
         """
         self._regions[what] = (start, start + nbytes, space)
         self._new.append(what)
@@ -96,8 +96,8 @@ class RegionIndex(Generic[_T]):
     def _settle(self) -> None:
         """Update the keys. The caller holds the lock.
 
-        A signal handler may run here, and add objects itself. If a key then enters the list twice,
-        that is harmless.
+        A signal handler may run in this method and add objects itself. A key may then be in the
+        list twice, which is harmless.
         """
         while self._new:
             what = self._new[0]

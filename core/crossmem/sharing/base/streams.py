@@ -9,7 +9,7 @@ from crossmem.guards import is_within, shorten
 __all__ = ["Landing", "stream_of"]
 
 _ATTRIBUTES: Final = ("ptr", "cuda_stream", "npu_stream")
-"""Where CuPy, PyTorch and torch-npu keep the handle."""
+"""The attributes that contain the handle of a stream in CuPy, PyTorch and torch-npu."""
 
 
 def stream_of(stream: Any) -> int:
@@ -37,11 +37,11 @@ class Landing(Protocol):
     """The end of the work that was issued on a stream before a certain call."""
 
     def has_landed(self) -> bool:
-        """Return whether the work is complete. This does not wait.
+        """Return whether the work is complete, without a wait.
 
         Raises
         ------
         CrossmemError
-            The vendor refuses to say, or this process is exiting.
+            The vendor's query failed, or this process is exiting.
         """
         ...

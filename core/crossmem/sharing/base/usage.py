@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users of one block of memory in this process: copies, pieces of ranges, and views.
 
-Users are stored as entries and not as a count: an interrupted call can be repeated, because adding
-or removing an entry twice changes nothing.
+Users are stored as entries, not as a count. So an interrupted call can be repeated: to add or
+remove an entry twice changes nothing.
 """
 
 import weakref

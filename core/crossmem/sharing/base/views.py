@@ -9,8 +9,8 @@ from crossmem.errors import UnsupportedError
 from crossmem.guards import shorten
 from crossmem.sharing.base.devices import LocalDevice
 
-# Functions import crossmem.arrays when they are called: most memory is used without arrays, and the
-# import of crossmem stays fast.
+# Functions import crossmem.arrays when they are called, because most memory is used without arrays.
+# So the import of crossmem stays fast.
 if TYPE_CHECKING:
     from crossmem.arrays import Kind, Layout
 
@@ -40,7 +40,7 @@ def kind_of_arrays(device: LocalDevice) -> "Kind":
     Raises
     ------
     UnsupportedError
-        No library can.
+        No library can use such memory.
     """
     capabilities = device.capabilities
     if capabilities.host_visible:
@@ -108,7 +108,7 @@ def array(
 
     found = dtype_of(dtype)
     if shape is None:
-        # A layout with no elements has no bounds but its offset, so this checks the offset.
+        # The layout has no elements, so check() checks only the offset.
         start = Layout(found, (0,), None, offset)
         start.check(memory.nbytes)
         shape = ((memory.nbytes - start.offset) // found.itemsize,)

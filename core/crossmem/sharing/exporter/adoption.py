@@ -80,9 +80,9 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def free_now(self, *, blocking: bool) -> None:
-        """Give the memory up, then drop the reference to its owner.
+        """End the adoption, and then drop the reference to the owner of the memory.
 
-        No lock is held then: the owner's finaliser may run.
+        No lock is held at that moment, because the owner's finaliser may run.
         """
         super().free_now(blocking=blocking)
         if self.is_done:
@@ -90,14 +90,14 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def _release(self) -> CrossmemError | None:
-        # The memory's owner frees it, and must first wait for the device's work itself. So the end
-        # of an adoption waits for nothing.
+        # The owner frees the memory, and must itself wait for the device's work before. So the end
+        # of an adoption does not wait.
         self._leave()
         return None
 
     @override
     def _leave(self) -> None:
-        """Leave the vendor's allocation. Then leave the records of the process."""
+        """Remove the adoption from the vendor's allocation, then from the process's records."""
         self.process.part(ForeignAllocations).leave(self)
         super()._leave()
 
@@ -105,8 +105,8 @@ class AdoptionRecord(AllocationRecord):
 class Adoption(Allocation):
     """Memory that another library allocated. Made by :meth:`crossmem.Device.adopt`.
 
-    An adoption has the interface of an allocation. As a context manager it gives the memory up at
-    the end of the block. crossmem never frees adopted memory: the memory stays with its owner.
+    An adoption has the interface of an allocation. As a context manager, the adoption ends at the
+    end of the block. crossmem never frees adopted memory: the memory stays with its owner.
 
     Attributes
     ----------

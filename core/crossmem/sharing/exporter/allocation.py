@@ -55,7 +55,7 @@ class Allocation(Memory):
     def __init__(self, record: AllocationRecord) -> None:
         super().__init__(record.process, record.device, record.nbytes, record.usage, readonly=False)
         # This is the last statement: from here on, the finaliser of this object releases the
-        # memory. Before it, the caller does.
+        # memory. Until then, the caller must release it.
         self._record = record
 
     @override
@@ -101,26 +101,27 @@ class Allocation(Memory):
         allow
             The processes that may import; None: all processes of the same user (C13).
         access
-            ``"ro"`` makes importers' mappings read-only. The device enforces that if it has the
-            capability ``readonly_exports``.
+            ``"ro"`` makes importers' mappings read-only. It needs the capability
+            ``readonly_exports``.
         lease
-            False gives a raw handle. It carries the vendor's bytes, for programs without crossmem.
-            Leases do not protect the memory then: keep it until all importers are done.
+            False returns a raw handle, which contains the vendor's bytes for programs without
+            crossmem. No lease protects the memory then, so the caller must keep it until all
+            importers are done.
         synchronize
-            Wait for the device work issued so far before a call with True first returns the handle
-            (C21).
+            Whether to wait for the device work issued so far, unless an earlier call has waited
+            before it returned the handle (C21).
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or its
-            handle. This call then does not wait for the device; at level ``"host"`` of
-            :meth:`crossmem.Device.timeline` it waits for this stream. The handle says when the work
-            that was issued before is complete, and the importer waits for that with
-            :meth:`crossmem.Mapping.wait`. Each such call returns a new handle.
+            handle. With a stream, the call does not wait for the device. At level ``"host"`` of
+            :meth:`crossmem.Device.timeline`, it waits for the stream. Importers wait for the work
+            that was issued before with :meth:`crossmem.Mapping.wait`. Each call with a stream
+            returns a new handle.
 
         Raises
         ------
         UnsupportedError
-            The backend does not offer the requested access, lease or user, the device has no
-            streams, or a raw handle should say when it is ready.
+            The backend does not offer the requested access, lease or user. Or the device has no
+            streams, or ``stream`` was passed for a raw handle.
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -134,7 +135,7 @@ class Allocation(Memory):
             try:
                 handle = record.handles.get((allow, access, lease))
             except TypeError:
-                # An argument cannot be hashed, so it is not valid. The checks below say so.
+                # An argument cannot be hashed, so it is not valid. The checks below raise an error.
                 handle = None
             # lease=1 finds the entry of lease=True, because 1 == True, but 1 is not a valid value.
             is_valid = lease is True or lease is False
@@ -168,9 +169,9 @@ class Allocation(Memory):
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Withdraw a handle: refuse importers that do not hold the memory yet (C28).
 
-        The memory stays. Processes that hold it by this handle keep it. Messages that were sent
-        before this call keep it too. :meth:`export` gives a new handle. A second withdrawal does
-        nothing.
+        The memory stays allocated. Processes that hold it by this handle keep it, and so do
+        messages that were sent before this call. :meth:`export` then returns a new handle. A second
+        withdrawal does nothing.
 
         Parameters
         ----------
@@ -185,8 +186,8 @@ class Allocation(Memory):
         InvalidHandleError
             The handle does not belong to this allocation.
         DriverError
-            The kernel refuses the memory barrier that importers need to see the withdrawal.
-            Withdraw again later.
+            The kernel refuses the memory barrier, without which importers may not see the
+            withdrawal. A later call tries again.
         ClosedError, ForkedProcessError
             The memory was freed, or a forked child called this.
         """
@@ -233,7 +234,7 @@ class Allocation(Memory):
         self._end()
 
     def _await_leases(self, record: AllocationRecord, wait_s: float) -> None:
-        """Retire the memory in one atomic step with the check for leases; raise if one remains."""
+        """Wait for the end of the leases, and retire the memory; raise if a lease remains."""
         process = self._process
         deadline = time.monotonic() + wait_s
         turns = 0
@@ -254,7 +255,7 @@ class Allocation(Memory):
                 raise BusyError(
                     msg,
                     operation="free",
-                    hint='close it there, or free with busy="defer"',
+                    hint='close it in that process, or free with busy="defer"',
                     details=holders,
                 )
 

@@ -35,8 +35,8 @@ def export_again(
         if handle is None and record.memory.blocks:
             if synchronize:
                 device.driver.synchronize(device.ordinal)
-            # A handle that was returned without a wait has an entry of its own, so that a later
-            # call waits.
+            # A handle that was returned without a wait has its own key, so that a later call with
+            # synchronize=True waits.
             early = (*key, "early")
             handle = known.get(early)
             is_new = handle is None
@@ -75,8 +75,8 @@ def _export(
     if (record.offset, record.nbytes) != (0, handle.nbytes):
         handle = handle.slice(record.offset, record.nbytes)
     named = handle.allocation, handle.export
-    # The entry of ``exported`` must be removed with the memory. Until the handle is recorded, only
-    # this set says that the entry exists.
+    # The entry of ``exported`` must be removed with the memory. Until the handle is in ``handles``,
+    # only the set ``loose_exports`` names that entry.
     record.loose_exports.add(named)
     record.allocations.exported[named] = record
     if lease:

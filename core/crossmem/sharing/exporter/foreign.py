@@ -38,7 +38,7 @@ def check_address(name: str, value: object) -> int:
 def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
     """Return the driver's report about the memory at an address, with any obstacle to adoption.
 
-    The driver is not asked about memory of crossmem itself.
+    For memory of crossmem itself, the function does not call the driver.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
     driver = foreign_memory_of(device.driver)
     if obstacle is None and (driver is None or not device.capabilities.foreign_memory):
         obstacle = (
-            f"cannot be adopted: mechanism {device.mechanism!r} does not offer it "
+            f"cannot be adopted: mechanism {device.mechanism!r} does not offer adoptions "
             "(capability foreign_memory)"
         )
     if obstacle is not None or driver is None:
@@ -96,12 +96,12 @@ class ForeignAllocation(BlockRecord):
         self._group = group
 
     def adopt(self) -> None:
-        """Have the driver make a block for the memory, as if the driver had allocated it."""
+        """Let the driver make a block for the memory, as if the driver had allocated it."""
         device = self.device
         call_into(self.blocks, self._group.adopt, device.ordinal, self.foreign, device.mechanism)
 
     def disown(self) -> None:
-        """Have the driver give the block up. If this raises, a repeated call continues.
+        """Let the driver disown the block. If this method raises, a repeated call continues.
 
         The caller holds the lock of the foreign allocations, and no adoption is left. This method
         does not take the block's lock: by the lock order, a thread takes a block's lock before the
@@ -113,7 +113,7 @@ class ForeignAllocation(BlockRecord):
             self.blocks.clear()
 
     def is_still(self, foreign: Foreign) -> bool:
-        """Whether the vendor still has the same allocation there."""
+        """Whether the vendor still has the same allocation at this address."""
         then = self.foreign
         return (then.base, then.nbytes, then.generation) == (
             foreign.base,
@@ -140,7 +140,7 @@ class ForeignAllocations(Part):
         BusyError
             An adoption at these addresses remains, but the vendor has replaced the memory.
         CrossmemError
-            The driver cannot adopt the memory, or cannot give an earlier adoption up yet.
+            The driver cannot adopt the memory, or cannot yet disown an earlier block.
         """
         space = (device.driver, device.ordinal, device.mechanism)
         end = foreign.base + foreign.nbytes
@@ -167,9 +167,9 @@ class ForeignAllocations(Part):
             known.users.add(user)
 
     def leave(self, user: AllocationRecord) -> None:
-        """Remove an adoption; the last one gives the block up.
+        """Remove an adoption. With the last adoption, the driver disowns the block.
 
-        If this raises, a repeated call continues.
+        If this method raises, a repeated call continues.
         """
         known = user.memory
         if not isinstance(known, ForeignAllocation):

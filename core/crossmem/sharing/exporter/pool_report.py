@@ -37,7 +37,7 @@ class PoolStats:
 
 
 def stats_of(arena: Arena) -> PoolStats:
-    """Return the use of the blocks. This reads the rows first, to reclaim freed blocks.
+    """Read the rows to reclaim freed blocks, and return the use of all blocks.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports of this process's own raw exports.
 
-Only the exporter itself leases these exports (law C8).
+Only the exporter itself can lease a raw export (law C8).
 """
 
 from crossmem.control.records import Allow, Export
@@ -44,5 +44,5 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
                 allow = Allow(pids=(process.identity.pid,))
                 server.leases.publish(Export(record.unit_for_leases(), known, allow, exported))
                 return
-    msg = f"allocation {record.number} of this process was not exported like this"
+    msg = f"allocation {record.number} of this process has no raw export with this handle"
     raise InvalidHandleError(msg, operation="import")

@@ -102,8 +102,8 @@ class AllocationRecord(Record):
         self.nbytes = 0
         """Requested size, in bytes."""
         self.number = next(process.numbers)
-        """The allocation's number in handles. Adoptions in one allocation of the vendor share
-        it."""
+        """The allocation's number in handles. All adoptions in one allocation of the vendor have
+        the same number."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
         """The handles that were returned. The key is the arguments of the export."""
@@ -144,7 +144,7 @@ class AllocationRecord(Record):
         self.enter()
 
     def enter(self) -> None:
-        """Enter the memory into the records of the process."""
+        """Add the memory to the records of the process."""
         self.allocations.live[self] = None
         if self.process.registry.observed:
             self.tell(self._began)
@@ -185,10 +185,10 @@ class AllocationRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Free the memory if it has no leases; else note that it waits for them.
+        """Free the memory if it has no leases. Otherwise, add it to the waiting memory.
 
-        This waits for the device's running work first, because no vendor promises that its free
-        call does.
+        This method waits for the device's running work first, because no vendor promises that its
+        free call waits.
         """
         process, unit = self.process, self.unit
         if self.is_done:
@@ -248,7 +248,7 @@ class AllocationRecord(Record):
         return failure
 
     def _leave(self) -> None:
-        """Leave the records of the process. The caller holds the lock."""
+        """Remove the memory from the records of the process. The caller holds the lock."""
         allocations = self.allocations
         self.process.regions.remove(self)
         for handle in self.handles.values():
@@ -258,16 +258,16 @@ class AllocationRecord(Record):
         allocations.live.pop(self, None)
         unit, self.unit = self.unit, None
         if unit is not None:
-            # The unit and its exports refer to each other. Without this, only the garbage collector
-            # would free them.
+            # The unit and its exports refer to each other. Without this statement, only the garbage
+            # collector would free them.
             unit.exports.clear()
         self.is_done = True
 
     def free_at_exit(self) -> None:
         """Free the memory at a normal exit, even if leases remain.
 
-        Memory with an active view or copy stays until the end of the process. So does leased memory
-        if the vendor's call would take it from importers (law C20).
+        Memory with an active view or copy stays until the end of the process. Leased memory also
+        stays if the vendor's call would remove it from importers (law C20).
         """
         if self.usage.is_active:
             return
@@ -279,7 +279,7 @@ class AllocationRecord(Record):
 
     @property
     def _is_leased(self) -> bool:
-        # Reservations of messages do not count here: after this process's exit, no process can
+        # Reservations of messages are ignored, because after this process's exit no process can
         # receive their memory.
         server, unit = self.process.server, self.unit
         return server is not None and unit is not None and not server.leases.cut_off(unit)

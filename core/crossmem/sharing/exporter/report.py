@@ -24,7 +24,7 @@ class LeaseInfo:
     Parameters
     ----------
     pid
-        Pid of the process as this process sees it; 0 if the process is not visible from here.
+        Pid of the process in this process's pid namespace; 0 if the process is not visible there.
     uid
         User of the process.
     since
@@ -34,9 +34,9 @@ class LeaseInfo:
         then the message's sender; during the receipt it is the receiver.
     ends_with
         The event that ends the lease if the process does not release it: ``"process"``, the death
-        of the process, or ``"connection"``, the end of its last connection to this process. The
-        second applies if the kernel does not report the death of that process here. See the
-        capability ``lease_end``.
+        of the process, or ``"connection"``, the end of its last connection to this process. It is
+        ``"connection"`` if the kernel does not report the death of that process to this one. See
+        the capability ``lease_end``.
     """
 
     pid: int
@@ -65,7 +65,7 @@ class ExportInfo:
     withdrawn
         Whether the export was withdrawn. It is listed until these leases have ended.
     pool
-        The use of the blocks, if this is the export of a pool's whole memory; else None. The leases
+        The use of the blocks, if the export is that of a pool's whole memory; else None. The leases
         of such an export belong to processes that have the pool open.
     """
 
@@ -107,7 +107,8 @@ def exports() -> list[ExportInfo]:
         )
         for unit, published, leases in registry.report()
         for export in published
-        # A block has an entry of its own here while a message reserves it. Pool.exports() lists it.
+        # While a message reserves a block, the registry has an entry for it. Only Pool.exports()
+        # lists blocks.
         if not isinstance(export.handle, BlockHandle)
     ]
 

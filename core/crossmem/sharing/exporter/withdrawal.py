@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The withdrawal of an export whose memory lives on (law C28)."""
+"""The withdrawal of an export whose memory stays allocated (law C28)."""
 
 from crossmem.control.records import Unit
 from crossmem.errors import ClosedError, InvalidHandleError, UnsupportedError
@@ -29,8 +29,8 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         # Adoptions of the same memory share the allocation's number, so the export may be another
         # adoption's.
         if record.allocations.exported.get(export) is record:
-            # This comes first: if a later step is interrupted, the record still forgets the export
-            # at its end.
+            # This step comes first. If a later step is interrupted, the record still forgets the
+            # export at its end.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:

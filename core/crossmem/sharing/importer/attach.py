@@ -64,13 +64,13 @@ def import_handle(
     on_owner_death
         The effect of the exporter's death. ``"keep"``: the import stays until it is closed.
         ``"release"``: a thread of crossmem closes the import and its mappings within a second. If
-        views or arrays of them are alive, it closes them when the last view ends (C29). Uses of the
+        views or arrays are alive, the thread waits for the end of the last view (C29). Uses of the
         closed objects raise :class:`ClosedError`.
 
     Returns
     -------
     Import
-        Holds the memory until it is closed.
+        It holds the memory until you close it.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def import_handle(
         This process cannot reach the memory; the message names the missing part (C15).
     UnsupportedError
         The backend does not offer the requested import. ``"release"`` was requested for a raw
-        handle, whose importers do not learn of the exporter's death.
+        handle, whose importers cannot notice the exporter's death.
     """
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
@@ -134,7 +134,7 @@ def attach(
     Parameters and errors are those of :func:`import_handle`.
     """
     if type(handle) is bytes and on_owner_death is KEEP and readonly is False and device is None:
-        # If a block's pool is open here, the attach takes no message.
+        # If the pool of a block is open in this process, the attach takes no message.
         arena: ArenaImport | None = open_pools.get(handle[BLOCK_START:])
         if arena is not None:
             if arena.ready or arena.idle:
@@ -219,7 +219,7 @@ def attach_reserved(
     check_device(device)
     check_readonly(readonly)
     pairs = [(_decode(one), check_reservation(number)) for one, number in message]
-    # Parts of one export need one reservation between them.
+    # All parts of one export need only one reservation.
     shown: dict[tuple[bytes, int], int] = {}
     for handle, number in pairs:
         if number:
@@ -290,7 +290,7 @@ def _attach_all(
             _give_up(process, [*uses, *holds], error)
         finally:
             for mapping, _use in made:
-                # The caller never sees it, so its finaliser must not warn.
+                # The caller never gets this mapping, so its finaliser must not warn.
                 mapping._record = None
         raise
     return made
@@ -348,7 +348,7 @@ def _open(
     readonly: Readonly,
     timeout: float | None,
 ) -> ImportRecord:
-    """Add a use to an import, which this opens if necessary, and return the import."""
+    """Add a use to an import, open the import if necessary, and return it."""
     process = use.process
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     request = request_of(process, handle, device, readonly)
@@ -362,8 +362,8 @@ def _open(
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
     """End the uses of a call that raises. Later calls repeat releases that the vendor refuses now.
 
-    Another thread may be asking for the same memory with a longer timeout. The reaper ends the use
-    after that request, because the deadline of this call may have passed.
+    Another thread may be requesting the same memory with a longer timeout. The deadline of this
+    call may have passed, so the reaper ends the use after that request.
     """
     ready = process.deferred.ready
     for use in uses:

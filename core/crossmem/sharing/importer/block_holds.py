@@ -2,6 +2,7 @@
 """The holds of this process on blocks: one word of its row for each block of an open arena."""
 
 import time
+from contextlib import suppress
 from itertools import chain
 from operator import attrgetter
 from typing import Final
@@ -27,7 +28,7 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "Holders", "LinkedHold", "all_of"]
 
 _LOOK_S: Final = 0.5
-"""Minimum time between two checks by attaches whether the owner lives."""
+"""The shortest time between two checks of the owner by attaches."""
 ASK_S: Final = 5.0
 """Time limit for the owner's confirmation that it is still the program that made the pool."""
 
@@ -61,7 +62,7 @@ class ArenaImport:
         self.at = HEADER_WORDS + pool.slot % SLOTS
         """Index of the first block's word."""
         self.holders = holders
-        # The hot paths find everything in this object.
+        # The hot paths read only attributes of this object.
         self.stride, self.blocks = pool.stride, pool.blocks
         self.head, self.start = pool.head, pool.start
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
@@ -91,12 +92,12 @@ class ArenaImport:
         Raises
         ------
         OwnerGoneError
-            The owner is dead, or is another program.
+            The owner is dead, or its process runs another program.
         """
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
             self._ask(self.record, self.record.connection)
-        # The last statement: if the owner is dead, the next attach must find that, too.
+        # This statement comes last: if the owner is dead, the next attach must check again.
         self.look_at = now + _LOOK_S
 
     def _ask(self, record: RemoteImport, connection: OwnerConnection) -> None:
@@ -106,8 +107,8 @@ class ArenaImport:
         link = connection.open_link
         if link is not None and link is self.link:
             return
-        # Exec keeps pid and pidfd, but closes the connection. A server with too many connections
-        # closes some too.
+        # A closed connection may be a sign of exec, which keeps pid and pidfd. A server with too
+        # many connections closes some, too.
         device = record.device
         answers = connection.request(
             (handle,),
@@ -143,8 +144,10 @@ class ArenaImport:
 
     def send_hints(self) -> None:
         """Send the messages about ended holds for which the owner waits."""
-        while self.awaited:
-            self.record.hint(self.pool.slot + self.awaited.pop())
+        # Another thread may take entries at the same time, so the list may become empty.
+        with suppress(IndexError):
+            while True:
+                self.record.hint(self.pool.slot + self.awaited.pop())
 
 
 class BlockHold(Use):
@@ -176,8 +179,8 @@ class BlockHold(Use):
         arena, index = self.arena, self.index
         at = arena.at + index
         row = arena.row
-        # This hold is entered before the store, so a signal handler that ends another hold of the
-        # block keeps the word.
+        # This hold is added before the store. So a signal handler that ends another hold of the
+        # block does not clear the word.
         self._enter(arena.holders)
         word = words.load(row, at)
         if not word:
@@ -186,7 +189,7 @@ class BlockHold(Use):
                 words.fence()
         if words.observe(arena.control, at) == generation:
             if word and word != generation:
-                # The present hold came by a withdrawn handle. The word takes the new generation.
+                # The word has the generation of a withdrawn handle, and gets the new generation.
                 words.store(row, at, generation)
             self.is_sure = True
         else:
@@ -234,7 +237,7 @@ class BlockHold(Use):
         return not is_awaited
 
     def _enter(self, holders: "Holders") -> None:
-        """Enter this hold among the holders of its block."""
+        """Add this hold to the holders of its block."""
         index = self.index
         while True:
             seen = holders.get(index, ())
@@ -249,7 +252,7 @@ class BlockHold(Use):
     def give_back(self, *, blocking: bool) -> None:
         """End the hold after the running work of the device has ended.
 
-        The same wait serves all holds that are ready: their objects have ended before it.
+        One wait serves all holds that are ready, because their objects ended before the wait.
         """
         failure, ended = None, [self]
         if not self.is_done:
@@ -269,7 +272,7 @@ class BlockHold(Use):
             raise failure
 
     def is_of(self, device: LocalDevice) -> bool:
-        """Whether a wait for the running work of a device is what the end of this hold needs."""
+        """Whether this hold can end after a wait for the running work of a device."""
         return self.arena.is_asynchronous and self.arena.record.device is device
 
     def leave(self) -> None:
@@ -284,7 +287,8 @@ class BlockHold(Use):
 
 
 Holders = dict[int, BlockHold | tuple[BlockHold, ...]]
-"""The holders of each held block. Most blocks have one, and a tuple would cost time and memory."""
+"""The holders of each held block. Most blocks have one holder, which is stored without a tuple to
+save time and memory."""
 
 
 def all_of(some: BlockHold | tuple[BlockHold, ...]) -> tuple[BlockHold, ...]:
@@ -295,8 +299,8 @@ def all_of(some: BlockHold | tuple[BlockHold, ...]) -> tuple[BlockHold, ...]:
 class LinkedHold(BlockHold):
     """A hold whose end needs more than one store.
 
-    It belongs to an import object, to a mapping made through one, to an object that ends with its
-    owner, or to a device with streams, whose work must end first.
+    Such a hold belongs to an import object or its mapping, to an object that ends with its owner,
+    or to a device with streams. The work of the streams must end first.
     """
 
     __slots__ = ("children", "ends_with_owner", "landing", "parent")

@@ -39,7 +39,7 @@ class BlockImport(Import):
 
     @override
     def map(self) -> Mapping:
-        """Give the block an address in this process; see :meth:`Import.map`."""
+        """Map the block at an address in this process; see :meth:`Import.map`."""
         parent = record_of_import(self)[0]
         assert isinstance(parent, BlockHold)  # noqa: S101 - made so
         process = self._process
@@ -52,7 +52,7 @@ class BlockImport(Import):
                 children_of(parent).add(hold)
                 # The import already holds the block, so the result of take() does not matter.
                 hold.take(self.handle.generation)
-                # A signal handler may have closed it since.
+                # A signal handler may have closed the import by now.
                 record_of_import(self)
             mapping = mapping_of(hold, self.handle, self.readonly)
             if parent.ends_with_owner:
@@ -102,7 +102,8 @@ class BlockMapping(Mapping):
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # it needs no lock. Whoever prevents the end enters first and then looks at the record.
+            # it needs no lock. A thread that prevents the end first sets its mark, and then reads
+            # the record.
             if not (
                 self._record is None
                 or process.is_inherited
@@ -151,9 +152,9 @@ def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapp
 
 
 def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
-    """Attach a block of this pool by the bytes of its handle; None if that takes a message.
+    """Attach a block of this pool by the bytes of its handle; return None if a message is needed.
 
-    After the first attach of a pool, every attach takes this path. It makes no system call.
+    After the first attach of a pool, every attach takes this path, which makes no system call.
     """
     head, checksum, offset, length, index, generation, nbytes = _unpack(blob)
     stride = arena.stride
@@ -193,7 +194,7 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
             if arena.control[at] == generation:
                 mapping._record = hold
                 return mapping
-            # It vouches for no other hold of the block.
+            # The owner may not see this hold, so no other hold of the block may rely on it.
             hold.is_sure = False
             arena.ready[hold] = None
             arena.process.drain()
@@ -204,7 +205,7 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
 def _attach_held(
     arena: ArenaImport, blob: bytes, index: int, generation: int, length: int, pointer: int
 ) -> BlockMapping | None:
-    """Attach a block that this process holds already, or that one step is not enough to hold."""
+    """Attach a block that this process holds already, or whose hold takes more than one step."""
     process = arena.process
     hold = arena.hold_kind(arena, index)
     try:

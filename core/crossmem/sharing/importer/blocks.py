@@ -53,7 +53,7 @@ class _Holders(Holders):
 
 
 class PoolImports(Part):
-    """The pools of other processes that are open here."""
+    """The pools of other processes that are open in this process."""
 
     closing: ClassVar = -2
 
@@ -75,7 +75,7 @@ class PoolImports(Part):
         timeout: float | None,
         reservation: int = 0,
     ) -> ArenaImport:
-        """Return the arena of a block's pool. The first call imports it.
+        """Return the arena of a block's pool. The first call imports the arena.
 
         An owner that is exiting accepts an import only with the number of a reservation, which the
         receiver of a message has.
@@ -91,7 +91,8 @@ class PoolImports(Part):
         arena = self.arenas.get(key)
         if arena is not None and arena.is_open:
             if arena.pool.head != handle.pool.head:
-                # The flags are wrong. The owner checks them at the first attach alone.
+                # The flags of the handle are wrong. The owner checks flags only at the first
+                # attach.
                 raise not_of_the_pool()
             return arena
         process = self._process
@@ -106,7 +107,7 @@ class PoolImports(Part):
             record = use.record
             assert record is not None  # noqa: S101 - acquire() has set it
             new = _Holders()
-            # This checks the handle, so it comes before the driver's call.
+            # The constructor checks the handle, so it is called before the driver.
             arena = ArenaImport(use, handle, new)
             arena.base = base = record.map(use, remappable=False)
             if record.device.capabilities.host_visible:
@@ -139,11 +140,11 @@ class PoolImports(Part):
 
     @override
     def tend(self) -> None:
-        """Release arenas whose owners wait for that, if this process holds none of their blocks."""
+        """Release arenas for which the owners wait, unless this process holds one of the blocks."""
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:
-        """Release arenas if this process holds none of their blocks."""
+        """Release the arenas of which this process holds no block."""
         process = self._process
         for key, arena in list(self.arenas.items()):
             if only_unwanted and not arena.is_unwanted:
@@ -152,7 +153,8 @@ class PoolImports(Part):
             ready = process.deferred.ready
             with process.state:
                 try:
-                    # In this order: an attach without the lock enters its hold before it is known.
+                    # The flag is cleared before the holds are read. So an attach without the lock
+                    # sees the flag, or this method sees the hold of that attach.
                     arena.is_open = False
                     is_held = arena.is_held
                 except BaseException:
@@ -180,7 +182,7 @@ class PoolImports(Part):
     def close_at_exit(self) -> None:
         """End the thread, close the arenas, and end the holds on their blocks.
 
-        The owner need not wait until it sees the end of this process.
+        So the owner does not have to wait for the end of this process.
         """
         open_pools.clear()
         self._thread.stop()
@@ -225,7 +227,7 @@ def hold_block(
         holds.append(hold)
         with process.state:
             if not arena.is_open:
-                # The thread that releases idle arenas has just released this one.
+                # The thread that releases idle arenas has just released this arena.
                 hold.is_done = True
                 continue
             if hold.take(handle.generation):

@@ -59,7 +59,7 @@ _TEXTS: Final = {
     ),
     Status.FAILED: _Text(
         DriverError,
-        "the owner (pid {pid}) could not give a lease: {reason}",
+        "the owner (pid {pid}) could not grant a lease: {reason}",
         "see the log of the owner",
     ),
     Status.FULL: _Text(
@@ -74,7 +74,7 @@ _TEXTS: Final = {
     ),
     Status.UNWATCHED: _Text(
         UnsupportedError,
-        "the owner (pid {pid}) gives this process no block of its pool: {reason}",
+        "the owner (pid {pid}) grants this process no block of its pool: {reason}",
         "share single allocations between such containers, or run Linux 6.5 or later",
     ),
     Status.TAKEN: _Text(

@@ -20,10 +20,10 @@ Readonly = bool | Literal["advisory"]
 
 
 class Import(Endable):
-    """Another process's memory, held by this process: it stays until this object is closed.
+    """Another process's memory, which this process holds until this object is closed.
 
-    Made by :func:`crossmem.import_handle`; a context manager. The exporter records it as a lease.
-    Closing this object, or the death of this process, ends the lease.
+    Made by :func:`crossmem.import_handle`; a context manager. The exporter records a lease. The
+    lease ends when this object is closed, or when this process dies.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Import(Endable):
         self.device = record.device
         self.nbytes = handle.length
         # This is the last statement: from here on, the finaliser of this object releases the
-        # import. Before it, the caller does.
+        # import. Until then, the caller must release it.
         self._record = use
 
     @override
@@ -67,7 +67,7 @@ class Import(Endable):
         return record_of_import(self)[1].is_owner_alive
 
     def map(self) -> "Mapping":
-        """Give the memory an address in this process.
+        """Map the memory at an address in this process.
 
         Returns
         -------
@@ -86,13 +86,13 @@ class Import(Endable):
         use = Use(process, parent.core)
         try:
             with process.state:
-                # Another thread may have closed the import. Then this raises.
+                # Another thread may have closed the import. Then this call raises.
                 record_of_import(self)
                 use.parent = parent
                 use.record = record
                 children_of(parent).add(use)
                 record.uses.add(use)
-                # A signal handler may have closed the import meanwhile. Then this raises.
+                # A signal handler may have closed the import by now. Then this call raises.
                 record_of_import(self)
             base = record.map(use, remappable=True)
             mapping = Mapping(use, record, self.handle, base, readonly=self.readonly)
@@ -101,8 +101,8 @@ class Import(Endable):
             return mapping
         except BaseException:
             process.deferred.ready[use] = None
-            # The use may end later, because another thread may hold the import's lock. It has no
-            # mapping, so it must not keep the import open: it leaves the set at once.
+            # The use may end later, because another thread may hold the import's lock. A use
+            # without a mapping must not keep the import open, so it leaves the set at once.
             if parent.children is not None:
                 parent.children.discard(use)
             process.drain()
@@ -193,7 +193,7 @@ class Mapping(Memory):
         self._pointer = base + handle.offset
         self.handle = handle
         # This is the last statement: from here on, the finaliser of this object releases the
-        # mapping. Before it, the caller does.
+        # mapping. Until then, the caller must release it.
         self._record = use
 
     @override
@@ -225,7 +225,7 @@ class Mapping(Memory):
     def wait(self, *, stream: Any = None, timeout: float | None = None) -> None:
         """Wait until the work that the owner issued before ``export(stream=...)`` is complete.
 
-        Without ``stream`` in the export, the memory is ready, and this does nothing.
+        If the owner exported without ``stream``, the memory is ready, and the call does nothing.
 
         Parameters
         ----------
@@ -250,17 +250,16 @@ class Mapping(Memory):
     def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
 
-        If :func:`crossmem.attach` made the mapping, this closes the import too. A second call does
+        If :func:`crossmem.attach` made the mapping, the import is closed, too. A second call does
         nothing.
 
         Parameters
         ----------
         stream
             The only stream whose work uses the memory: a stream of CuPy, PyTorch or torch-npu, or
-            its handle. This call then does not wait for the device; at level ``"host"`` of
-            :meth:`crossmem.Device.timeline` it waits for this stream. crossmem releases the address
-            and the lease when the work that was issued before is complete, at the latest a second
-            later.
+            its handle. With a stream, the call does not wait for the device. At level ``"host"`` of
+            :meth:`crossmem.Device.timeline`, it waits for the stream. crossmem releases the address
+            and the lease within a second after the work that was issued before is complete.
 
         Raises
         ------

@@ -19,11 +19,11 @@ each gets the memory if it still exists.
 
 Any process may forward memory that it has imported, as long as the exporter lives. A process that
 knows a number can end the reservation, so keep the number as secret as the handle. A message needs
-one number for each export in it: further handles of the same export travel with 0. If one export
-has several numbers, the receiver shows the first to the exporter and ends all of them.
+one number for each export in it: further handles of the same export have the number 0. If one
+export has several numbers, the receiver sends the first to the exporter and ends all of them.
 
-If the receipt fails, the receiver keeps the reservation, so it can receive the message again. If it
-does not have the message any more, it calls :func:`discard`.
+If the receipt fails, the receiver keeps the reservation, and can receive the message again. A
+process that drops the message instead calls :func:`discard`.
 """
 
 import time
@@ -143,7 +143,7 @@ def discard(
     Raises
     ------
     OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-        An exporter cannot be reached. The other exporters were told.
+        An exporter cannot be reached. The reservations of the other exporters have ended.
     InvalidHandleError
         A number is invalid.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How memory is pickled: by the bytes of a handle, which unpickling attaches.
 
-The modules of the classes cannot import the functions that attach, so they do not define this.
+This module is needed, because the modules of the classes cannot import the functions that attach.
 """
 
 import copyreg

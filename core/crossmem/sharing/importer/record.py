@@ -99,7 +99,7 @@ class ImportRecord:
         self.lock = ordered_lock(Rank.IMPORT)
         self.state = State.NEW
         self.uses: set[Use] = set()
-        """The users, from before the memory is open, so that no other user closes it."""
+        """The users. A user is added before the memory is open, so that no other user closes it."""
         self.mapped_uses: set[Use] = set()
         """The users that have the memory mapped."""
         self.mapped: list[Mapped] = []
@@ -114,7 +114,7 @@ class ImportRecord:
         self.ending: list[Any] = []
         """Leases that no user needs any more, and that have not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
-        """The entries of the table's hot path that lead to this record."""
+        """The keys under which the import table's hot path finds this record."""
         self.usage = Usage()
 
     def is_ready_for(self, core: bytes) -> bool:
@@ -152,7 +152,7 @@ class ImportRecord:
         """
         with self.process.state:
             self.discard(use)
-            # From here on, no user can join: a new one waits for the close and opens the memory
+            # From here on, no user can join: a new user waits for the close and opens the memory
             # again.
             if not self.uses and self.state is not State.CLOSED:
                 self.state = State.CLOSING
@@ -175,7 +175,7 @@ class ImportRecord:
         """Wait for the device's work, unless each user has left after the end of its own work."""
         if not self.has_unawaited_work:
             return None
-        # First: a user that leaves meanwhile has work of its own.
+        # This comes before the wait, because a user that leaves during the wait may set the flag.
         self.has_unawaited_work = False
         try:
             return wait_for_work(self.device)
@@ -201,7 +201,7 @@ class ImportRecord:
     def tidy(self) -> None:
         """End the leases of users that left during a request for another lease. The lock is held.
 
-        The next user that leaves ends what cannot be ended now.
+        A lease that cannot be ended now ends when the next user leaves.
         """
         with suppress(CrossmemError):
             self.end_unused()
@@ -238,7 +238,7 @@ class ImportRecord:
         """Keep the connection to the exporter until this import is closed."""
 
     def end_reservations(self, numbers: list[int]) -> None:
-        """End the reservations of a received message. This never waits."""
+        """End the reservations of a received message, without a wait."""
         raise NotImplementedError
 
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
@@ -259,7 +259,7 @@ class ImportRecord:
         Raises
         ------
         InvalidHandleError
-            The owner has given the arena another slot.
+            The arena has another slot in the owner.
         """
         raise NotImplementedError
 
@@ -270,7 +270,7 @@ class ImportRecord:
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Return the generation by which a message's receiver holds a block that was freed since.
+        """Return the generation by which a message's receiver holds a block that is freed by now.
 
         Raises
         ------
@@ -360,11 +360,11 @@ class Use(Record):
         return True
 
     def is_needed(self, landing: Landing) -> bool:
-        """Whether work from before the end of the mapping is running. The record stays queued."""
+        """Whether work that was issued before the end of the mapping runs, so the record waits."""
         try:
             is_needed = not landing.has_landed()
         except CrossmemError:
-            # The vendor does not say, so the release waits for all work of the device.
+            # The vendor's query failed, so the release waits for all work of the device.
             self.landing, is_needed = None, False
         if is_needed:
             self.process.deferred.start_reaper()

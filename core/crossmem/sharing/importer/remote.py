@@ -48,7 +48,7 @@ class RemoteImport(ImportRecord):
         self.imported: list[Imported] = []
         """The driver's object for the open memory; empty before it is open and after its close."""
         self.extras: list[int] = []
-        """Descriptors that came with the memory, apart from those of the memory."""
+        """Descriptors that came with the lease and that the driver does not get, such as bells."""
         self._was_opened = False
 
     def open(self, request: ImportRequest, leased: Leased) -> bool:
@@ -64,8 +64,8 @@ class RemoteImport(ImportRecord):
         Raises
         ------
         InvalidHandleError
-            The sizes in the handle differ from the exporter's, or from those of the open memory;
-            or the blocks in it are not those of the exporter's pool.
+            The sizes in the handle differ from those of the exporter or of the open memory, or the
+            handle's blocks differ from those of the exporter's pool.
         DriverError
             The vendor's call failed. The lease then still belongs to the caller.
         """
@@ -117,7 +117,7 @@ class RemoteImport(ImportRecord):
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
                 if core in self.leases:
-                    # A signal handler has leased the same export meanwhile. Its lease is not needed
+                    # A signal handler has leased the same export by now. That lease is not needed
                     # any more.
                     self.ending += (self.leases[core],)
                 self.leases[core] = leased

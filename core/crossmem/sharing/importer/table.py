@@ -47,7 +47,7 @@ class ImportTable(Part):
     def join(self, use: Use, device: object, readonly: object) -> ImportRecord | None:
         """Add a use to an open import, if an earlier call with the same arguments made one.
 
-        This is the hot path of repeated imports: it makes no system call and no vendor call.
+        The hot path of repeated imports: this method makes no system call and no vendor call.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class ImportTable(Part):
     def acquire(
         self, requests: Sequence[ImportRequest], uses: Sequence[Use], timeout_s: float
     ) -> None:
-        """Give each use an open import, or raise and give none.
+        """Give an open import to every use; raise if one of them cannot have it.
 
         Each exporter gets one request, for all of its memory that is not open yet. If this raises,
         the caller ends the uses.
@@ -157,8 +157,8 @@ class ImportTable(Part):
     def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
         """Lease and open the missing imports.
 
-        No lock of an import is held during a request, so that the users of memory that is open
-        already can map, unmap and close it meanwhile.
+        No lock of an import is held during a request. So the users of memory that is open already
+        can map, unmap and close it during the request.
         """
         remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
         for request, record in missing:
@@ -204,7 +204,7 @@ class ImportTable(Part):
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
                     # Some leases are not needed: another thread was faster, or the exporter has
-                    # moved on because it frees the memory, or tried to.
+                    # begun another generation, because it freed the memory or tried to.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
@@ -223,8 +223,8 @@ class ImportTable(Part):
     ) -> list[tuple[ImportRequest, RemoteImport]]:
         """Request leases for those imports that no other thread has opened; return these imports.
 
-        ``answers`` receives the exporter's replies. The caller gives them back, even if this
-        raises.
+        ``answers`` receives the exporter's replies. The caller releases those that no import uses,
+        even after an error.
         """
         taken: list[bool] = []
         try:
@@ -304,7 +304,7 @@ class ImportTable(Part):
     def close_records(self) -> None:
         """Close all imports at exit, except those with an active view or copy.
 
-        The kernel ends those.
+        The kernel ends those imports with the process.
         """
         for record in list(self._records.values()):
             # Another thread may be in a vendor call with this record. The exit does not wait for
@@ -334,7 +334,7 @@ class ImportTable(Part):
 
 
 def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> bool:
-    """Open an import unless another thread has; False if the exporter has moved on."""
+    """Open an import unless another thread has opened it; False if its lease is stale by now."""
     with record.lock:
         if record.state is State.NEW:
             return record.open(request, leased)
@@ -368,4 +368,4 @@ def _close_unused(connection: OwnerConnection) -> bool:
 
 def _slow_thread() -> OwnerUnresponsiveError:
     msg = "another thread's import of the same memory did not end in time"
-    return OwnerUnresponsiveError(msg, hint="give a longer timeout")
+    return OwnerUnresponsiveError(msg, hint="pass a longer timeout")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread that releases memory whose owner has died (law C29).
 
-It runs as long as an import with ``on_owner_death="release"`` is open. It checks several times a
-second whether the owners live. It uses the pidfds of the connections, or the ends of the
-connections if there is no pidfd.
+The thread runs as long as an import with ``on_owner_death="release"`` is open. It checks several
+times a second whether the owners live. For the check, it uses the pidfds of the connections. If
+there is no pidfd, the end of the connection counts as the death.
 """
 
 import logging
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.2
 """The interval at which the watcher checks the owners, and the views of dead owners' memory."""
 _LOOK_AGAIN_S: Final = 0.02
-"""The time after which the watcher checks an owner again that looked dead for the first time."""
+"""The time after which the watcher checks an owner again that seems to be dead."""
 
 
 class _Watched(NamedTuple):
@@ -59,8 +59,8 @@ class OwnerWatcher(Part):
         """The watched objects. The keys are the owner's connection, and the ``id()`` of the record.
         Guarded by the lock of the state."""
         self._suspects: set[OwnerConnection] = set()
-        """Owners that looked dead at the last check. If they still do at the next check, they are
-        dead."""
+        """Owners that seemed to be dead at the last check. An owner is dead if it seems so at two
+        checks."""
         self._thread = PassingThread(self._look, self._is_needed)
 
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
@@ -105,8 +105,8 @@ class OwnerWatcher(Part):
     def _look(self) -> None:
         """Check each owner once, and end the objects that map memory of dead owners."""
         dead = {one for one in list(self._watched) if _is_owner_dead(one)}
-        # Without a pidfd, an owner also looks dead while another thread connects to it again. So
-        # only an owner that looks dead twice is taken for dead.
+        # Without a pidfd, an owner also seems to be dead while another thread connects to it again.
+        # So the watcher needs two checks.
         certain, self._suspects = dead & self._suspects, dead
         for connection in certain:
             self._let_go(connection)

@@ -93,15 +93,16 @@ class Block(Memory):
         Parameters
         ----------
         allow, access
-            None, or the values of the pool: a process with the pool's memory can reach all blocks.
+            None, or the values of the pool, because a process with the pool's memory can access all
+            blocks.
         lease
             Must be True.
         synchronize
-            Wait for the device work issued so far before a call with True first returns the handle
-            (C21).
+            Whether to wait for the device work issued so far, unless an earlier call has waited
+            before it returned the handle (C21).
         stream
-            As for :meth:`crossmem.Allocation.export`: the handle says when the work that was issued
-            on this stream is complete.
+            As for :meth:`crossmem.Allocation.export`: importers can wait until the work that was
+            issued on this stream is complete.
 
         Raises
         ------
@@ -138,7 +139,7 @@ class Block(Memory):
         # Another thread that exports the block makes an equal handle.
         handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
         if is_ready and record.generation == generation:
-            # Nobody has withdrawn it since.
+            # No thread has withdrawn the handle in the meantime.
             record.handle = handle
         return handle
 
@@ -232,7 +233,7 @@ class Block(Memory):
     def _end_on(self, stream: Any) -> None:
         record = self._record
         if record is None or not self._process.is_usable:
-            # This raises if the process was forked.
+            # This call raises if the process was forked.
             super()._end()
             return
         record.landing = self.device._landing_of(stream)
@@ -240,11 +241,11 @@ class Block(Memory):
             super()._end()
         finally:
             if self._record is record:
-                # The block lives on, and later work may use it.
+                # The block was not freed, and later work may use it.
                 del record.landing
 
     def _prepare_free(self, busy: object, timeout: object) -> None:
-        """Check the arguments of a free, and wait for the holders or raise, as they demand."""
+        """Check the arguments of a free. If they say so, wait for the holders, or raise."""
         record, process = self._record, self._process
         if record is None or (process.is_closed and not process.is_inherited):
             return
@@ -260,7 +261,8 @@ class Block(Memory):
             arena, pool, one = record.arena, record.pool, (record.index,)
             is_full = len(arena.freed) + 1 >= arena.batch
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # it needs no lock. Whoever prevents the end enters first and then looks at the record.
+            # it needs no lock. A thread that prevents the end first sets its mark, and then reads
+            # the record.
             if not (
                 is_full
                 or self._record is None
@@ -289,7 +291,7 @@ class Block(Memory):
         super()._end()
 
     def _await_holders(self, record: BlockRecord, wait_s: float) -> None:
-        """Retire the block when no process holds it; raise if one still does after the wait."""
+        """Retire the block when no process holds it; raise if one holds it after the wait."""
         arena, index = record.arena, record.index
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_PAUSE_S
@@ -310,7 +312,7 @@ class Block(Memory):
                     raise BusyError(
                         f"{self!r} is held by {name_pids(found)}",
                         operation="free",
-                        hint='unmap it there, or free with busy="defer"',
+                        hint='unmap it in that process, or free with busy="defer"',
                     )
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -366,6 +368,6 @@ def _check_choices(arena: Arena, allow: object, access: object, *, lease: object
     elif access is not None and access != arena.export.handle.access:
         refused = "another access for one block"
     if refused is not None:
-        msg = f"a pool does not offer {refused}: who has its memory can reach all its blocks"
-        hint = "give allow and access to device.pool(), or use device.allocate()"
+        msg = f"a pool does not offer {refused}: a process with its memory can access all blocks"
+        hint = "pass allow and access to device.pool(), or use device.allocate()"
         raise UnsupportedError(msg, hint=hint, operation="export")

@@ -129,7 +129,7 @@ class Pool(Endable):
         """Return when a block is free; raise if none becomes free in time."""
         if arena.refill():
             return
-        # This frees blocks whose objects were dropped.
+        # drain() frees the blocks whose objects were dropped.
         drain()
         arena.reclaim(all_of_them=True)
         arena.tell()
@@ -175,8 +175,9 @@ class Pool(Endable):
     def exports(self) -> list[ExportInfo]:
         """Return the exported blocks and their holders, in the order of the blocks.
 
-        :func:`crossmem.exports` has one entry for the whole pool. Each handle here names the whole
-        capacity of its block. The start of each hold is the start of the process's pool lease.
+        :func:`crossmem.exports` has one entry for the whole pool. In this report, each handle names
+        the whole capacity of its block. The start of each hold is the start of the process's pool
+        lease.
 
         Raises
         ------

@@ -61,12 +61,12 @@ class PoolRecord(Record):
         self.number = record.number
         self.base = memory.ptr
         self.usage = record.usage
-        # The hot path of a free finds everything in this object.
+        # The hot path of a free reads only attributes of this object.
         self.copies = self.usage.copies
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
         self.is_closing = False
         """Whether the pool was closed and waits for the end of its blocks."""
-        # No work uses new memory.
+        # No work uses new memory, so the export need not wait.
         handle = memory.export(allow=allow, access=access, synchronize=False)
         server = self.process.start_server()
         wait = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers of queues: memory that belongs to one side at a time."""
+"""Buffers of queues. A buffer belongs either to its producer or to the consumers."""
 
 from sys import gettrace
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -24,33 +24,33 @@ class Holder(Protocol):
 
     opened: Opened
     is_readonly: bool
-    """Whether the application may only read its buffers."""
+    """Whether the application may only read the buffers of this holder."""
 
     def end_plainly(self, buffer: "SharedBuffer", /) -> bool:
-        """End and release a buffer on the hot path; False has changed nothing."""
+        """End and release a buffer on the hot path. If this returns False, nothing has changed."""
         ...
 
     def take_back(self, record: "BufferRecord", stream: int | None) -> None:
-        """Take a buffer that the application has released. A second call does nothing."""
+        """Take back a buffer that the application has released. A second call does nothing."""
         ...
 
 
 class BufferRecord(Record):
-    """One buffer in the hands of this process."""
+    """A buffer that this process has allocated or received."""
 
     __slots__ = ("buffer", "count", "holder", "producer", "stamp", "stream")
 
     def __init__(self, holder: Holder, producer: int, buffer: int, stamp: int, count: int) -> None:
-        # As the base class does: a call costs as much as all of these lines.
+        # A call of the base class, which does the same, would cost as much as all of these lines.
         self.is_done = False
         self.holder = holder
         self.producer = producer
-        """The producer whose buffer it is."""
+        """Number of the producer that owns the buffer."""
         self.buffer = buffer
         self.stamp = stamp
-        """The stamp of its entry; 0 for a buffer that was not put yet."""
+        """The stamp of the buffer's entry; 0 for a buffer that was not put yet."""
         self.count = count
-        """How often it was delivered."""
+        """How often the entry was delivered."""
         self.stream: int | None = None
         """The stream whose work must be complete before the release."""
 
@@ -64,14 +64,15 @@ class BufferRecord(Record):
 class SharedBuffer(Memory):
     """A buffer of a queue. Made by :meth:`crossmem.Queue.allocate` and :meth:`crossmem.Queue.get`.
 
-    It has the methods of an allocation, but no handle. A context manager that releases it.
+    A buffer has the methods of an allocation, but no handle. As a context manager, it releases
+    itself.
 
     Attributes
     ----------
     nbytes
         Capacity in bytes.
     device
-        The device that uses the buffer here.
+        The device that uses the buffer in this process.
     """
 
     __slots__ = ("_data_length", "_user_data")
@@ -82,9 +83,9 @@ class SharedBuffer(Memory):
     _record: BufferRecord | None
 
     def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
-        # The caller sets it: from then on, the finaliser of this object releases the buffer.
+        # The caller sets the record. From then on, the finaliser of this object releases it.
         self._record = None
-        # As the base class does: a call costs as much as all of these lines.
+        # A call of the base class, which does the same, would cost as much as all of these lines.
         holder = record.holder
         opened = holder.opened
         self._process = opened.process
@@ -117,16 +118,16 @@ class SharedBuffer(Memory):
 
     @property
     def data_length(self) -> int:
-        """Number of valid bytes, which travels with the buffer.
+        """Number of valid bytes. Consumers receive this number with the buffer.
 
-        The producer sets it. A new buffer has its capacity.
+        The producer sets the number. In a new buffer, it is the capacity.
 
         Raises
         ------
         InvalidSizeError
             The number is negative or larger than the capacity.
         UnsupportedError
-            A consumer sets it.
+            A consumer tries to set the number.
         """
         self._usable()
         return self._data_length
@@ -142,7 +143,7 @@ class SharedBuffer(Memory):
 
     @property
     def user_data(self) -> bytes:
-        """At most 96 bytes that travel with the buffer. The producer sets them.
+        """At most 96 bytes that consumers receive with the buffer. The producer sets them.
 
         Raises
         ------
@@ -151,7 +152,7 @@ class SharedBuffer(Memory):
         ConfigurationError
             The value is not bytes.
         UnsupportedError
-            A consumer sets it.
+            A consumer tries to set the bytes.
         """
         process = self._process
         if self._record is None or process.is_inherited or process.is_closed:
@@ -188,14 +189,14 @@ class SharedBuffer(Memory):
         ----------
         stream
             The stream whose work uses the buffer: a stream of CuPy, PyTorch or torch-npu, or its
-            handle. The buffer is given back when the work that was issued before is complete. This
-            waits for that work, unless the device has timelines of level ``"word"``. None: this
-            waits for all work of the device.
+            handle. The buffer is released when the work that was issued before is complete. The
+            call waits for that work, unless the device has timelines of level ``"word"``. With
+            None, the call waits for all work of the device.
 
         Raises
         ------
         BusyError
-            A view of the buffer is alive. Nothing has changed then.
+            A view of the buffer is alive. The call has no effect then.
         UnsupportedError, ConfigurationError
             The device has no streams, or the value is not a stream.
         """
@@ -224,7 +225,7 @@ class SharedBuffer(Memory):
     def _refuse_consumer(self, name: str) -> None:
         if self._usable().stamp:
             msg = f"only the producer of a buffer sets its {name}"
-            raise UnsupportedError(msg, operation=name, hint="copy what you need before release()")
+            raise UnsupportedError(msg, operation=name, hint="set it before put(), in the producer")
 
     @override
     def __reduce__(self) -> NoReturn:
@@ -249,21 +250,21 @@ def stream_on(device: LocalDevice, stream: Any) -> int | None:
 
 
 def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
-    """End a buffer without its release, and return its record: its holder puts it.
+    """End the object of a buffer without a release, and return the record for the put.
 
     Raises
     ------
     BusyError
-        A view of the buffer is alive. Nothing has changed then.
+        A view of the buffer is alive. The call has no effect then.
     ClosedError, ForkedProcessError
-        It was handed over or released before.
+        The buffer was handed over or released before.
     UnsupportedError
-        It belongs to another queue, or was received.
+        The buffer belongs to another queue, or was received.
     """
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
-    # One step: no signal handler and no other thread runs before the return. Whoever prevents the
-    # end enters first and then looks at the record.
+    # One step: no signal handler and no other thread runs before the return. A thread that prevents
+    # the end sets its mark first, and then reads the record.
     if (
         is_plain
         and record is not None
@@ -275,7 +276,7 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     ):
         buffer._record = None
         return record
-    # Before the lock, which in a forked child may be held for ever.
+    # This check comes before the lock, which may be held for ever in a forked child.
     buffer._usable()
     with process.state:
         record = buffer._usable()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The consumer's side: it reads rings, and alone writes its positions."""
+"""The consumer's side of a queue. A consumer reads all rings, and writes only its own place."""
 
 from sys import gettrace
 from typing import Final, TypeAlias
@@ -42,7 +42,7 @@ _Entry: TypeAlias = tuple[int, bytes]
 """Length and user data of an entry, after all checks."""
 
 _LATER: Final[_Entry] = (-1, b"")
-"""Stands for an entry that is not ready yet."""
+"""The value for an entry that is not ready yet."""
 
 
 class Consumer(Place):
@@ -58,30 +58,30 @@ class Consumer(Place):
         """The buffers that this process has received and not released."""
         self._turn = 0
         self._late: set[int] = set()
-        """Producers whose next entry was not ready at the last look."""
+        """Producers whose next entry was not ready in the last call of :meth:`look`."""
         self._hand: dict[tuple[int, int], tuple[int, int]] = {}
-        """By producer and buffer: stamp and count of entries that the owner has handed out, and
-        that this process has not received. More than one only if some are not ready."""
+        """Entries that the owner has handed to this consumer, and that it has not received. A key
+        is (producer, buffer), a value (stamp, delivery count)."""
         self._is_plain_reader = self.is_plain and terms.overflow != "drop"
-        """Whether entries are read without a word that says so, and without fences."""
+        """Whether this consumer reads entries without fences, and without ``held`` words."""
         self._producers = range(terms.producers)
         self._bytes = [one.cast("B") for one in opened.segments[: terms.producers]]
-        # The places of words that hand-overs use.
+        # Indices of the words that each hand-over uses.
         self._reads, self._entries = terms.read(0), terms.entry(0)
         self._handed = terms.handed(self.index)
         self._released = terms.released(0, 0)
 
     @override
     def begin(self) -> None:
-        """Begin with the next entries. With ``"one"``, nothing before them is for this session."""
+        """Write the words of a new session, which reads each ring from its present tail on."""
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
         self._hand.clear()
         for producer in range(terms.producers):
             for buffer in range(terms.depth):
-                # A predecessor may have held entries. What it has released stays released, but it
-                # may have written stamps that are still to come.
+                # The releases of an earlier session stay valid. Stamps above the tail are invalid,
+                # because the producer will use them later.
                 words.store(mine, terms.held(producer, buffer), 0)
                 at = terms.released(producer, buffer)
                 if mine[at] > self.opened.tail(producer):
@@ -100,8 +100,8 @@ class Consumer(Place):
         """Begin a session; see :meth:`Place.join`."""
         super().join(timeout_s)
         if self.opened.terms.delivery == "each":
-            # Entries from before the session may have been freed. After the barrier, a producer
-            # that frees one sees the session.
+            # Producers may have reclaimed the buffers of earlier entries. After the barrier, a
+            # producer sees this session before it reclaims another buffer.
             words.barrier()
             self._begin_behind_tails()
         words.release()
@@ -113,7 +113,7 @@ class Consumer(Place):
         """Return the next buffer for this consumer, None if there is none now."""
         opened, mine, control = self.opened, self.words, self.opened.control
         segments, reads = opened.segments, self._reads
-        # A look that finds nothing needs no lock and no order.
+        # Polling an empty queue takes no lock and no fence.
         for producer in self._producers:
             if mine[reads + producer] < segments[producer][TAIL]:
                 break
@@ -127,13 +127,13 @@ class Consumer(Place):
             late = self._late
             late.clear()
             count = len(self._producers)
-            # Before the look for entries that the owner hands out: these come before those that
-            # were put after them.
+            # The tails are read before the handed-out entries. So a later entry is not delivered
+            # before an earlier one that the owner has handed out.
             tails = [opened.tail(0)]
             if count > 1:
                 tails += [opened.tail(producer) for producer in range(1, count)]
             if self._is_one and (self._hand or mine[HANDED] < control[self._handed]):
-                found = self._look_in_hand(tails)
+                found = self._look_in_hand()
                 if found is not None:
                     return found
             for turn in range(self._turn, self._turn + count):
@@ -146,51 +146,63 @@ class Consumer(Place):
                     return found
         return None
 
-    def _look_in_hand(self, tails: list[int]) -> SharedBuffer | None:
+    def _look_in_hand(self) -> SharedBuffer | None:
         """Return the next buffer that the owner has handed out and that is ready."""
-        hand, terms = self._hand, self.opened.terms
+        hand, mine, opened = self._hand, self.words, self.opened
         while True:
-            one = next((one for one in hand if one[0] not in self._late), None)
+            one = next((one for one in tuple(hand) if one[0] not in self._late), None)
             if one is None:
                 if not self._take_in_hand():
                     return None
                 continue
-            (producer, buffer), (stamp, count) = one, hand[one]
-            # What the producer itself gave to this consumer before that comes first.
-            before = self._look_in_ring(producer, min(stamp - 1, tails[producer]))
+            aside, (producer, buffer) = hand.get(one), one
+            if aside is None:
+                continue
+            stamp, count = aside
+            # An earlier entry that the producer itself gave to this consumer comes first. The tail
+            # is read again, because the owner may have handed out a later entry by now.
+            before = self._look_in_ring(producer, min(stamp - 1, opened.tail(producer)))
             if before is not None:
                 return before
             if producer in self._late or (entry := self._read(producer, buffer, stamp)) is _LATER:
                 continue
-            if entry is not None:
-                record = BufferRecord(self, producer, buffer, stamp, count)
-                made = SharedBuffer(record, *entry)
-                # One step, as in _deliver().
-                self.words[terms.held(producer, buffer)] = stamp
+            record = BufferRecord(self, producer, buffer, stamp, count)
+            made = None if entry is None else SharedBuffer(record, *entry)
+            at = opened.terms.held(producer, buffer)
+            # One step: no signal handler and no other thread runs in between. A handler may have
+            # received the entry before.
+            if one in hand and hand[one] is aside:
                 del hand[one]
-                self.held[record] = None
-                made._record = record
-                return made
-            del hand[one]
-            # This makes room, as a release does.
-            if words.load(self.opened.control, WANT):
-                ring(self.opened.owner_bell)
+                if made is not None:
+                    mine[at] = stamp
+                    self.held[record] = None
+                    made._record = record
+                    return made
 
     def _take_in_hand(self) -> bool:
-        """Take the next entry that the owner has handed out; False if there is none."""
-        control, terms, mine = self.opened.control, self.opened.terms, self.words
+        """Add the next handed-out entry to ``_hand``; return False if there is none."""
+        control, terms, mine, hand = self.opened.control, self.opened.terms, self.words, self._hand
         position = mine[HANDED]
         if position >= words.observe(control, self._handed):
             return False
         at = terms.hand(self.index, position)
         stamp, where = control[at], control[at + 1]
-        one, count = (where & 255, where >> 8 & 0xFFFFFF), where >> 32
-        # Else it is rubbish of the owner.
-        if one[0] < terms.producers and one[1] < terms.depth:
-            # An earlier entry of the buffer does not exist any more.
-            self._hand.pop(one, None)
-            self._hand[one] = stamp, count
-        words.store(mine, HANDED, position + 1)
+        one, aside = (where & 255, where >> 8 & 0xFFFFFF), (stamp, where >> 32)
+        # The owner is not trusted: numbers out of range are ignored.
+        is_sound = one[0] < terms.producers and one[1] < terms.depth
+        # One step, as in _look_in_hand().
+        if mine[HANDED] == position:
+            if is_sound:
+                # A buffer has one entry, so the new entry replaces an earlier one.
+                if one in hand:
+                    del hand[one]
+                hand[one] = aside
+            mine[HANDED] = position + 1
+        # The owner can hand out another entry now, as after a release.
+        if terms.is_fenced:
+            words.fence()
+        if words.load(control, WANT):
+            ring(self.opened.owner_bell)
         return True
 
     def _look_in_ring(self, producer: int, tail: int) -> SharedBuffer | None:
@@ -201,7 +213,7 @@ class Consumer(Place):
             stamp = number + 1
             buffer = ring_[HEADER_WORDS + stamp % depth]
             if self._is_plain_reader and buffer < depth:
-                # The usual entry, which nobody drops, and for which no stream works.
+                # The usual case: producers drop no entries, and no stream fills this buffer.
                 first = self._entries + ENTRY_WORDS * buffer
                 if (
                     ring_[first] == stamp
@@ -215,35 +227,37 @@ class Consumer(Place):
                         user_data = self._bytes[producer][start:last].tobytes()
                     record = BufferRecord(self, producer, buffer, stamp, 1)
                     made = SharedBuffer(record, min(sizes >> 8, terms.nbytes), user_data)
-                    # Another stamp is there if this session has ended meanwhile.
-                    if ring_[first] == stamp:
-                        # One step, as in _deliver().
+                    # One step, as in _look_in_hand(). If this session has ended, the producer may
+                    # have reused the buffer, whose entry then has another stamp.
+                    if ring_[first] == stamp and mine[at] == number:
                         mine[at] = stamp
                         self.held[record] = None
                         made._record = record
                         return made
+            entry = None
             if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
-                # Its buffer was put again, so it is not for this consumer, or was dropped.
+                # The buffer has a newer entry. The old one was dropped, or had another target.
                 found = [
                     (later, one)
                     for one in range(terms.depth)
                     if number < (later := ring_[terms.entry(one)] & ~DROPPING) <= tail
                 ]
-                if not found:
-                    words.store(mine, at, tail)
-                    return None
-                stamp, buffer = min(found)
-            entry = self._read(producer, buffer, stamp, target)
-            if entry is _LATER:
+                stamp, buffer = min(found, default=(tail, depth))
+            if buffer < depth and (entry := self._read(producer, buffer, stamp, target)) is _LATER:
                 return None
-            if entry is not None:
-                record = BufferRecord(self, producer, buffer, stamp, 1)
-                return self._deliver(record, entry, at, stamp)
-            words.store(mine, at, stamp)
+            record = BufferRecord(self, producer, buffer, stamp, 1)
+            received = None if entry is None else SharedBuffer(record, *entry)
+            # One step, as in _look_in_hand().
+            if mine[at] == number:
+                mine[at] = stamp
+                if received is not None:
+                    self.held[record] = None
+                    received._record = record
+                    return received
         return None
 
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
-        """Return an entry, None if it is dropped or has another target. It may be rubbish."""
+        """Return a checked entry, or None if it was dropped or has another target."""
         opened, terms = self.opened, self.opened.terms
         ring_, at, held = opened.segments[producer], self._entries + ENTRY_WORDS * buffer, 0
         if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
@@ -260,7 +274,7 @@ class Consumer(Place):
             last = first + (min(MAX_USER_DATA_NBYTES, size))
             user_data = self._bytes[producer][first:last].tobytes()
         entry: _Entry | None = (min(terms.nbytes, length), user_data)
-        # A stream writes this word after the data.
+        # A stream writes the word READY after the data.
         is_ready = ring_[at + READY] >= ring_[at + WANTED]
         if not IS_ORDERED:
             words.fence()
@@ -269,7 +283,7 @@ class Consumer(Place):
             return entry
         is_open = opened.member(producer)
         if found == stamp | DROPPING and is_ready and not is_open:
-            # The producer died before it dropped the entry. Another one sees that it is held.
+            # The producer died before it dropped the entry. The next producer sees the hold.
             return entry
         if found & ~DROPPING == stamp and is_open:
             entry = _LATER
@@ -280,27 +294,19 @@ class Consumer(Place):
             words.store(self.words, held, 0)
         return entry
 
-    def _deliver(self, record: BufferRecord, entry: _Entry, at: int, position: int) -> SharedBuffer:
-        made = SharedBuffer(record, *entry)
-        # One step: no signal handler and no other thread runs in between.
-        self.words[at] = position
-        self.held[record] = None
-        made._record = record
-        return made
-
     def check_reading(self) -> None:
-        """Raise if nothing will come any more.
+        """Raise if no further entry will arrive.
 
         Raises
         ------
         QueueEndedError, ClosedError, OwnerGoneError, AccessDeniedError
-            The queue has ended, was closed, its owner is dead, or it has revoked the role.
+            The queue has ended or was closed, or its owner is dead or has revoked the role.
         """
         opened, terms, control = self.opened, self.opened.terms, self.opened.control
         if opened.member(self.place) != self.session:
             self.check()
         end = opened.end
-        # A consumer that holds buffers itself does not wait until others have released theirs.
+        # A consumer that holds buffers does not wait for the releases of other consumers.
         if (end == ENDED or (end == FINISHED and self.held)) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)
@@ -313,20 +319,20 @@ class Consumer(Place):
             msg = "the queue has ended: its producers have closed, and everything was read"
             raise QueueEndedError(msg, operation="get")
         if self.waits_for_streams() and words.load(control, WANT):
-            # Streams may have made entries ready since, or have released buffers.
+            # A stream may have made an entry ready, or released a buffer. Streams ring no bell.
             ring(opened.owner_bell)
         self.check()
 
     @override
     def waits_for_streams(self) -> bool:
-        """Whether a stream will make an entry ready, or has to release one, which wakes nobody."""
+        """Whether this process waits for a word that a stream writes. Streams ring no bell."""
         want = words.load(self.opened.control, WANT)
         return bool(self._late) or want == LATE or bool(self._pages and want)
 
     # Release ------------------------------------------------------------------------------
 
     def end_plainly(self, buffer: SharedBuffer, /) -> bool:
-        """End and release a buffer on the hot path; False has changed nothing."""
+        """End and release a buffer on the hot path. If this returns False, nothing has changed."""
         record, anchor, process = buffer._record, buffer._anchor, self.opened.process
         if not self.is_plain or record is None or record.stream is not None:
             return False
@@ -335,7 +341,7 @@ class Consumer(Place):
         deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
-        # Whoever prevents the end enters first and then looks at the record.
+        # A thread that prevents the end sets its mark first, and then reads ``buffer._record``.
         if (
             buffer._record is record
             and buffer._anchor is anchor
@@ -354,18 +360,18 @@ class Consumer(Place):
         return True
 
     def _tell(self, producer: int) -> None:
-        """Wake those who wait for a release."""
+        """Wake the processes that wait for a release."""
         self.opened.wake(producer)
         if self.opened.control[WANT]:
             ring(self.opened.owner_bell)
 
     def take_back(self, record: BufferRecord, stream: int | None) -> None:
-        """Tell the producer that this process is done with a buffer."""
+        """Release a buffer to its producer."""
         terms = self.opened.terms
         if record not in self.held:
             return
         if not self.session or self.opened.member(self.place) != self.session:
-            # The owner has given the entry to others, perhaps to the next session of this place.
+            # The session has ended, so the entry may belong to another session by now.
             self.held.pop(record, None)
             return
         at = terms.released(record.producer, record.buffer)
@@ -381,7 +387,7 @@ class Consumer(Place):
             raise failure
 
     def _release_on(self, stream: int, at: int, stamp: int) -> bool:
-        """Release on a stream, without a wait; False after a wait for the stream."""
+        """Let a stream write the release; return False after a wait if streams write no words."""
         driver = self.words_driver(stream)
         if driver is None:
             return False

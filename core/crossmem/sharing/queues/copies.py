@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 from crossmem.errors import InvalidSizeError, UnsupportedError
 from crossmem.guards import shorten
 from crossmem.sharing.base import views
+from crossmem.sharing.base.ending import leave_to_references
 from crossmem.sharing.queues.buffer import SharedBuffer
 
 __all__ = ["copied"]
 
 
 class _Copy(NamedTuple):
-    """A copy that was not made yet."""
+    """A copy that is planned."""
 
     nbytes: int
     copy_into: Callable[[SharedBuffer], object]
@@ -32,9 +33,9 @@ def copied(
     nbytes
         Capacity of a buffer.
     allocate
-        Returns a free buffer. Called when the object was checked.
+        Returns a free buffer. Called after the checks of the object.
     copy
-        What the caller allows.
+        The argument of :meth:`crossmem.Queue.put`.
 
     Raises
     ------
@@ -47,7 +48,7 @@ def copied(
         msg = f"{shorten(item, 60)} is not a buffer of this queue"
         hint = "pass copy='allow' to copy it, or fill a buffer of queue.allocate()"
         raise UnsupportedError(msg, operation="put", hint=hint)
-    planned = _copy_of_array(item) or _copy_of_bytes(item, item)
+    planned = _copy_of_array(item) or _copy_of_bytes(item)
     if planned.nbytes > nbytes:
         msg = f"{shorten(item, 60)} has {planned.nbytes} bytes, and a buffer has {nbytes}"
         hint = "make the queue with larger buffers, or put the object in parts"
@@ -58,13 +59,14 @@ def copied(
         planned.copy_into(made)
         made.data_length = planned.nbytes
         undo.pop_all()
-    return made
+    return leave_to_references(made)
 
 
-def _copy_of_bytes(item: Any, contiguous: Any) -> _Copy:
+def _copy_of_bytes(item: Any) -> _Copy:
     try:
-        contents = memoryview(contiguous).cast("B")
-    except TypeError as error:
+        view = memoryview(item)
+        contents = view.cast("B") if view.nbytes else memoryview(b"")
+    except (TypeError, ValueError, BufferError) as error:
         msg = f"{shorten(item, 60)} is neither contiguous bytes nor an array, and cannot be copied"
         hint = "copy it into a buffer of queue.allocate()"
         raise UnsupportedError(msg, operation="put", hint=hint) from error
@@ -73,7 +75,7 @@ def _copy_of_bytes(item: Any, contiguous: Any) -> _Copy:
 
 def _copy_of_array(item: Any) -> _Copy | None:
     """Return the copy of an array or tensor in C order, None for other objects."""
-    # Most queues carry no arrays, and import none of this.
+    # A queue without arrays needs none of these modules.
     from crossmem.arrays import Layout
     from crossmem.arrays.adapters import ADAPTERS, describe
     from crossmem.arrays.libraries import require
@@ -81,13 +83,17 @@ def _copy_of_array(item: Any) -> _Copy | None:
     info = describe(item)
     if info is None:
         return None
-    if info.kind == "numpy":
-        # Any device takes bytes of the host. NumPy's buffers have formats that a cast refuses.
-        whole = require("numpy").ascontiguousarray(item)
-        return _copy_of_bytes(item, whole.reshape(-1).view("uint8"))
     layout = Layout(info.layout.dtype, info.layout.shape)
 
     def copy_into(buffer: SharedBuffer) -> None:
+        is_host = buffer.device.capabilities.host_visible
+        if info.kind == "numpy" or (info.kind == "cupy" and is_host):
+            # write() accepts host bytes on each device. The array is viewed as bytes, because the
+            # formats of some dtypes are unknown to memoryviews.
+            whole = item if info.kind == "numpy" else require("cupy").asnumpy(item)
+            whole = require("numpy").ascontiguousarray(whole)
+            buffer.write(whole.reshape(-1).view("uint8"))
+            return
         target = views.maker(buffer, info.kind)(layout)
         ADAPTERS[info.kind].copy_to(target, item)
 

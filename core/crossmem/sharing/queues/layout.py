@@ -10,8 +10,8 @@ place    a consumer      its positions, and which entries it holds and has relea
 ======== =============== ==========================================================================
 
 Entries are numbered in the order in which a producer puts them, from 1 on; the number is the stamp
-of the entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. An
-odd member word names the session that is open; an even one says that none is.
+of the entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. A
+member word is odd while a session is open, and is the number of that session then.
 """
 
 from dataclasses import dataclass
@@ -20,39 +20,40 @@ from typing import Final, Literal
 __all__ = ["MAX_USER_DATA_NBYTES", "Delivery", "Overflow", "Terms"]
 
 Delivery = Literal["one", "each"]
-"""Whether one consumer gets a buffer, or each of them."""
+"""Whether each buffer goes to one consumer or to all."""
 Overflow = Literal["wait", "raise", "drop"]
 """What happens if no buffer is free: wait for one, raise, or drop the oldest entry."""
 
 MAX_USER_DATA_NBYTES: Final = 96
 """Bytes of user data that travel with a buffer."""
 MAX_STAMP: Final = 2**48 - 1
-"""Larger stamps are rubbish."""
+"""The largest valid stamp."""
 DROPPING: Final = 2**63
-"""Bit of a stamp: the producer looks whether a consumer holds the entry, and drops it if not."""
+"""Bit of a stamp, set while the producer checks whether it can drop the entry, or has to keep the
+entry because a consumer holds it."""
 
 HEADER_WORDS: Final = 16
-# Of rings and places.
+# Words of rings and places.
 WISH: Final = 0
-"""The session that the process wants, or has; 0 before its first one and after its last one."""
+"""The session that the process asks for or has; 0 while it wants none."""
 SLEEPING: Final = 1
 """1 while the process sleeps and wants a write to its eventfd."""
-# Of a ring.
+# Words of a ring.
 TAIL: Final = 2
 """The last published stamp."""
 DROPS: Final = 3
 """Number of entries that the producers dropped."""
-# Of a place.
+# Words of a place.
 HANDED: Final = 2
-"""Number of entries taken that the owner has handed out."""
+"""How many of the entries that the owner has handed out were read by the consumer."""
 STREAMS: Final = 3
-"""1 if streams release buffers, which wakes nobody."""
+"""1 if streams release buffers. Streams ring no bell, so producers poll then."""
 READS: Final = 4
-"""The session that gets what is put from now on."""
-# Of control.
+"""The session, as soon as its consumer can get each entry that is put."""
+# Words of control.
 END: Final = 0
 WANT: Final = 1
-"""1 if the owner wants to know of each release; :data:`LATE` if it waits for a stream, too."""
+"""1 if each release must ring the owner's bell; :data:`LATE` if streams must finish first, too."""
 LATE: Final = 2
 LOST: Final = 2
 """Number of entries that were lost with consumers."""
@@ -65,26 +66,26 @@ SESSIONS: Final = 6
 """How often the owner has opened or ended sessions."""
 
 FINISHED: Final = 1
-"""No further entry will be put, but consumers may still hold entries that others get again."""
+"""No further entry will be put. Entries that wait or that consumers hold may still be delivered."""
 ENDED: Final = 2
-"""No further entry will be delivered, except those that a consumer has in its ring or hand."""
+"""The owner hands out no further entry. Each consumer still gets the entries given to it before."""
 CLOSED: Final = 3
 """The owner has closed the queue."""
 
-# Of an entry. A new entry has all its words before its stamp, and the stamp before the tail.
+# Words of an entry. The producer writes the stamp after the other words, and the tail at the end.
 ENTRY_WORDS: Final = 18
 STAMP: Final = 0
 TARGET: Final = 1
 """The consumer that gets the entry, see :func:`target_of`; 0: the owner decides."""
 SIZES: Final = 2
-"""Length and number of bytes of user data."""
+"""Length of the data, and number of bytes of user data."""
 WANTED: Final = 3
-"""The entry is ready when the next word has this value. A stream writes that word."""
+"""The value of READY that makes the entry ready. A stream writes READY."""
 READY: Final = 4
 USER: Final = 5
 
 GIVEN_UP: Final = 255
-"""In place of a consumer's number: the owner has released the entry."""
+"""Stands for a consumer's number in a decision, if the owner has given up the entry."""
 
 
 def target_of(consumer: int, session: int) -> int:
@@ -94,7 +95,10 @@ def target_of(consumer: int, session: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What was declared when the queue was made. The places of all words follow from it."""
+    """The declared sizes and rules of a queue.
+
+    The methods return the index of a word in its segment.
+    """
 
     depth: int
     nbytes: int
@@ -106,7 +110,7 @@ class Terms:
     overflow: Overflow
     redeliver: bool
     is_fenced: bool
-    """Whether some process cannot take part in barriers, so that all of them take fences."""
+    """Whether all processes use fences, because the owner takes no part in barriers."""
 
     @property
     def places(self) -> int:
@@ -115,44 +119,45 @@ class Terms:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of words of control, of each ring and of each place."""
+        """Numbers of words of the control segment, of each ring and of each place."""
         table = self.producers * self.depth
         ring = HEADER_WORDS + (1 + ENTRY_WORDS) * self.depth
         place = HEADER_WORDS + 2 * self.producers + 2 * table
         return [self.hand(self.consumers, 0), *[ring] * self.producers, *[place] * self.consumers]
 
-    # Of a ring.
+    # Words of a ring.
 
     def order(self, stamp: int) -> int:
-        """Return the word with the buffer of a recent stamp. A later stamp may be in it."""
+        """Return the word with the buffer of a recent stamp. A later stamp may have replaced it."""
         return HEADER_WORDS + stamp % self.depth
 
     def entry(self, buffer: int) -> int:
         """Return the first word of a buffer's entry."""
         return HEADER_WORDS + self.depth + ENTRY_WORDS * buffer
 
-    # Of a place.
+    # Words of a place.
 
     def start(self, producer: int) -> int:
         """Return the word with the last stamp of a ring that this session does not read."""
         return HEADER_WORDS + producer
 
     def read(self, producer: int) -> int:
-        """Return the word with the last stamp of a ring that was read."""
+        """Return the word with the last stamp of a ring that the consumer has read."""
         return HEADER_WORDS + self.producers + producer
 
     def released(self, producer: int, buffer: int) -> int:
-        """Return the word with the stamp that was released last in a buffer."""
+        """Return the word with the last stamp of a buffer that the consumer has released."""
         return HEADER_WORDS + 2 * self.producers + producer * self.depth + buffer
 
     def held(self, producer: int, buffer: int) -> int:
-        """Return the word with the stamp that is held.
+        """Return the word with the stamp of a buffer that the consumer holds.
 
-        Written if producers drop entries, or the owner has handed the entry out.
+        The consumer writes the word if producers drop entries, or if the owner has handed the
+        entry out.
         """
         return self.released(self.producers, 0) + producer * self.depth + buffer
 
-    # Of control.
+    # Words of control.
 
     def member(self, place: int) -> int:
         """Return the word with the session of a ring or, behind the rings, of a place."""
@@ -163,11 +168,11 @@ class Terms:
         return HEADER_WORDS + self.places + place
 
     def stop(self, producer: int) -> int:
-        """Return the word with the last stamp of a ring that counts."""
+        """Return the word with the last valid stamp of a ring."""
         return HEADER_WORDS + 2 * self.places + producer
 
     def decided(self, producer: int) -> int:
-        """Return the word with the last stamp of a ring up to which the owner has handed out."""
+        """Return the word with the stamp up to which the owner has handed out a ring's entries."""
         return self.stop(self.producers) + producer
 
     def handed(self, consumer: int) -> int:
@@ -175,10 +180,10 @@ class Terms:
         return self.decided(self.producers) + consumer
 
     def decision(self, producer: int, buffer: int) -> int:
-        """Return the word with a stamp and the consumer to which the owner has given it."""
+        """Return the word with a stamp, and the consumer to which the owner gave that entry."""
         return self.handed(self.consumers) + producer * self.depth + buffer
 
     def hand(self, consumer: int, position: int) -> int:
-        """Return the two words of an entry that the owner hands out: its stamp, and where it is."""
+        """Return the first of two words about a handed-out entry: its stamp, and its location."""
         which = consumer * self.prefetch + position % self.prefetch
         return self.decision(self.producers, 0) + 2 * which

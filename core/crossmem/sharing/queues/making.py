@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The making and the opening of queues."""
+"""Functions that make and open queues."""
 
 from typing import Any, Final, cast
 
@@ -60,8 +60,8 @@ def make_queue(
             raise InvalidSizeError(msg, operation="queue", hint=hint)
     check_flag("redeliver", redeliver, "queue")
     if redeliver and delivery == "each":
-        msg = "redeliver=True needs delivery='one': with 'each', every consumer has its own copy"
-        raise ConfigurationError(msg, operation="queue", hint="leave out one of the two")
+        msg = "redeliver=True needs delivery='one': with 'each', every consumer gets each buffer"
+        raise ConfigurationError(msg, operation="queue", hint="leave out redeliver=True")
     size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
     alignment = _HOST_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
     counted: Any = {name: value for name, value, _most in counts}
@@ -98,9 +98,9 @@ def open_queue(
     Parameters
     ----------
     handle
-        A handle or its bytes, which name the role.
+        A handle of the queue, or its bytes. The handle also names the role.
     device
-        The device that uses the buffers here; None: the device that holds them.
+        The device that uses the buffers in this process; None: the device that holds them.
     timeout
         How long the owner may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
 
@@ -129,7 +129,8 @@ def open_queue(
         handle = QueueHandle.from_bytes(handle)
     if handle.directory.owner == process.identity:
         msg = "this process owns the queue, and cannot open it again"
-        raise UnsupportedError(msg, operation="open_queue", hint="use the object that made it")
+        hint = "use the Queue that device.queue() returned"
+        raise UnsupportedError(msg, operation="open_queue", hint=hint)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     opened, mine = open_segments(process, handle, device, timeout_s)
     queue = Queue(QueueRecord(opened, {handle.role: mine}))

@@ -45,7 +45,7 @@ _PAUSE_S: Final = 2e-3
 
 
 class Queues(Part):
-    """The queues of this process, and its places in queues, by the core of their handles."""
+    """The queues of this process, and the cores of the handles of its places in queues."""
 
     closing: ClassVar = -4
 
@@ -68,7 +68,7 @@ def _unpack(text: str) -> ShareableHandle:
 def _read_directory(
     handle: QueueHandle, timeout: float | None
 ) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
-    """Return the contents of a directory, after all checks: its writer is another process."""
+    """Return the contents of a directory after checks, because another process wrote it."""
     with attach(handle.directory, readonly="advisory", timeout=timeout) as mapping:
         blob = mapping.read()
     try:
@@ -103,7 +103,7 @@ def open_segments(
     device: LocalDevice | str | None,
     timeout: float | None,
 ) -> tuple[Opened, list[ShareableHandle]]:
-    """Map the segments of a queue; return the handles of the role's places, too."""
+    """Map the segments of a queue. Return them, and the handles of the places for the role."""
     terms, (arena_handle, *handles), mine = _read_directory(handle, timeout)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     readonly: Any = False
@@ -156,12 +156,12 @@ def open_segments(
 def take_place(
     opened: Opened, role: QueueRole, mine: Sequence[ShareableHandle], timeout_s: float
 ) -> tuple[int, Mapping]:
-    """Take a ring or place, which no other process has from then on.
+    """Take a ring or place for this process alone.
 
     Raises
     ------
     BusyError
-        All of them are taken.
+        All rings or places for the role are taken.
     """
     taken = opened.process.part(Queues).taken
     first = 0 if role == "produce" else opened.terms.producers
@@ -169,7 +169,7 @@ def take_place(
     while True:
         for index in sorted(range(len(mine)), key=lambda one: opened.member(first + one) > 0):
             core, place = mine[index].core, first + index
-            # A ring with rubbish in its tail can never be used again.
+            # A ring whose tail is invalid can never be used again.
             if core in taken or (not first and opened.segments[place][TAIL] > MAX_STAMP):
                 continue
             taken.add(core)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's side of a queue: its sessions, and the entries that it hands out.
 
-The lease server's thread calls :meth:`QueueOwner.tend` when somebody rings the owner's bell or
-dies. It only reads and writes words, so a busy owner delays the entries that were left to it, and
-nothing else. Each call looks at all words again, so it does not matter where a peer has died.
+The lease server's thread calls :meth:`QueueOwner.tend` when a process rings the owner's bell, and
+when a producer or consumer dies. The method only reads and writes words. A busy owner delays only
+the entries that were left to the owner. Each call reads all words again, so a peer may die at any
+step.
 """
 
 import os
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -53,11 +55,11 @@ class _Entry(NamedTuple):
     stamp: int
     buffer: int
     target: int
-    """The consumer that has it, 0 if none has."""
+    """The consumer and session that have the entry, 0 if no consumer has it."""
     is_handed: bool
-    """Whether the owner has handed it to that consumer."""
+    """Whether the owner has handed the entry to that consumer."""
     deliveries: int
-    """How often it was delivered, the next time included."""
+    """Number of deliveries, including the present or the next one."""
 
 
 class QueueOwner:
@@ -68,9 +70,9 @@ class QueueOwner:
     process, device
         This process, and the device of the buffers.
     terms
-        The numbers of the queue.
+        The declared sizes and rules of the queue.
     allow
-        The processes that may open it.
+        The processes that may open the queue.
     """
 
     def __init__(
@@ -80,15 +82,16 @@ class QueueOwner:
         self.terms = terms
         self._lock = ordered_lock(Rank.STATE)
         self._is_finished = False
-        """Whether no further producer will come."""
+        """Whether no further producer will open the queue."""
         self._revoked: set[int] = set()
-        """The pids of processes without any role."""
+        """The pids of processes whose roles were revoked."""
         self._suspects: set[int] = set()
-        """Places of which a process has died, or has lost its roles."""
+        """Rings and places whose process may have died or lost its roles."""
         self._given: dict[tuple[int, int], tuple[int, int]] = {}
-        """By producer and stamp: target and count of the entries that passed through here."""
+        """Entries that the owner has handed out or recovered. A key is (producer, stamp), a value
+        (target, delivery count)."""
         self._turns = [0, 0]
-        """The producer and the consumer that come next."""
+        """The producer and the consumer whose turn is next."""
         self.segments = Segments(process, device, terms, allow)
         self.opened = self.segments.opened
         self._control = self.opened.control
@@ -110,19 +113,19 @@ class QueueOwner:
         self.tend()
 
     def tend(self) -> None:
-        """Open and end sessions, hand out entries that were left here, and end the queue."""
+        """Open and end sessions, hand out the entries that wait, and end the queue."""
         with self._lock:
             if self.opened.end == CLOSED:
                 return
-            # A process that joins waits until the round is over.
+            # A process that asked for a session waits until ROUND is 0 again.
             words.store(self._control, ROUND, 1)
             try:
                 is_changed = self._change_sessions()
                 if is_changed:
                     words.release()
                     words.store(self._control, SESSIONS, self._control[SESSIONS] + 1)
-                    # After the barrier, a producer sees that a consumer has gone, or its entry is
-                    # seen.
+                    # After the barrier, a producer sees the end of a session, or this call sees
+                    # the entry that the producer gave to that session.
                     words.barrier()
                 is_settled = self.terms.delivery == "each" or self._hand_out()
                 is_changed |= self._end(is_settled=is_settled)
@@ -164,7 +167,7 @@ class QueueOwner:
         return is_changed
 
     def _has_gone(self, place: int) -> bool:
-        """Whether no process has a place, or one that may not have it."""
+        """Whether no process has a place, or the roles of its process were revoked."""
         export, leases = self.segments.exclusive[place], self.process.start_server().leases
         with leases.lock:
             slot, number = export.slot, export.handle.export
@@ -181,7 +184,7 @@ class QueueOwner:
         self.tend()
 
     def _recover(self, target: int) -> None:
-        """Take the entries of a session that ends: others get them, or they are lost."""
+        """Recover the entries of a session that ends, or count them as lost."""
         terms, control = self.terms, self._control
         consumer = (target >> 48) - 1
         place = self.opened.segments[terms.producers + consumer]
@@ -229,14 +232,14 @@ class QueueOwner:
         return self.opened.released(consumer, one.producer, one.buffer) == one.stamp
 
     def _is_ready(self, one: _Entry) -> bool:
-        """Whether consumers can read an entry now: no stream and no producer works on it."""
+        """Whether an entry can be read now: no stream fills it, and no producer drops it."""
         segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
-        # A producer that died before it dropped the entry leaves its mark.
+        # The mark DROPPING of a dead producer has no effect.
         is_whole = segment[at] == one.stamp or not self.opened.member(one.producer)
         return is_whole and segment[at + READY] >= segment[at + WANTED]
 
     def _hand_out(self) -> bool:
-        """Give the entries that no consumer has to those with room; whether all are settled."""
+        """Hand waiting entries to consumers with room; return whether the queue could end now."""
         terms, control = self.terms, self._control
         for is_last_try in (False, True):
             tails = [self.opened.tail(producer) for producer in range(terms.producers)]
@@ -257,7 +260,7 @@ class QueueOwner:
             self._give(waiting, taken)
             for producer in range(terms.producers):
                 left = waiting.get(producer)
-                # Entries that were published since are looked at in the next call.
+                # The next call handles the entries that were published in the meantime.
                 words.store(
                     control, terms.decided(producer), left[0].stamp - 1 if left else tails[producer]
                 )
@@ -269,36 +272,37 @@ class QueueOwner:
             words.store(control, WANT, LATE if are_late else not is_settled)
             if is_settled or is_last_try:
                 break
-            # A consumer that released before it saw that word rings no bell.
+            # A consumer that released before it saw WANT has rung no bell. So the loop repeats.
             words.barrier()
         return is_settled
 
     def _give(self, waiting: dict[int, list[_Entry]], taken: Counter[tuple[int, int]]) -> None:
-        """Hand entries out as long as a consumer has room, in turns of producers and consumers."""
+        """Hand out entries while a consumer has room. Producers and consumers take turns."""
         terms, control, opened = self.terms, self._control, self.opened
-        present = [one for one in range(terms.consumers) if opened.consumer(one)]
-
-        def has_room(consumer: int, producer: int) -> bool:
-            place = opened.segments[terms.producers + consumer]
-            unread = control[terms.handed(consumer)] - words.observe(place, HANDED)
-            return max(taken[consumer, producer], unread) < terms.prefetch
-
-        while True:
-            # A producer whose entries are not ready or not released delays no other one.
-            rooms = {
-                producer: found
-                for producer, left in waiting.items()
-                if left
-                and self._is_ready(left[0])
-                and (found := [one for one in present if has_room(one, producer)])
-            }
-            if not rooms:
-                return
-            producer = _next(self._turns[0], list(rooms))
-            consumer = _next(self._turns[1], rooms[producer])
+        places = opened.segments[terms.producers :]
+        # The hand of a consumer has at most as many entries as the consumer may get of a producer.
+        unread = {
+            one: control[terms.handed(one)] - words.observe(places[one], HANDED)
+            for one in range(terms.consumers)
+            if opened.consumer(one)
+        }
+        # A producer whose entries are not ready or not released delays no other producer.
+        left = {producer for producer in waiting if waiting[producer]}
+        while left:
+            producer = _next(self._turns[0], left)
+            rooms = [
+                one for one in unread if max(taken[one, producer], unread[one]) < terms.prefetch
+            ]
+            if not rooms or not self._is_ready(waiting[producer][0]):
+                left.discard(producer)
+                continue
+            consumer = _next(self._turns[1], rooms)
             self._turns = [producer + 1, consumer + 1]
             one = waiting[producer].pop(0)
+            if not waiting[producer]:
+                left.discard(producer)
             taken[consumer, producer] += 1
+            unread[consumer] += 1
             position = control[terms.handed(consumer)]
             at = terms.hand(consumer, position)
             words.store(control, at, one.stamp)
@@ -315,12 +319,12 @@ class QueueOwner:
     # The end ------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """End the queue when the producers have closed: no further one will come."""
+        """End the queue as soon as the present producers have closed."""
         self._is_finished = True
         self.tend()
 
     def _end(self, *, is_settled: bool) -> bool:
-        """End the queue if no producer is left and no further one will come."""
+        """End the queue if no producer is left, and no further producer is expected."""
         terms, end = self.terms, self.opened.end
         members = [self._control[terms.member(one)] for one in range(terms.producers)]
         came = sum((one + 1) // 2 for one in members)
@@ -328,7 +332,7 @@ class QueueOwner:
             return False
         if not end and self.terms.redeliver:
             words.store(self._control, END, FINISHED)
-            # From now on, the owner wants to know of each release.
+            # From now on, each release rings the owner's bell.
             is_settled = self._hand_out()
         words.release()
         words.store(self._control, END, ENDED if is_settled else FINISHED)
@@ -341,6 +345,6 @@ class QueueOwner:
         self._wake_all()
 
 
-def _next(turn: int, several: list[int]) -> int:
-    """Return the first one from a turn on, or the first of all."""
+def _next(turn: int, several: Collection[int]) -> int:
+    """Return the smallest number from ``turn`` on, or the smallest of all."""
     return min(several, key=lambda one: (one < turn, one))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A queue as one process sees it, its place in the queue, and how it sleeps there.
+"""A queue in one process: its segments, the place of the process, and the sleep of the process.
 
-A process takes a place by an exclusive import of the place's segment. Then it asks the owner for a
-session, in its own words, and the owner opens and ends sessions, in control. A session ends with
-the wish for it, with the death of the process, or by :meth:`crossmem.Queue.revoke`. The owner deals
-with the entries of a session before the next one begins.
+A process takes a place by an exclusive import of the place's segment. Its word WISH asks the owner
+for a session. The owner opens and ends sessions in the control segment. A session ends when
+the process withdraws its wish or dies, or by :meth:`crossmem.Queue.revoke`. The owner then settles
+the entries of the session before it opens the next one.
 
-A sleeper sets its word, takes the barrier, looks once more, and sleeps on its eventfd. A process
-that has published something reads the word afterwards, and writes to the eventfd. So no wake-up is
-lost, and without sleepers nobody makes a system call.
+Before a process sleeps on its eventfd, it sets SLEEPING, takes the barrier, and reads the queue
+once more. A process that publishes reads SLEEPING afterwards, and writes to the eventfd if it is
+set. So no wake-up is lost. Without sleepers, no process makes a system call.
 """
 
 import os
@@ -53,24 +53,24 @@ __all__ = ["LOOK_S", "PAUSE_S", "Opened", "Place", "ring"]
 _T = TypeVar("_T")
 
 LOOK_S: Final = 0.25
-"""The longest sleep between two looks at the owner."""
+"""The longest sleep between two checks of the owner."""
 _SPIN_S: Final = 100e-6
-"""How long a process looks before it sleeps. A wake-up takes some 50 microseconds. Two processes of
-which each looks for a shorter time would go on to wake each other."""
+"""How long a process polls before it sleeps. A wake-up takes some 50 microseconds. With a shorter
+time, two processes that answer each other would both sleep at each entry."""
 PAUSE_S: Final = 1e-3
-"""The pause between two looks at words that streams write."""
+"""The pause between two reads of words that streams write."""
 
 
 def ring(bell: int) -> None:
     """Make an eventfd readable."""
-    # A full counter is as good as one more write.
+    # An eventfd whose counter is full is readable already.
     with suppress(BlockingIOError):
         os.eventfd_write(bell, 1)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Opened:
-    """The segments of a queue, mapped in this process. Others write most of them."""
+    """The segments of a queue, mapped in this process. Other processes write most of them."""
 
     process: Process
     device: LocalDevice
@@ -87,9 +87,9 @@ class Opened:
     """The memory of the segments and buffers."""
     is_owner_alive: Callable[[], bool]
     look_at: float = 0.0
-    """The first check after this time looks at the owner."""
+    """From this time on, the next check asks whether the owner is alive."""
     first_stop: int = field(init=False)
-    """The word of :meth:`Terms.stop` of the first ring."""
+    """Index of the word :meth:`Terms.stop` of the first ring."""
 
     def __post_init__(self) -> None:
         self.first_stop = self.terms.stop(0)
@@ -99,7 +99,7 @@ class Opened:
         return self.base + (producer * self.terms.depth + buffer) * self.terms.stride
 
     def member(self, place: int) -> int:
-        """Return the session that is open at a ring or place, 0 if none is."""
+        """Return the session that is open at a ring or place, 0 if no session is open."""
         found = self.control[HEADER_WORDS + place]
         if not IS_ORDERED:
             words.fence()
@@ -110,26 +110,26 @@ class Opened:
         return self.member(self.terms.producers + index)
 
     def tail(self, producer: int) -> int:
-        """Return the last stamp that a producer has published. Rubbish counts as nothing."""
+        """Return the last stamp that a producer has published. An invalid stamp counts as 0."""
         found = self.segments[producer][TAIL]
         if not IS_ORDERED:
             words.fence()
-        # A producer whose session has ended may still write.
+        # A producer may still write after its session has ended, so the owner sets a limit then.
         stop = self.control[self.first_stop + producer]
         return min(stop, found) if found <= MAX_STAMP else 0
 
     def released(self, consumer: int, producer: int, buffer: int) -> int:
-        """Return the stamp that a consumer has released last in a buffer."""
+        """Return the last stamp of a buffer that a consumer has released."""
         place = self.segments[self.terms.producers + consumer]
         return words.observe(place, self.terms.released(producer, buffer))
 
     @property
     def end(self) -> int:
-        """0 while entries may come, else one of the constants."""
+        """0 while entries may be put, else FINISHED, ENDED or CLOSED."""
         return words.observe(self.control, END)
 
     def wake(self, place: int) -> None:
-        """Wake the process of a ring or place if it sleeps, after a store that it waits for."""
+        """Wake the process of a ring or place if it sleeps. The change was stored before."""
         if self.terms.is_fenced:
             words.fence()
         if self.segments[place][SLEEPING]:
@@ -148,7 +148,7 @@ class Opened:
             raise ClosedError(msg, hint="make a new queue")
         now = monotonic()
         if now >= self.look_at:
-            # A system call, so the time of the last answer counts for a while.
+            # The check is a system call, so its result is used for LOOK_S seconds.
             if not self.is_owner_alive():
                 msg = "the process that owns this queue is dead"
                 raise OwnerGoneError(msg, hint="make a new queue in a living process")
@@ -165,7 +165,7 @@ class Place:
     place
         Number of the ring or place.
     view, pointer
-        The segment here.
+        The mapped segment and its address.
     """
 
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
@@ -190,7 +190,7 @@ class Place:
     # The session --------------------------------------------------------------------------
 
     def join(self, timeout_s: float) -> None:
-        """Begin a session after the end of the last one here.
+        """Begin a session in this ring or place, after the end of the previous session.
 
         Parameters
         ----------
@@ -200,10 +200,10 @@ class Place:
         Raises
         ------
         AccessDeniedError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
-            The owner opens no session.
+            The owner has not opened a session.
         """
         control, at = self.opened.control, self.opened.terms.member(self.place)
-        # A predecessor that died has left its wish.
+        # The wish of a dead process may still be in the segment.
         words.store(self.words, WISH, 0)
         self._await_owner(lambda: words.observe(control, at) % 2 == 0 or None, timeout_s)
         self.begin()
@@ -213,7 +213,7 @@ class Place:
 
         def is_open() -> bool | None:
             is_mine = words.observe(control, at) == wish
-            # Then the owner has handed out what this process can get at once.
+            # After the round, the owner has handed out the waiting entries to this process, too.
             return (is_mine and not words.observe(control, ROUND)) or None
 
         self._await_owner(is_open, timeout_s)
@@ -255,7 +255,7 @@ class Place:
         Raises
         ------
         ClosedError, OwnerGoneError, AccessDeniedError
-            The queue was closed, its owner is dead, or it has revoked the role.
+            The queue was closed, or its owner is dead or has revoked the role.
         """
         opened = self.opened
         if not self.session:
@@ -268,7 +268,7 @@ class Place:
             raise self._finished()
 
     def _finished(self) -> ClosedError:
-        msg = "the queue has ended: all producers that it was made for have come and closed"
+        msg = "the queue has ended: all the producers for which it was made have closed it"
         return ClosedError(msg, hint="make the queue with more producers, and end it with finish()")
 
     def _revoked(self) -> AccessDeniedError:
@@ -280,7 +280,7 @@ class Place:
         opened, self.session = self.opened, 0
         driver = stream_words_of(opened.device.driver)
         if self._pages and driver is not None:
-            # Work that failed has ended, too.
+            # Failed work has ended, too, so the result is not needed.
             wait_for_work(opened.device)
             while self._pages:
                 page = next(iter(self._pages))
@@ -314,24 +314,24 @@ class Place:
         cast("Streams", device.driver).synchronize_stream(device.ordinal, stream)
 
     def finish_work(self, stream: int | None) -> CrossmemError | None:
-        """Without a stream, wait for the work of a device, and return its failure."""
+        """If no stream is named, wait for all work of the device, and return its failure."""
         if stream is None and not self.opened.device.capabilities.host_visible:
             return wait_for_work(self.opened.device)
         return None
 
     def waits_for_streams(self) -> bool:
-        """Whether a stream will write what this process waits for, which wakes nobody."""
+        """Whether this process waits for a word that a stream writes. Streams ring no bell."""
         raise NotImplementedError
 
     # Sleep --------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Return the eventfd, which becomes readable after a look that found nothing."""
+        """Return the eventfd. It becomes readable when the queue may have changed."""
         self.is_armed = True
         return self._bell
 
     def _sleep(self, timeout_s: float, *, polls: bool) -> None:
-        """Sleep until somebody rings the bell, or for a while."""
+        """Sleep until the bell rings, for :data:`LOOK_S` at most."""
         if polls:
             time.sleep(min(timeout_s, PAUSE_S))
         else:
@@ -347,18 +347,18 @@ class Place:
         *,
         polls: Callable[[], bool],
     ) -> _T | None:
-        """Return what a look finds, None if it finds nothing in time.
+        """Call ``look`` until it returns a value; return None if it returns none in time.
 
         Parameters
         ----------
         look
-            Looks at the words.
+            Reads the words of the queue. None means that the process must wait.
         check
-            Raises if nothing can come any more.
+            Raises if a further wait has no use.
         timeout_s
-            The longest wait; 0 looks once.
+            The longest wait; 0 does not wait.
         polls
-            Whether a stream will write the words, which wakes nobody.
+            Whether a stream will write the words. Streams ring no bell.
         """
         began = monotonic()
         end, spin_s = began + timeout_s, min(timeout_s, _SPIN_S)
@@ -366,7 +366,7 @@ class Place:
             pass
         if found is not None:
             return found
-        # Buffers whose objects were dropped are released now.
+        # This releases the buffers whose objects the application has dropped.
         self.opened.process.drain()
         self.sleepers += 1
         try:
@@ -380,7 +380,7 @@ class Place:
                 try:
                     check()
                 except CrossmemError:
-                    # What was published before the end is still there.
+                    # Entries that were published before the end can still be read.
                     if (found := look()) is not None:
                         return found
                     raise
@@ -388,13 +388,13 @@ class Place:
                 if left_s <= 0:
                     return None
                 self._sleep(left_s, polls=polls())
-                # This look comes before the steps of the next sleep, which take a while.
+                # A value that is found here saves the steps of the next sleep.
                 if (found := look()) is not None:
                     return found
         finally:
             self.sleepers -= 1
             if self.sleepers and found is not None:
-                # This thread may have read the wake-up of another one.
+                # This thread may have read the wake-up of another thread.
                 ring(self._bell)
             elif not (self.sleepers or self.is_armed):
                 words.store(self.words, SLEEPING, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The producer's side: it alone writes its ring and hands out its buffers."""
+"""The producer's side of a queue. A producer writes only its own ring, and has its own buffers."""
 
 from collections import Counter, deque
 from sys import gettrace
@@ -42,14 +42,14 @@ class Producer(Place):
         self._is_one = opened.terms.delivery == "one"
         self._bytes = self.words.cast("B")
         self._flying: dict[int, tuple[int, int]] = {}
-        """By buffer: stamp and target of its entry, until it is released."""
+        """Published entries that are not released. A key is a buffer, a value (stamp, target)."""
         self._free: deque[int] = deque()
         self._given: Counter[int] = Counter()
-        """By target: number of its entries that are not released."""
+        """By target, the number of entries that the target has not released."""
         self._left = 0
         """The last stamp that was left to the owner."""
         self._turn = 0
-        # The places of words that hand-overs use.
+        # Indices of the words that each hand-over uses.
         terms = opened.terms
         self._entry = terms.entry(0)
         self._decision = terms.decision(place, 0)
@@ -57,11 +57,11 @@ class Producer(Place):
         self._released = terms.released(place, 0)
         self._changes = -1
         self._targets: list[int] = []
-        """The targets of the consumers after so many changes of sessions."""
+        """The targets of the consumers when the word SESSIONS was ``_changes``."""
 
     @override
     def begin(self) -> None:
-        """Take over what a predecessor has published and nobody has released yet."""
+        """Take over the published entries of an earlier session that are not released."""
         terms, ring_, tail = self.opened.terms, self.words, self.opened.tail(self.place)
         words.store(ring_, TAIL, tail)
         words.store(ring_, DROPS, min(ring_[DROPS], tail))
@@ -71,7 +71,7 @@ class Producer(Place):
             if 0 < stamp <= tail and ring_[at + READY] >= ring_[at + WANTED]:
                 self._flying[buffer] = stamp, ring_[at + TARGET]
             else:
-                # Nobody reads entries of an ended session that are not ready.
+                # No consumer reads an entry that was not ready when its session ended.
                 self._free.append(buffer)
                 stamp = 0
             words.store(ring_, at, stamp)
@@ -85,7 +85,7 @@ class Producer(Place):
     # Buffers ------------------------------------------------------------------------------
 
     def hand_out(self) -> SharedBuffer | None:
-        """Return a free buffer on the hot path, None if the other path must look."""
+        """Return a free buffer on the hot path, None if :meth:`take` must search for one."""
         free = self._free
         if not free and self.is_plain:
             with self.lock:
@@ -107,7 +107,7 @@ class Producer(Place):
         return made
 
     def end_plainly(self, _buffer: SharedBuffer) -> bool:
-        """Leave the end of a buffer that was not put to the other path."""
+        """Return False: :meth:`take_back` releases a buffer that was not put."""
         return False
 
     def take(self) -> SharedBuffer | None:
@@ -120,7 +120,7 @@ class Producer(Place):
             return self._take_free()
 
     def take_back(self, record: BufferRecord, stream: int | None) -> None:
-        """Take a buffer that was not put."""
+        """Take back a buffer that was not put."""
         failure = self.finish_work(stream)
         if stream is not None:
             self.finish_stream(stream)
@@ -139,7 +139,7 @@ class Producer(Place):
         is_plain, flying, given = self._is_one and self.is_plain, self._flying, self._given
         for buffer, (stamp, target) in list(flying.items()):
             consumer = target >> 48
-            # The usual entry, which this producer has given to a consumer, needs no call.
+            # The usual case needs no call: this producer itself has chosen the consumer.
             if is_plain and 0 < consumer <= count and control[decision + buffer] >> 8 != stamp:
                 if segments[first + consumer][released + buffer] != stamp:
                     continue
@@ -165,7 +165,7 @@ class Producer(Place):
         self._given[target] -= 1
 
     def _is_released(self, buffer: int, stamp: int, target: int) -> bool:
-        """Whether the one consumer of an entry has released it. The owner may have chosen it."""
+        """Whether the consumer of an entry has released it. The owner may have chosen it."""
         opened = self.opened
         decision = opened.control[self._decision + buffer]
         consumer = (target >> 48) - 1
@@ -181,7 +181,7 @@ class Producer(Place):
         return released == stamp
 
     def _is_seen(self, buffer: int, stamp: int) -> bool:
-        """Whether each consumer has released an entry, has come after it, or has gone."""
+        """Whether each consumer has released an entry, has joined after it, or has left."""
         opened, start = self.opened, self.opened.terms.start(self.place)
         first = opened.terms.producers
         return all(
@@ -198,20 +198,21 @@ class Producer(Place):
             if self._is_held(buffer, stamp):
                 continue
             words.store(mine, at_of(buffer), stamp | DROPPING)
-            # After the barrier, a consumer that saw the stamp has its word in its place.
+            # After the barrier, this process sees the "held" word of each consumer that read the
+            # stamp without the mark.
             words.barrier()
             if not self._is_held(buffer, stamp):
                 words.store(mine, at_of(buffer), 0)
                 if not self._is_back(buffer, stamp, target):
-                    # Nobody has received it in the meantime.
+                    # No consumer has received and released the entry in the meantime.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 self._take_entry(buffer, target)
-                # Its consumer may have room now for an entry that waits.
+                # The consumer of the dropped entry may have room now for an entry that waits.
                 if words.load(self.opened.control, WANT):
                     ring(self.opened.owner_bell)
                 return
             words.store(mine, at_of(buffer), stamp)
-            # A consumer that saw the mark looks again.
+            # A consumer that saw the mark must read the entry again.
             self.opened.wake_consumers()
 
     def _is_held(self, buffer: int, stamp: int) -> bool:
@@ -229,7 +230,7 @@ class Producer(Place):
     def put(self, record: BufferRecord, length: int, user_data: bytes, stream: int | None) -> None:
         """Publish a buffer. It belongs to the consumers from then on.
 
-        If this raises before, the record is not done.
+        If the call raises before the publication, ``record.is_done`` is False.
         """
         wanted = 0
         if stream is not None or not self.is_plain:
@@ -250,7 +251,7 @@ class Producer(Place):
         self._tell(target)
 
     def _sign(self, buffer: int, stream: int) -> int:
-        """Let a stream make the entry ready; return the value that it will write, 0 if none."""
+        """Let a stream make the entry ready. Return the value that it will write, or 0."""
         driver = self.words_driver(stream)
         if driver is None:
             return 0
@@ -267,7 +268,7 @@ class Producer(Place):
         at = self._entry + ENTRY_WORDS * buffer
         first = 8 * (at + USER)
         # One step on processors that keep stores in order: no signal handler and no other thread
-        # runs before the end of this function. A handler that puts something finds the next stamp.
+        # runs before the end of this function. So a handler that puts an entry uses another stamp.
         stamp = mine[TAIL] + 1
         mine[at] = 0
         if not IS_ORDERED:
@@ -285,18 +286,19 @@ class Producer(Place):
             words.release()
         if not target:
             self._left = stamp
-        # One step on each processor.
+        # These statements are one step on each processor.
         record.is_done = True
         self._flying[buffer] = stamp, target
         mine[TAIL] = stamp
         self._given[target] += 1
 
     def _choose(self) -> int:
-        """Return the consumer for the next entry, in turns: one with room, else nobody."""
+        """Return the target of the next entry: consumers with room in turns, 0 if none has room."""
         control, given, prefetch = self.opened.control, self._given, self.opened.terms.prefetch
         if self._left and control[self._decided] < self._left:
             # Entries that were left to the owner come first.
             return 0
+        self._count_handed()
         if (changes := words.observe(control, SESSIONS)) != self._changes:
             consumers = range(self.opened.terms.consumers)
             sessions = [(one, self.opened.consumer(one)) for one in consumers]
@@ -314,8 +316,27 @@ class Producer(Place):
                 self._reclaim()
         return 0
 
+    def _count_handed(self) -> None:
+        """Add the entries that the owner has handed out to the counts of their consumers."""
+        if not self._left:
+            return
+        control, flying, given = self.opened.control, self._flying, self._given
+        for buffer, (stamp, target) in list(flying.items()):
+            decision = control[self._decision + buffer]
+            consumer = (decision & 255) - 1
+            if target or decision >> 8 != stamp or consumer >= self.opened.terms.consumers:
+                continue
+            now = target_of(consumer, self.opened.consumer(consumer))
+            given.setdefault(now, 0)
+            entry = stamp, now
+            # One step: no signal handler and no other thread runs in between.
+            flying[buffer] = entry
+            given[0] -= 1
+            given[now] += 1
+        self._left = 0
+
     def _tell(self, target: int) -> None:
-        """Wake the consumer of a new entry; tell the owner if there is none, or if it has gone."""
+        """Wake the consumer of a new entry. If no consumer is present, wake the owner."""
         opened = self.opened
         if not self._is_one:
             opened.wake_consumers()
@@ -323,12 +344,13 @@ class Producer(Place):
         place = opened.terms.producers + (target >> 48) - 1
         if target and (opened.terms.is_fenced or opened.segments[place][SLEEPING]):
             opened.wake(place)
-        # The owner ends a session, takes the barrier, and then looks for entries.
+        # The owner ends a session, takes the barrier, and then reads the entries. So this process
+        # sees the end of the session here, or the owner sees the entry.
         if not target or opened.control[HEADER_WORDS + place] != target & MAX_STAMP:
             ring(opened.owner_bell)
 
     @override
     def waits_for_streams(self) -> bool:
-        """Whether a stream may release a buffer, which wakes nobody."""
+        """Whether a stream may release a buffer. Streams ring no bell."""
         first = self.opened.terms.producers
         return any(words.load(place, STREAMS) for place in self.opened.segments[first:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues: one process owns one, others take places as producers and consumers."""
+"""Queues. One process owns a queue, and other processes take places as producers and consumers."""
 
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -44,7 +44,7 @@ class Queue(Endable):
     Attributes
     ----------
     device
-        The device that uses the buffers here.
+        The device that uses the buffers in this process.
     nbytes
         Capacity of a buffer, in bytes.
     depth
@@ -91,7 +91,7 @@ class Queue(Endable):
         owner = self._usable().owner
         if owner is None:
             msg = f"only the process that made a queue may call {operation}()"
-            raise UnsupportedError(msg, operation=operation, hint="call it there")
+            raise UnsupportedError(msg, operation=operation, hint="call it in that process")
         return owner
 
     def export(self, *, role: QueueRole) -> QueueHandle:
@@ -163,24 +163,25 @@ class Queue(Endable):
         Parameters
         ----------
         item
-            A buffer of :meth:`allocate`; it ends here. With ``copy="allow"`` also bytes, an array
-            or a tensor, which is copied into a free buffer, in C order.
+            A buffer of :meth:`allocate`, which the caller cannot use afterwards. With
+            ``copy="allow"``, also bytes, an array or a tensor: this method copies the item in C
+            order into a free buffer.
         stream
             The stream that fills the buffer: a stream of CuPy, PyTorch or torch-npu, or its handle.
-            Consumers get the buffer when the work that was issued before is complete. None, or
-            with a copy: this waits for all work of the device.
+            Consumers get the buffer when the work that was issued before is complete. Without a
+            stream, and for a copied item, this method waits for all work of the device.
         timeout
             Time limit of the wait for a free buffer, if ``item`` is copied; as for
             :meth:`allocate`.
         copy
-            ``"allow"`` or True, or None to refuse everything that is not a buffer.
+            ``"allow"`` or True permits a copy. None refuses each item that is not a buffer.
 
         Raises
         ------
         BusyError
-            A view of the buffer is alive. Nothing has changed then.
+            A view of the buffer is alive. The call has no effect then.
         UnsupportedError
-            The item is neither a buffer of this queue nor may be copied.
+            The item is not a buffer of this queue, and may not be copied.
         QueueFullError, InvalidSizeError
             No buffer became free in time, or the item does not fit.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
@@ -196,7 +197,7 @@ class Queue(Endable):
         if not isinstance(item, SharedBuffer):
             allocate = partial(self.allocate, timeout=timeout)
             buffer = copied(item, self.nbytes, allocate, copy=copy)
-            # The library has chosen the stream of the copy.
+            # The item's library has chosen the stream of the copy, so the device must finish.
             number = None
         length, user_data = buffer._data_length, buffer._user_data
         taken = taken_from(buffer, producer)
@@ -204,28 +205,29 @@ class Queue(Endable):
             producer.put(taken, length, user_data, number)
         except BaseException:
             if not taken.is_done:
-                # Nothing was published: the buffer is the application's again.
+                # Nothing was published: the buffer belongs to the application again.
                 buffer._record = taken
                 if buffer is not item:
                     buffer.release()
             raise
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
-        """Put several items, in order; see :meth:`put`. If one raises, earlier ones were put."""
+        """Put several items, in order; see :meth:`put`. After an error, earlier items were put."""
         for item in items:
             self.put(item, **options)
 
     # Getting ------------------------------------------------------------------------------
 
     def get(self, *, timeout: float | None = None, stream: Any = None) -> SharedBuffer:
-        """Return the next buffer. Release it when its contents are used.
+        """Return the next buffer. The caller releases the buffer after its use.
 
         Parameters
         ----------
         timeout
-            Time limit in seconds; 0 looks once; None waits as long as something can come.
+            Time limit in seconds; 0 does not wait; None waits until the queue ends.
         stream
-            Any stream may use the buffer, which arrives when the work that fills it is complete.
+            The stream that will use the buffer. It has no effect, because a buffer arrives only
+            when the work that fills it is complete.
 
         Raises
         ------
@@ -257,7 +259,7 @@ class Queue(Endable):
         return found
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
-        """Return the first buffer, and up to ``most`` in total that are there already."""
+        """Wait for one buffer. Return all available buffers then, at most ``most`` of them."""
         if not is_within(most, 1, inf):
             msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
             raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")
@@ -273,14 +275,15 @@ class Queue(Endable):
                 yield self.get()
 
     def fileno(self) -> int:
-        """Return a descriptor for ``select``, which becomes readable when a buffer may have come.
+        """Return a descriptor that becomes readable when a buffer may have arrived.
 
-        Call :meth:`get` with ``timeout=0`` after that, until it raises :class:`QueueEmptyError`.
+        When ``select`` reports it, call :meth:`get` with ``timeout=0`` until the call raises
+        :class:`QueueEmptyError`.
         """
         return self._consumer().fileno()
 
     async def get_async(self) -> SharedBuffer:
-        """Return the next buffer; see :meth:`get`. The event loop runs meanwhile."""
+        """Return the next buffer; see :meth:`get`. The event loop runs during the wait."""
         return await repeat(self._consumer(), partial(self.get, timeout=0))
 
     async def put_async(self, item: Any, **options: Any) -> None:
@@ -297,19 +300,19 @@ class Queue(Endable):
     def wait_for(
         self, *, producers: int = 0, consumers: int = 0, timeout: float | None = None
     ) -> None:
-        """Wait until that many processes take part, and get what is put from then on.
+        """Wait until there are that many producers, and consumers that can get new entries.
 
         Parameters
         ----------
         producers, consumers
-            The smallest numbers.
+            The numbers to wait for.
         timeout
-            Time limit in seconds; 0 looks once; None: ``CROSSMEM_TIMEOUT``.
+            Time limit in seconds; 0 does not wait; None: ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
         WaitTimeoutError
-            The message says how many have come.
+            The message says how many there are.
         """
         opened = self._usable().opened
         if timeout is None:
@@ -321,14 +324,15 @@ class Queue(Endable):
                 return
             opened.check_owner()
             if time.monotonic() > end:
-                msg = f"only {stats.producers} producers and {stats.consumers} consumers have come"
-                raise WaitTimeoutError(msg, operation="wait_for", hint="give a longer timeout")
+                msg = f"there are only {stats.producers} producers and {stats.consumers} consumers"
+                raise WaitTimeoutError(msg, operation="wait_for", hint="pass a longer timeout")
             time.sleep(PAUSE_S)
 
     def finish(self) -> None:
-        """Put nothing more. The queue ends when all producers have finished, closed or died.
+        """Put nothing more from this process.
 
-        In the owner, it also means that no further producer will come.
+        The queue ends when all producers have finished, closed or died. If the owner calls this
+        method, the queue does not wait for further producers.
         """
         record = self._usable()
         record.finish()
@@ -336,11 +340,11 @@ class Queue(Endable):
             record.owner.finish()
 
     def revoke(self, pid: int) -> None:
-        """Take the roles of a process, which may not open this queue again.
+        """Revoke the roles of a process. The process cannot open this queue again.
 
-        Its next calls raise :class:`AccessDeniedError`. What it puts from then on reaches nobody.
-        What it holds is lost, or delivered again, as after its death. But its mappings of the
-        memory stay, so a hostile process can still write to buffers.
+        Its next calls raise :class:`AccessDeniedError`. Consumers do not get the entries that it
+        puts from then on. The entries that it holds are lost or delivered again, as after its
+        death. Its mappings of the memory remain, so a hostile process can still write to buffers.
 
         Parameters
         ----------
@@ -362,15 +366,16 @@ class Queue(Endable):
         """Return the state of the queue at this moment."""
         record = self._usable()
         if record.owner is not None:
-            # Its thread may not have looked yet.
+            # The lease server's thread may not have handled the latest changes yet.
             record.owner.tend()
         return stats_of(record.opened)
 
     def close(self) -> None:
         """Give up the places of this process. A second call does nothing.
 
-        The owner closes the queue for all. Consumers get what was given to them; what waits for one
-        with room is lost. To lose nothing, call :meth:`finish`, and wait for the consumers.
+        The owner's call closes the queue for all. Consumers still get the entries that were given
+        to them. Entries that wait for a consumer with room are lost. To lose none, the owner calls
+        :meth:`finish` first, and waits for the consumers.
 
         Raises
         ------

@@ -32,7 +32,7 @@ class QueueRecord(Record):
     mine
         By role, the handles of the rings or places that this process may take.
     owner
-        The queue's owner, if that is this process.
+        The owner's side of the queue, if this process owns it.
     """
 
     __slots__ = (
@@ -59,11 +59,11 @@ class QueueRecord(Record):
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
         self.is_finished = False
-        """Whether this process puts nothing more."""
+        """Whether this process has called finish(), so that it cannot put anything more."""
         self.mappings: list[Mapping] = []
-        """Those of the places that this process has taken."""
+        """The mappings of the places that this process has taken."""
         self._joining: dict[QueueRole, int] = {}
-        """By role, the thread that takes a place."""
+        """By role, the thread that is taking a place."""
 
     def join(self, role: QueueRole, timeout_s: float) -> None:
         """Take a place for a role, unless this process has one.
@@ -71,11 +71,11 @@ class QueueRecord(Record):
         Raises
         ------
         AccessDeniedError, BusyError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
-            It gets none.
+            This process gets no place.
         """
         me = get_ident()
-        # No lock is held, because the driver maps the place. A signal handler that raises may leave
-        # this thread's number, which this thread takes for its own.
+        # No lock is held, because the driver maps the place. If a signal handler raises, the number
+        # of this thread may stay in the dict. The thread can then enter again.
         while self._joining.setdefault(role, me) != me:
             time.sleep(PAUSE_S)
         try:
@@ -102,7 +102,7 @@ class QueueRecord(Record):
             hint = f"open it with the handle of queue.export(role={role!r})"
             raise AccessDeniedError(msg, operation=role, hint=hint)
         if self.is_finished and role == "produce":
-            msg = "this process has called finish(), and puts nothing more"
+            msg = "this process has called finish(), and cannot put anything more"
             raise ClosedError(msg, operation="put", hint="open the queue again")
         index, mapping = take_place(self.opened, role, self.mine[role], timeout_s)
         self.mappings.append(mapping)
@@ -122,7 +122,7 @@ class QueueRecord(Record):
             raise
 
     def _unmap(self, mappings: list[Mapping]) -> None:
-        """Let places end as soon as no view of them is left."""
+        """Unmap places as soon as no view of them is alive."""
         taken = self.opened.process.part(Queues).taken
         while mappings:
             mapping = mappings.pop()
@@ -137,9 +137,9 @@ class QueueRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the places, then the segments; the owner closes the queue for all.
+        """End the sessions, and release the segments. The owner closes the queue for all.
 
-        Each of them has a record of its own, with which a refused release is repeated.
+        Each segment has a record of its own, which repeats a release that the vendor refused.
         """
         if self.is_done:
             return
@@ -147,7 +147,7 @@ class QueueRecord(Record):
         owner, places = self.owner, (self.producer, self.consumer)
         self.producer = self.consumer = None
         with ExitStack() as steps:
-            # If one step raises, the others still run. The last one here runs first.
+            # The steps run in reverse order. If one of them raises, the others still run.
             if owner is not None:
                 steps.callback(owner.segments.free)
             steps.callback(self._unmap, self.mappings)

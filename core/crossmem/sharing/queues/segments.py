@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of a queue in its owner: words, buffers, eventfds, and the handles of all."""
+"""The memory of a queue in its owner: segments, buffers and eventfds, with their handles."""
 
 import base64
 import json
@@ -36,9 +36,9 @@ class Segments:
     process, device
         This process, and the device of the buffers.
     terms
-        The numbers of the queue.
+        The declared sizes and rules of the queue.
     allow
-        The processes that may open it.
+        The processes that may open the queue.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Segments:
         self._views: list[memoryview] = []
         self._bells: list[int] = []
         self._shared: list[tuple[Export, Exported]] = []
-        """The exports with which bells travel, and what the driver exported."""
+        """The exports that carry bells to importers, each with the driver's own export."""
         self.exclusive: list[Export] = []
         """The exports by which processes take rings and places."""
         self.directories: dict[QueueRole, ShareableHandle] = {}
-        """By role, the handle of memory that names everything that a process needs."""
+        """By role, the handle of the directory."""
         try:
             for nwords in terms.sizes:
                 self._add_segment(bytes(8 * nwords))
@@ -84,7 +84,8 @@ class Segments:
             self._memory,
             lambda: True,
         )
-        # Buffers that this process has in hand outlive the queue, and ring the bells.
+        # A buffer that this process holds may outlive the queue, and its release rings a bell. So
+        # the bells stay open until then.
         weakref.finalize(self.opened, _close_all, self._bells).atexit = False
 
     def _add_memory(self, contents: bytes) -> Allocation:
@@ -98,7 +99,7 @@ class Segments:
         self._views.append(memory.view())
         self._bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         shared = self._export(memory, "ro")
-        # The bell travels with the segment.
+        # A process that imports the segment also receives its bell.
         self._shared.append((shared, shared.exported))
         descriptors = (*shared.exported.descriptors, self._bells[-1])
         shared.exported = Exported(shared.exported.payloads, descriptors)
@@ -129,21 +130,21 @@ class Segments:
         return made.export(allow=self._allow, access="ro")
 
     def watch(self, on_bell: Callable[[], object], on_death: Callable[[int], object]) -> None:
-        """Have the lease server call when the owner's bell rings, or the process of a place dies.
+        """Let the lease server report rings of the owner's bell, and deaths of processes.
 
         Parameters
         ----------
         on_bell
             Called at each ring.
         on_death
-            Called with the number of the ring or place.
+            Called with the number of the ring or place whose process has died.
         """
         for place, export in enumerate(self.exclusive):
             export.on_death = partial(on_death, place)
         self._process.start_server().watch(self._bells[0], on_bell)
 
     def free(self) -> None:
-        """Free the memory when nobody has buffers of it here, and the others have closed it."""
+        """Free the memory as soon as no process uses it: neither this one nor an importer."""
         self._process.start_server().unwatch(self._bells[0])
         for export in self.exclusive:
             export.on_death = None

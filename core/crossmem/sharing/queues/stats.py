@@ -29,7 +29,7 @@ class QueueStats:
     waiting
         Number of entries that wait for a consumer with room; with ``delivery="one"``.
     lag
-        By consumer: number of entries that it has not looked at.
+        By consumer, the number of entries that it has not read yet.
     """
 
     producers: int

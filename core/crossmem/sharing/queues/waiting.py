@@ -19,9 +19,9 @@ _NUMBERS: Final = (float, int)
 
 
 async def repeat(place: Place, call: Callable[[], _T]) -> _T:
-    """Return what a call returns when the queue is not empty or full any more."""
+    """Repeat a call until the queue is neither empty nor full, and return its result."""
     loop = asyncio.get_running_loop()
-    # A loop has one reader for each descriptor, and several tasks may wait.
+    # An event loop has one reader for each descriptor. So each waiting task uses a duplicate.
     number = os.dup(place.fileno())
     place.sleepers += 1
     try:
@@ -39,7 +39,7 @@ async def repeat(place: Place, call: Callable[[], _T]) -> _T:
 
 
 def may_look(process: Process, timeout: object) -> bool:
-    """Whether a call may look before it checks the rest: the time limit and the state are valid."""
+    """Whether a call may try the hot path: the time limit and the process are valid."""
     is_valid = timeout is None or (type(timeout) in _NUMBERS and timeout >= 0)  # type: ignore[operator]
     return is_valid and not (process.is_inherited or process.is_closed)
 
@@ -50,5 +50,5 @@ def wait_s(timeout: object) -> float:
         return inf
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
         msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more, or None"
-        raise ConfigurationError(msg, hint="pass 0 to look once, or None to wait")
+        raise ConfigurationError(msg, hint="pass 0 to return at once, or None to wait")
     return float(timeout)

@@ -27,8 +27,8 @@ _MAX_NBYTES: Final = 1 << 47
 class AddressRange(Endable):
     """Consecutive addresses of this process, to which memory is mapped in pieces.
 
-    Made by :meth:`crossmem.Device.reserve`; a context manager that releases them. An access to an
-    address without a mapping is undefined behaviour.
+    Made by :meth:`crossmem.Device.reserve`; a context manager that releases the addresses. An
+    access to an address without a mapping is undefined behaviour.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class AddressRange(Endable):
         self.device = record.device
         self.nbytes = record.nbytes
         # This is the last statement: from here on, the finaliser of this object releases the
-        # addresses. Before it, the caller does.
+        # addresses. Until then, the caller must release them.
         self._record = record
 
     @override
@@ -87,12 +87,13 @@ class AddressRange(Endable):
         Returns
         -------
         Piece
-            Unmap it, or use it as a context manager. The offset is free again after that.
+            Unmap it, or use it as a context manager. After the unmap, the offset is free again.
 
         Raises
         ------
         InvalidSizeError
-            The capacity does not fit there, or the offset is not a multiple of the granularity.
+            The capacity does not fit at the offset, or the offset is not a multiple of the
+            granularity.
         BusyError
             Another piece overlaps.
         UnsupportedError
@@ -110,11 +111,11 @@ class AddressRange(Endable):
         piece = PieceRecord(record, source, offset, (self, memory))
         try:
             with process.state:
-                # Another thread may have ended the range or the memory. Then these raise.
+                # Another thread may have ended the range or the memory. Then these calls raise.
                 self._live()
                 _source_of(memory)
                 record.claim(piece)
-                # A signal handler may have ended one of them meanwhile. Then these raise.
+                # A signal handler may have ended one of them by now. Then these calls raise.
                 self._live()
                 _source_of(memory)
             piece.map()
@@ -162,7 +163,7 @@ class Piece(Memory):
     offset
         Offset of the piece in the range, in bytes.
     nbytes
-        Size of the memory in bytes. It occupies its whole capacity in the range.
+        Size of the memory in bytes. In the range, the memory occupies its whole capacity.
     readonly
         Whether writing is refused, as for the mapped import.
     """
@@ -181,7 +182,7 @@ class Piece(Memory):
         self._pointer = addresses.pointer + record.offset
         self.offset = record.offset
         # This is the last statement: from here on, the finaliser of this object releases the piece.
-        # Before it, the caller does.
+        # Until then, the caller must release it.
         self._record = record
 
     @override
@@ -218,7 +219,7 @@ class Piece(Memory):
 
 
 def _source_of(memory: object) -> Source:
-    """Return the memory behind an allocation or import, in the form in which a range maps it."""
+    """Return what a range needs to map the memory of an allocation or import."""
     if isinstance(memory, Allocation):
         record = record_of(memory)
         return Source(
@@ -234,7 +235,7 @@ def _source_of(memory: object) -> Source:
         isinstance(memory, Import) and isinstance(memory.handle, BlockHandle)
     ):
         msg = "an address range takes whole allocations, not blocks of a pool"
-        hint = "map an allocation or an import of one; a pool's blocks are consecutive already"
+        hint = "map an allocation, or the import of an allocation; a pool's blocks are consecutive"
         raise UnsupportedError(msg, hint=hint, operation="map")
     if not isinstance(memory, Import):
         msg = f"memory must be a crossmem.Allocation or crossmem.Import, not {shorten(memory)}"

@@ -54,7 +54,7 @@ class Source(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether this process allocated the memory. An import of its own memory counts, too."""
+        """Whether this process allocated the memory, even if it maps an import of that memory."""
         return isinstance(self.memory, Block)
 
 
@@ -94,7 +94,7 @@ class PieceRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Unmap the piece after the device's running work (law C9). Its place is free then."""
+        """Unmap the piece after the device's running work (law C9), which frees its place."""
         taken: list[bool] = []
         lock = self.source.lock
         try:
@@ -152,8 +152,8 @@ class RangeRecord(Record):
         self.pieces: list[PieceRecord] = []
         """The pieces, in the order of their offsets. Guarded by the lock of the state."""
         self.shows_own: bool | None = None
-        """Whether the range takes this process's own memory, or imported memory. The first piece
-        decides; None before it."""
+        """True if the range takes this process's own memory, False if it takes imported memory,
+        None before the first piece."""
         self._reserved: list[Reserved] = []
 
     @property
@@ -218,7 +218,7 @@ class RangeRecord(Record):
             )
 
     def _kinds(self) -> list[bool]:
-        """Return for each piece so far whether it is memory of this process.
+        """Return whether the pieces so far are memory of this process, one value for each.
 
         The first piece decides for good.
         """

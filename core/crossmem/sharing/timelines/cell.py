@@ -2,18 +2,20 @@
 """The words of one timeline in shared host memory, and how the host waits for them.
 
 The process that signals is the only writer of the words, with two exceptions. A waiter sets
-``CARE`` and ``WAITING`` before it sleeps. After the death of the signalling process, any process
-may write ``VOID`` into the value, and all of them write the same.
+``CARE`` and ``WAITING`` before it sleeps. After the death of the signalling process, any other
+process may write ``VOID`` into the value.
 
-A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, takes a fence and looks once more. The
-signalling process writes the value, takes a fence and then reads ``WAITING``. So either the sleeper
-sees the value, or the signalling process sees the flag. It then clears the flag, increments
-``SEQUENCE`` and wakes all sleepers. A sleeper whose flag was cleared with another's finds that
-``SEQUENCE`` has moved, so no wake-up is lost. Only this file writes these words.
+A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, takes a fence and reads the value again.
+The signalling process writes the value, takes a fence and then reads ``WAITING``. So either the
+sleeper sees the value, or the signalling process sees ``WAITING``. In the second case, the
+signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. All sleepers
+share ``WAITING``. A sleeper that sets ``WAITING`` just before the word is cleared does not sleep,
+because ``SEQUENCE`` has changed. So no wake-up is lost. Only this file writes these words.
 
-The signalling process takes no fence before the first sleep. The first sleeper sets ``CARE`` to 1
-and takes the barrier, which orders the accesses of the signalling process, too. After the barrier,
-that process sees ``CARE``, and the sleeper sets it to 2: from then on, a fence suffices.
+Before any thread has slept, the signalling process takes no fence. The first sleeper sets ``CARE``
+to 1 and takes the barrier, which orders the accesses of the signalling process, too. After the
+barrier, the signalling process sees ``CARE`` and takes fences. The sleeper then sets ``CARE`` to 2,
+so that later sleepers take a fence instead of the barrier.
 """
 
 import time
@@ -37,30 +39,30 @@ __all__ = [
 ]
 
 VALUE: Final = 0
-"""The value that was reached; at level ``"event"``, by the host alone."""
+"""The value that was reached. At level ``"event"``, streams do not write it."""
 IDENTITY: Final = 1
 """The identity of the timeline, 0 after its signalling process has closed it."""
 WAITING: Final = 2
-"""1 if a thread may sleep."""
+"""1 if a thread may be asleep."""
 SEQUENCE: Final = 3
-"""Incremented before sleepers are woken. They sleep on this word."""
+"""The word on which threads sleep. It is incremented before they are woken."""
 ISSUED: Final = 4
-"""The largest value that was issued to a stream. Larger than the value while work is running."""
+"""The largest value that was issued to a stream. It is larger than VALUE while work is running."""
 CARE: Final = 5
 """0 before a thread sleeps for the first time, 1 while it takes the barrier, then 2."""
 _KNOWN: Final = 2
 CELL_NBYTES: Final = 64
-"""Size of the words. Each timeline has its own line of the processor's cache."""
+"""Size of the words. Each timeline has its own cache line."""
 
 VOID: Final = 2**63 - 1
-"""The value after the end of the signalling process. It ends every wait, and a cyclic comparison
-with any smaller value finds it larger."""
+"""The value after the end of the signalling process. This value ends every wait, also the waits of
+streams that compare values cyclically."""
 
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
-"""The longest pause between two looks at a value that a stream writes."""
+"""The longest pause between two reads of a value that a stream writes."""
 _LOOK_S: Final = 0.25
-"""The longest sleep between two looks at the signalling process."""
+"""The longest sleep between two checks of the signalling process."""
 
 
 class Awaited(NamedTuple):
@@ -71,7 +73,7 @@ class Awaited(NamedTuple):
     value
         The smallest sufficient value.
     timeout_s
-        The longest wait in seconds; 0 looks once.
+        The longest wait in seconds; 0 does not wait.
     check
         Raises if the value can never be reached.
     name
@@ -84,9 +86,9 @@ class Awaited(NamedTuple):
     name: str
 
     def passed(self, reached: int) -> WaitTimeoutError:
-        """Return the error for the end of the time."""
+        """Return the error for a wait that took too long."""
         msg = f"{self.name} was not reached within {self.timeout_s:g} s; the value is {reached}"
-        return WaitTimeoutError(msg, operation="wait", hint="give a longer timeout")
+        return WaitTimeoutError(msg, operation="wait", hint="pass a longer timeout")
 
 
 class Cell:
@@ -95,9 +97,9 @@ class Cell:
     Parameters
     ----------
     memory
-        The words as bytes. They keep the memory mapped.
+        The words as a view of bytes, which keeps the memory mapped.
     pointer
-        Their address in this process.
+        The address of the words in this process.
     """
 
     __slots__ = ("pointer", "words")
@@ -107,7 +109,7 @@ class Cell:
         self.pointer = pointer
 
     def read(self, word: int) -> int:
-        """Return a word. Later accesses of this thread come after it."""
+        """Return a word. Later accesses of this thread come after the read."""
         return words.observe(self.words, word)
 
     def write(self, word: int, value: int) -> None:
@@ -117,7 +119,7 @@ class Cell:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the threads that sleep. Without sleepers this makes no system call."""
+        """Wake the threads that sleep. Without sleepers, this method makes no system call."""
         if not words.load(self.words, CARE) and IS_REGISTERED:
             # The barrier of the first sleeper makes the value visible.
             return
@@ -126,7 +128,7 @@ class Cell:
             words.store(self.words, WAITING, 0)
             words.release()
             sequence = words.load(self.words, SEQUENCE)
-            # Another process may have written anything.
+            # Another process may have written any value, so the sum is limited to 64 bits.
             words.store(self.words, SEQUENCE, (sequence + 1) % 2**64)
             futex.wake_all(self.pointer + 8 * SEQUENCE)
 
@@ -136,7 +138,7 @@ class Cell:
         Raises
         ------
         WaitTimeoutError
-            The time is over.
+            The word has not reached the value in time.
         """
         load, cell, target = words.load, self.words, awaited.value
         end = time.monotonic() + awaited.timeout_s
@@ -153,13 +155,13 @@ class Cell:
             if IS_REGISTERED and load(cell, ISSUED) <= load(cell, VALUE):
                 futex.sleep(self.pointer + 8 * SEQUENCE, sequence, min(left_s, _LOOK_S))
             else:
-                # A stream wakes nobody. Neither does a process whose stores this process cannot
-                # order.
+                # A stream wakes no thread. Without the barrier, this process cannot rely on a
+                # wake-up either.
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_S)
 
     def _announce(self) -> None:
-        """Say that this thread will sleep. Its next look comes after that."""
+        """Announce the sleep of this thread. Later reads of the value come after this call."""
         cell, is_known = self.words, words.load(self.words, CARE) == _KNOWN
         if is_known or not IS_REGISTERED:
             words.store(cell, WAITING, 1)
@@ -171,7 +173,7 @@ class Cell:
         words.store(cell, CARE, _KNOWN)
 
     def _is_reached(self, word: int, awaited: Awaited) -> bool:
-        """Run the check; True if it fails but the word has reached the value meanwhile."""
+        """Run the check; return True if it fails and the word has reached the value by then."""
         try:
             awaited.check()
         except CrossmemError:

@@ -48,7 +48,7 @@ class HandOver(Part):
         timeline = self._own.get(key)
         if timeline is None:
             if streams_of(device.driver) is None:
-                # Before a timeline is made, which would stay.
+                # This check comes first, because a timeline that was made would stay.
                 msg = f"{device.name} has no streams"
                 raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
             made = make_timeline(self._process, device, None, allow)
@@ -65,7 +65,8 @@ class HandOver(Part):
             for known, one in list(self._opened.items()):
                 if not one.owner_alive:
                     self._opened.pop(known, None)
-            # A wait of 0 s is one look, but the other process must reply to the first one.
+            # With a timeout of 0, the value is read once. But to open the timeline, the other
+            # process must have time to reply.
             made = open_timeline(ready.timeline, device=device, timeout=timeout or None)
             timeline = self._opened.setdefault(key, leave_to_references(made))
         timeline.wait(ready.value, stream=stream, timeout=timeout)

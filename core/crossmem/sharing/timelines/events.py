@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The level ``"event"``: a ring of events that streams of several processes record and await.
 
-Behind the words of the timeline, the page has sixteen entries: the value of an event's last record,
-and the bytes by which other processes open the event. An event that is recorded again while a
-waiter reads its entry only holds that waiter longer.
+Behind the words of the timeline, the page has sixteen entries. An entry contains the value with
+which its event was recorded last, and the bytes by which other processes open the event. If the
+event is recorded again while a waiter reads its entry, that waiter only waits longer.
 """
 
 import threading
@@ -34,7 +34,7 @@ _LOOK_S: Final = 1e-4
 
 
 class EventLevel(Level):
-    """Streams record and await events. A wait blocks the host until its value was issued."""
+    """Streams record and await events. A wait blocks the host until the value was issued."""
 
     name: ClassVar[TimelineLevel] = "event"
 
@@ -47,7 +47,7 @@ class EventLevel(Level):
         is_own: bool,
         maker: "EventLevel | None" = None,
     ) -> None:
-        """Begin without events.
+        """Make the level without events.
 
         Parameters
         ----------
@@ -56,21 +56,21 @@ class EventLevel(Level):
         is_own
             Whether this object signals.
         maker
-            The level of the same timeline that signals in this process. A vendor may refuse to open
-            an event in the process that has created it.
+            The level that signals the same timeline, if this process has it. Its events are used
+            then, because a vendor may refuse to open an event in the process that created it.
         """
         super().__init__(process, device, cell)
         self._is_own = is_own
         self._maker = maker
         self._lock: threading.RLock = ordered_lock(Rank.FOREIGN) if maker is None else maker._lock
-        """Held while events are used, so that none is destroyed meanwhile."""
+        """Held while events are used, so that no event is destroyed during its use."""
         self._is_closed = False
         self._open: dict[int, list[SharedEvent]] = {} if maker is None else maker._open
         """The open events, by the first word of their entries."""
         self._turn = 0
 
     def _event(self, entry: int) -> SharedEvent:
-        """Return the event of an entry, created or opened at its first use. The lock is held."""
+        """Return the event of an entry. The first use creates or opens it. The lock is held."""
         if self._is_closed or (self._maker is not None and self._maker._is_closed):
             msg = "this timeline was closed"
             raise ClosedError(msg)
@@ -94,7 +94,7 @@ class EventLevel(Level):
         return box[0]
 
     def _entries(self) -> list[tuple[int, int]]:
-        """Return value and entry of the records whose values the host has not seen reached."""
+        """Return (value, entry) of each record whose value is larger than VALUE, in order."""
         seen = self.cell.read(VALUE)
         found = [(self.cell.read(one), one) for one in _ENTRIES]
         return sorted(one for one in found if one[0] > seen)
@@ -108,7 +108,7 @@ class EventLevel(Level):
                 if not cast("StreamEvents", self.streams).is_event_done(self._event(entry)):
                     break
                 value = issued
-        # The signalling process may have gone on in the meantime, and the value must not shrink.
+        # The signalling process may have written a larger value, and the value must not shrink.
         return max(value, self.cell.read(VALUE))
 
     @override
@@ -117,7 +117,7 @@ class EventLevel(Level):
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
-        # The value must not shrink when the entry of a reached one is used again.
+        # When an entry is used again, its reached value is lost. So VALUE is brought up to date.
         self.cell.write(VALUE, self.reached)
         entry = _ENTRIES[self._turn % len(_ENTRIES)]
         with self._lock:
@@ -130,7 +130,7 @@ class EventLevel(Level):
     @override
     def set(self, value: int) -> None:
         super().set(value)
-        # Waiters look at this word first, and sleep on it.
+        # Waiters wait for this word first.
         self.cell.write(ISSUED, value)
 
     @override
@@ -165,6 +165,6 @@ class EventLevel(Level):
             self._is_closed = True
             for box in self._open.values():
                 while box and driver is not None:
-                    # A repeated call does nothing if an interrupted one has destroyed the event.
+                    # If an interrupted call has destroyed the event, a repeated call does nothing.
                     driver.destroy_event(box[0])
                     box.clear()

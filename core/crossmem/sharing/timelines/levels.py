@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How timelines signal and wait on streams: the levels ``"host"`` and ``"word"``.
 
-A driver runs under the lock of the timeline, because the vendor must see signals in their order.
+The lock of the timeline is held during driver calls, because the vendor must see signals in order.
 """
 
 import threading
@@ -35,7 +35,7 @@ class Level:
 
     name: ClassVar[TimelineLevel] = "host"
     blocks_host: ClassVar = True
-    """Whether a stream's wait begins with a wait of the host."""
+    """Whether the host waits before it lets a stream wait."""
 
     def __init__(self, process: Process, device: LocalDevice, cell: Cell) -> None:
         self.process = process
@@ -44,7 +44,7 @@ class Level:
         self._last: tuple[int, int] | None = None
         """Stream and thread of the last signal. Each thread may have its own default stream."""
         self.is_unsure = False
-        """Whether a signal was interrupted, so it is unknown what the vendor will write."""
+        """Whether a signal was interrupted, so that the next value from the vendor is unknown."""
 
     @property
     def streams(self) -> Streams:
@@ -53,7 +53,7 @@ class Level:
         Raises
         ------
         UnsupportedError
-            The device has no streams, or they do not offer this level.
+            The device has no streams, or the device does not offer this level.
         """
         found, device = streams_of(self.device.driver), self.device
         if found is None or self.name not in device.capabilities.timeline_levels:
@@ -64,7 +64,7 @@ class Level:
 
     @property
     def issued(self) -> int:
-        """The largest value that was signalled, reached or not."""
+        """The largest value that was signalled, even if it is not reached yet."""
         return max(self.cell.read(ISSUED), self.cell.read(VALUE))
 
     @property
@@ -74,21 +74,22 @@ class Level:
 
     @property
     def is_void(self) -> bool:
-        """Whether the value says nothing about the work of the signalling process."""
+        """Whether the value is void: it says nothing about the work of the signalling process."""
         return self.cell.read(VALUE) == VOID
 
     def settle(self) -> None:
         """After an interrupted signal, wait for all work of the device."""
         if self.is_unsure:
             self.device.driver.synchronize(self.device.ordinal)
-            # At level "event", the value may be behind what was reached.
+            # At level "event", VALUE may be smaller than the value that was reached.
             self.cell.write(ISSUED, self.reached)
             self.is_unsure, self._last = False, None
 
     def signal(self, value: int, stream: int) -> None:
         """Signal a value after the work that was issued on a stream.
 
-        The value is larger than all before it, which are reached first, whatever their streams.
+        The value is larger than all earlier values. Earlier values are reached first, even if they
+        were signalled on other streams.
         """
         streams, key = self.streams, (stream, threading.get_ident())
         if key != self._last and self.issued > self.reached:
@@ -108,11 +109,11 @@ class Level:
         raise NotImplementedError
 
     def wait_on_host(self, awaited: Awaited) -> int:
-        """Return the value when it has reached the awaited one; see :meth:`Cell.wait`."""
+        """Wait on the host until the awaited value is reached; see :meth:`Cell.wait`."""
         return self.cell.wait(VALUE, awaited)
 
     def prepare(self, awaited: Awaited) -> int:
-        """Wait on the host for what a wait of a stream needs, and return the word that was read."""
+        """Do the host's part of a stream's wait, and return the word that was read."""
         self.streams  # noqa: B018 - raises if the device has no streams
         return self.wait_on_host(awaited)
 
@@ -120,7 +121,7 @@ class Level:
         """Hold the later work of a stream until the value is reached."""
 
     def close(self) -> None:
-        """Release what the vendor has given. An interrupted call can be repeated."""
+        """Release the vendor's resources. An interrupted call can be repeated."""
 
 
 class HostLevel(Level):
@@ -133,7 +134,7 @@ class HostLevel(Level):
 
 
 class WordLevel(Level):
-    """Streams write and await the value itself, and the host never waits for them."""
+    """Streams write and await the value itself. The host never waits for a stream."""
 
     name: ClassVar[TimelineLevel] = "word"
     blocks_host: ClassVar = False
@@ -156,7 +157,8 @@ class WordLevel(Level):
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
         driver, address = self._word()
-        # Written first: a sleeper that this wakes then looks often, because no stream wakes it.
+        # ISSUED is written first. The write wakes the sleepers, which then poll for the value,
+        # because no stream wakes them.
         self.cell.write(ISSUED, value)
         driver.write_value(self.device.ordinal, address, value, stream)
 

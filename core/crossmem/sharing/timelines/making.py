@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The making of timelines."""
+"""The function that makes timelines."""
 
 import os
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host memory of timelines: pages that this process exports, and pages registered for streams.
 
-The words of many timelines lie in one page, so a process that opens several of them leases the page
-once. No place is used twice: a stream of another process may still wait for the words of a closed
-timeline.
+The words of many timelines lie in one page. A process that opens several of these timelines leases
+the page once. The words of a closed timeline are never used for another timeline, because a stream
+of another process may still wait for them.
 """
 
 import weakref
@@ -38,20 +38,21 @@ PAGE_NBYTES: Final = 4096
 
 
 class LeftMemory(Part):
-    """Memory that ends with its last view, even if a signal handler interrupts its finaliser."""
+    """Memory that is released with its last view, even if its finaliser is interrupted."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._watched: set[weakref.ref[Memory]] = set()
 
     def add(self, memory: Memory) -> None:
-        """Let the memory, and its object, end with the last view."""
+        """Release the memory, and end its object, with the last view."""
         leave_to_views(memory)
         self._watched.difference_update([one for one in self._watched.copy() if one() is None])
         record = memory._record
         if record is not None:
-            # The callback is C code, so no signal handler runs in it. It enters the record, and the
-            # reference as an unused value. A finished record leaves the queue at once.
+            # The callback is the C function setitem, so no signal handler runs in it. It adds the
+            # record to the queue. The value, which is the reference, is unused. A record that is
+            # done leaves the queue at once.
             ready: dict[Record, Any] = self._process.deferred.ready
             self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
@@ -61,12 +62,12 @@ class Page:
 
     def __init__(self, process: Process, allow: Allow | None) -> None:
         self.allocation = allocate(process, find_device(process, HOST, None), PAGE_NBYTES)
-        # The page ends with its last timeline.
+        # The page is released with its last timeline.
         process.part(LeftMemory).add(self.allocation)
         self.handle: ShareableHandle = self.allocation.export(allow=allow)
         self._leases = leases = process.start_server().leases
         with leases.lock:
-            # Behind the slot of the page, each timeline has a slot for acknowledgements.
+            # The slots after the slot of the page are for acknowledgements, one for each timeline.
             self._slot = slot = leases.slots.take_range(1 + PAGE_NBYTES // CELL_NBYTES)
             slot.move_on(is_live=True)
             self._export = export = leases.exports.get(self.handle.allocation, self.handle.export)
@@ -78,11 +79,11 @@ class Page:
         self.free = list(range(PAGE_NBYTES // CELL_NBYTES - 1, -1, -1))
 
     def retire(self) -> bool:
-        """Refuse further importers if none is left, and return whether none is left."""
+        """Refuse further importers if the page has no importer now. Return whether it has none."""
         return self._leases.retire(self._export.unit, even_if_leased=False)
 
     def acknowledged(self, offset: int) -> list[int]:
-        """Return one more than the value that each reader of a timeline has acknowledged."""
+        """Return the acknowledgement of each reader of a timeline, plus 1."""
         at = self._slot.at + 1 + offset // CELL_NBYTES
         with self._leases.lock:
             own = self._leases.pools.own_rows.get(self._slot.number // SLOTS)
@@ -90,7 +91,7 @@ class Page:
             return [word for word in (words.load(row, at) for row in rows) if word]
 
     def cell(self, offset: int, nbytes: int) -> Cell:
-        """Return the words at a place of the page."""
+        """Return the words at an offset of the page."""
         view = self.allocation.view()[offset : offset + nbytes]
         return Cell(view, self.allocation.ptr + offset)
 
@@ -129,7 +130,7 @@ class Pages(Part):
             return Place(page.cell(offset, CELL_NBYTES), handle, page)
 
     def leave(self, page: Page, user: Record) -> None:
-        """Remove a closed timeline. The last page for all processes of this user is kept."""
+        """Remove a closed timeline. A page without timelines stays open if it is not restricted."""
         self.signalled.pop(user, None)
         page.users.discard(user)
         if not page.users and page.allow is not None and self._open.get(page.allow) is page:
@@ -142,15 +143,16 @@ class Pages(Part):
 
     @override
     def tend(self) -> None:
-        """Leave pages whose first timeline was interrupted before it existed."""
+        """Give up pages whose first timeline was interrupted before it existed."""
         for allow, page in list(self._open.items()):
-            # A page is left before it is closed: another thread may be making a timeline in it.
+            # Another thread may be making a timeline in the page. So this method does not close the
+            # page: its last reference does.
             if allow is not None and not page.users:
                 self._open.pop(allow, None)
 
     @override
     def close_at_exit(self) -> None:
-        """Tell waiters that no value follows, before this process waits for their leases."""
+        """Void the timelines of this process, before it waits for the leases of waiters."""
         for record in list(self.signalled):
             with suppress(CrossmemError):
                 record.give_back(blocking=False)
@@ -164,7 +166,7 @@ class _Registered(NamedTuple):
     """The address for devices. Empty if the page is not registered."""
     users: set[object]
     ending: list[int]
-    """The address if a signal handler interrupted the driver, so that the end must be repeated."""
+    """The address, if a signal handler interrupted unregister_host(), which must be repeated."""
 
 
 class Registrations(Part):
@@ -178,7 +180,7 @@ class Registrations(Part):
     def enter(self, driver: StreamWords, ordinal: int, pointer: int, user: object) -> int:
         """Return the address by which devices reach a word, and register its page if necessary.
 
-        The page stays registered until :meth:`leave`, also if this raises.
+        The page stays registered until :meth:`leave`, even if this method raises.
         """
         page = pointer - pointer % PAGE_NBYTES
         with self._lock:
@@ -191,7 +193,9 @@ class Registrations(Part):
             return found.address[0] + pointer - page
 
     def leave(self, driver: StreamWords, pointer: int, user: object) -> None:
-        """Remove a user of a page. The last one unregisters it. A second call does nothing.
+        """Remove a user of a page, and unregister the page of the last user.
+
+        A second call does nothing.
 
         Raises
         ------
@@ -234,7 +238,7 @@ def check_memory(handle: TimelineHandle) -> None:
     Raises
     ------
     InvalidHandleError
-        A timeline is never in such memory.
+        Such memory never contains a timeline.
     """
     memory = handle.memory
     nbytes = PAGE_NBYTES if handle.level == "event" else CELL_NBYTES

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acknowledgements: how readers of a timeline tell its owner which values they are done with.
+"""Acknowledgements: readers of a timeline acknowledge values whose data they do not use any more.
 
-A reader writes into its own row of leases, where each timeline has a word: 0, or one more than the
-last acknowledged value. So each word has one writer, and the owner forgets the words of dead
-readers with their rows.
+A reader writes acknowledgements into its own row of leases. The row has one word for each timeline:
+0, or the last acknowledged value plus 1. So each word has one writer. When a reader dies, the owner
+removes its row, and its acknowledgements with it.
 """
 
 import threading
@@ -28,7 +28,7 @@ __all__ = ["ReaderWord", "await_readers"]
 
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
-"""The longest pause between two looks at the acknowledgements."""
+"""The longest pause between two reads of the acknowledgements."""
 
 
 class _Word:
@@ -38,27 +38,27 @@ class _Word:
 
     def __init__(self, row: memoryview) -> None:
         self.row = row
-        """Keeps the identity, which is part of the key of this object."""
+        """A reference to the row. Its ``id`` is part of the key of this object."""
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held during driver calls for this word, inside the lock of a timeline."""
+        """Held during driver calls for this word. A thread takes the timeline's lock before."""
         self.users: set[ReaderWord] = set()
         self.issued = 0
         """The largest word that a stream will write."""
         self.attempted = 0
-        """The same, with a write that the vendor refused or a signal handler interrupted."""
+        """Like ``issued``, but including writes that were refused or interrupted."""
         self.last: tuple[Level, int, int] | None = None
         """Level, stream and thread of the last write by a stream."""
 
 
 class Readers(Part):
-    """The words by which this process acknowledges."""
+    """The words into which this process writes acknowledgements."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._words: WeakValueDictionary[tuple[int, int], _Word] = WeakValueDictionary()
 
     def enter(self, row: memoryview, at: int, user: "ReaderWord") -> _Word:
-        """Enter a user of a word."""
+        """Add a user of a word, and return the word."""
         with self._process.state:
             word = self._words.setdefault((id(row), at), _Word(row))
             word.users.add(user)
@@ -97,9 +97,9 @@ class ReaderWord:
             The memory is not that of a timeline.
         """
         if words.load(self._control, self._at) % 2:
-            # A stranger may have written a timeline's identity into other memory. The word then
-            # holds another export, and must not be overwritten.
-            msg = "the memory of this handle belongs to no timeline: its slots are those of exports"
+            # Another process may have written a timeline's identity into memory that is no page of
+            # timelines. Then the word is a hold of an export, and must not be overwritten.
+            msg = "the memory of this handle belongs to no timeline, because its slots have exports"
             raise InvalidHandleError(msg, operation="done")
         number = None if stream is None else stream_of(stream)
         with self._word.lock:
@@ -113,7 +113,7 @@ class ReaderWord:
         device = level.device
         if number is None:
             if shared.last is not None and shared.attempted > reached:
-                # The stream must not write its smaller value over this one.
+                # The stream must not overwrite this value with its smaller one.
                 last, stream, _thread = shared.last
                 last.streams.synchronize_stream(last.device.ordinal, stream)
             words.release()
@@ -139,7 +139,7 @@ class ReaderWord:
         shared = self._word
         with shared.lock:
             if shared.last is not None and shared.attempted > words.load(self._row, self._at):
-                # A stream must not write over the 0.
+                # A stream must not overwrite the 0 that follows.
                 wait_for_work(shared.last[0].device)
             with self._process.state:
                 shared.users.discard(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of a timeline, how its owner ends it, and how its streams wait."""
+"""The record of a timeline: its resources, its end in the owner, and the waits of streams."""
 
 from typing import Final
 
@@ -24,12 +24,12 @@ from crossmem.sharing.timelines.watcher import StreamWatcher
 __all__ = ["IS_FENCED", "TimelineRecord"]
 
 IS_FENCED: Final = not (IS_ORDERED and IS_REGISTERED)
-"""Whether a store needs fences, which :meth:`Cell.write` adds."""
+"""Whether a store to a cell needs fences. :meth:`Cell.write` takes them."""
 _LEVELS: Final = {"host": HostLevel, "word": WordLevel}
 
 
 class TimelineRecord(Record):
-    """The resources of a timeline: its words, and what the vendor gave for its streams."""
+    """The resources of a timeline: its words, and the vendor's resources for its streams."""
 
     __slots__ = (
         "cell",
@@ -58,19 +58,19 @@ class TimelineRecord(Record):
         self.handle = handle
         self.cell = cell
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held while the driver works for this timeline."""
+        """Held during driver calls for this timeline."""
         self.page = source if isinstance(source, Page) else None
         """The memory of a timeline that this process signals."""
         self.mapping = source if isinstance(source, Mapping) else None
         """The memory of a timeline that another process signals."""
         self.reader: ReaderWord | None = None
-        """The acknowledgements of this process, from the first one on."""
+        """The word with the acknowledgements of this process; None before the first one."""
         self.words = cell.words
         is_one_store = self.page is not None and handle.level != "event" and not IS_FENCED
         self.is_ended = False
-        """Whether waiters were told that no value follows."""
+        """Whether the timeline is void."""
         self.own_words = cell.words if is_one_store else None
-        """The words, if this process may signal by one store."""
+        """The words, if one store suffices for a signal of this process."""
         self.level: Level
         if handle.level == "event":
             is_own = self.page is not None
@@ -131,7 +131,7 @@ class TimelineRecord(Record):
         """Hold the later work of a stream until a value is reached."""
         level = self.level
         if level.blocks_host:
-            # Without the lock, which the thread that signals needs.
+            # This wait does not hold the lock, because the thread that signals needs it.
             self.refuse_void(level.prepare(awaited))
             with self.lock:
                 level.wait(awaited.value, stream)
@@ -152,7 +152,7 @@ class TimelineRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Release the words when no stream uses them any more."""
+        """Release the words as soon as no stream uses them."""
         deferred = self.process.deferred
         taken: list[bool] = []
         try:
@@ -163,11 +163,11 @@ class TimelineRecord(Record):
                 if self._has_work():
                     is_left = self in deferred.waiting
                     if (is_left or not blocking) and not self.process.is_exiting:
-                        # What the work waits for may need the thread that calls this.
+                        # The work may wait for a step that only the calling thread can take.
                         deferred.waiting.add(self)
                         deferred.start_reaper()
                         return
-                    # A stream must not write over the last value.
+                    # A stream must not overwrite the void value.
                     wait_for_work(self.device)
                 self._end_own()
             if self._is_in_use():
@@ -197,9 +197,10 @@ class TimelineRecord(Record):
             return True
 
     def _end_own(self) -> None:
-        """Tell waiters that no value follows. A second call changes nothing."""
+        """Void the timeline, so that all waits end. A second call changes nothing."""
         self.cell.write(IDENTITY, 0)
-        # In this order, an interrupted call leaves no value that seems to be pending.
+        # VALUE comes before ISSUED. So an interrupted call leaves no issued value that is larger
+        # than VALUE, for which waiters would poll.
         self.cell.write(VALUE, VOID)
         self.cell.write(ISSUED, VOID)
         self.is_ended = True

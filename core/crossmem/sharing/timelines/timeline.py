@@ -32,7 +32,7 @@ __all__ = ["Timeline", "open_timeline"]
 
 _MOST_READERS: Final = 2**31 - 1
 _SPINS: Final = 300
-"""Looks of a waiting host before it sleeps: some 20 microseconds."""
+"""How often a waiting thread reads the value before it sleeps: for some 20 microseconds."""
 
 
 class Timeline(Endable):
@@ -80,17 +80,18 @@ class Timeline(Endable):
     def value(self) -> int:
         """The largest value that was reached: the work before its signal is complete.
 
-        If :attr:`void` is true, this is 2**63 - 1.
+        If :attr:`void` is true, the attribute is 2**63 - 1.
         """
         return self._usable().level.reached
 
     @property
     def void(self) -> bool:
-        """Whether the value says nothing any more, because the signalling process has ended.
+        """Whether the value is meaningless, because the signalling process has ended.
 
-        Streams that wait for a dead process are released (law L4). Read this on the host before
-        using data for which a stream has waited. At level ``"event"`` it is true after the death of
-        the signalling process, because the vendor decides what its events do then.
+        Streams that wait for a dead process are released (law L4). So the host must check this
+        attribute before it uses data for which a stream has waited. At level ``"event"``, the
+        attribute is true as soon as the signalling process is dead, because the vendor decides how
+        events of a dead process behave.
         """
         record = self._usable()
         return record.level.is_void or (self.level == "event" and not record.is_owner_alive)
@@ -101,7 +102,10 @@ class Timeline(Endable):
         return self._usable().is_owner_alive
 
     def export(self) -> TimelineHandle:
-        """Return the handle with which other processes open this timeline. Always the same."""
+        """Return the handle with which other processes open this timeline.
+
+        Each call returns the same handle.
+        """
         return self._usable().handle
 
     def signal(self, value: int, *, stream: Any = None) -> None:
@@ -110,11 +114,12 @@ class Timeline(Endable):
         Parameters
         ----------
         value
-            Larger than every value before it, and at most 2**63 - 2.
+            The new value: larger than every earlier value, and at most 2**63 - 2.
         stream
             A stream of CuPy, PyTorch or torch-npu, or the vendor's handle as an integer; 0 is the
-            default stream. None signals at once, after a wait for the values that were signalled on
-            streams before. At level ``"host"`` this waits until the stream's work is complete.
+            default stream. At level ``"host"``, the call waits until the stream's work is complete.
+            With None, the call first waits for values that were signalled on streams before, and
+            then signals.
 
         Raises
         ------
@@ -169,7 +174,7 @@ class Timeline(Endable):
                 if issued <= level.reached:
                     level.set(number)
                     return number
-            # Without the lock: what the work waits for may need this timeline in another thread.
+            # This wait does not hold the lock: the work may wait for a signal of another thread.
             level.wait_on_host(self._awaited(record, issued, None))
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
@@ -180,11 +185,12 @@ class Timeline(Endable):
         value
             From 1 to 2**63 - 2.
         stream
-            As for :meth:`signal`. Work that is issued on the stream after this call waits, and the
-            host does not; at level ``"event"`` the host waits until the value was signalled, and at
-            level ``"host"`` until it was reached. None: the host waits.
+            As for :meth:`signal`. Work that is issued on the stream after this call waits for the
+            value. At level ``"word"``, the host does not wait. At level ``"event"``, the host waits
+            until the value was signalled. At level ``"host"``, it waits until the value was
+            reached. With None, only the host waits, until the value was reached.
         timeout
-            Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``. 0 looks once.
+            Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
 
         Returns
         -------
@@ -201,8 +207,8 @@ class Timeline(Endable):
         ConfigurationError, UnsupportedError, DriverError
             As for :meth:`signal`.
         ClosedError, ForkedProcessError
-            The timeline was closed, here or by the signalling process, or a forked child called
-            this.
+            This object was closed, or the signalling process closed the timeline, or a forked child
+            called this.
         """
         record = self._usable()
         if not is_within(value, 1, VOID - 1):
@@ -235,18 +241,20 @@ class Timeline(Endable):
         return Awaited(value, timeout_s, check, f"value {value} of the timeline")
 
     def done(self, value: int, *, stream: Any = None) -> None:
-        """Tell the signalling process that this process is done with the data of a value.
+        """Acknowledge a value: this process does not use the value's data any more.
 
-        All objects of this process for one timeline acknowledge together. The first acknowledgement
-        makes this process a reader, until it closes the last object that has acknowledged, or dies.
+        All objects of this process for one timeline share one acknowledgement. The first call makes
+        this process a reader. The process stays a reader until it dies or has closed all objects
+        that acknowledged.
 
         Parameters
         ----------
         value
-            From 0, which only makes this process a reader, to 2**63 - 3.
+            From 0 to 2**63 - 3. The value 0 only makes this process a reader.
         stream
-            As for :meth:`signal`: acknowledge when the work that was issued on it is complete. At
-            level ``"word"`` this does not wait.
+            The stream that uses the data, as for :meth:`signal`. The value is acknowledged when the
+            work that was issued on the stream is complete. At level ``"word"``, the call does not
+            wait for that work.
 
         Raises
         ------
@@ -276,12 +284,13 @@ class Timeline(Endable):
         Parameters
         ----------
         value
-            From 0, for which a reader has called ``done`` at all, to 2**63 - 3.
+            From 0 to 2**63 - 3. Each reader has acknowledged the value 0 by its first call of
+            :meth:`done`.
         readers
-            The smallest number of readers. None: those that have acknowledged something. A reader
-            that closes its timeline or dies is no reader any more.
+            The smallest number of readers. None: the processes that are readers now. A process that
+            closes its timeline or dies is no reader any more.
         timeout
-            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 looks once.
+            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
 
         Raises
         ------
@@ -311,9 +320,9 @@ class Timeline(Endable):
     def close(self) -> None:
         """Release the timeline. A second call does nothing.
 
-        In the process that signals, this waits for the work before signals on streams. Then all
-        waits end: those of the host raise :class:`ClosedError`, and streams are released. In other
-        processes, the words stay mapped until no stream waits for them.
+        In the process that signals, the call waits for the work that precedes signals on streams.
+        Then all waits end: waits of the host raise :class:`ClosedError`, and streams are released.
+        In other processes, the words stay mapped until no stream waits for them.
         """
         self._end()
 
@@ -335,7 +344,7 @@ def open_timeline(
     handle
         A handle or its bytes.
     device
-        The device whose streams wait here; None: the device of the handle.
+        The device whose streams wait in this process; None: the device of the handle.
     timeout
         How long the signalling process may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
 
@@ -358,7 +367,7 @@ def open_timeline(
         This process cannot reach the timeline or the device.
     """
     process = drain()
-    # attach() does not use the timeout for memory that this process has already.
+    # attach() does not check the timeout if this process has imported the memory already.
     check_timeout(timeout, default_s=process.settings.timeout_s)
     if not isinstance(handle, TimelineHandle):
         handle = TimelineHandle.from_bytes(handle)

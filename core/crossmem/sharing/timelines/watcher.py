@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread that releases streams which wait for a dead process (law L4).
 
-It runs while a stream of this process waits for a value that is not reached yet.
+The thread runs while a stream of this process waits for a value that is not reached yet.
 """
 
 import logging
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.1
 _PAUSE_S: Final = 0.01
 _REPEAT_S: Final = 1.0
-"""How long the void value is written again: work of the dead process may still overwrite it."""
+"""How long the watcher repeats the void value, which work of the dead process may overwrite."""
 
 
 class Watched(Protocol):
@@ -31,7 +31,7 @@ class Watched(Protocol):
 
     @property
     def cell(self) -> Cell:
-        """Its words."""
+        """The words of the timeline."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Watched(Protocol):
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the process that signals it still runs."""
+        """Whether the process that signals the timeline still runs."""
         ...
 
 
@@ -55,7 +55,7 @@ class StreamWatcher(Part):
         self._targets: dict[Watched, int] = {}
         """The largest awaited value of each timeline. Guarded by the lock of the state."""
         self._voided: dict[Watched, float] = {}
-        """When to stop writing the void value."""
+        """The time after which the watcher stops writing the void value, for each timeline."""
         self._thread = PassingThread(self._look, lambda: bool(self._targets))
 
     def watch(self, one: Watched, value: int) -> int:
@@ -64,7 +64,8 @@ class StreamWatcher(Part):
         Returns
         -------
         int
-            The value for which it was watched before, 0 if it was not, for :meth:`forget`.
+            The argument ``before`` of :meth:`forget`: the value for which the timeline was watched
+            before, 0 if it was not watched.
 
         Raises
         ------
@@ -80,10 +81,10 @@ class StreamWatcher(Part):
         return before
 
     def is_needed(self, one: Watched) -> bool:
-        """Whether a stream of the same devices waits, so no words may be released.
+        """Whether a stream of the same driver waits, so that no words may be released.
 
-        The stream may wait for these words. If it waits for others, the vendor's release would
-        still block until its work is complete.
+        The stream may wait for the words of this timeline. If the stream waits for other words, the
+        vendor's release would block until the work of the stream is complete.
         """
         driver = one.device.driver
         is_needed = any(other.device.driver is driver for other in list(self._targets))
@@ -93,7 +94,7 @@ class StreamWatcher(Part):
         return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
-        """Watch for an earlier value again, or for none, unless another stream waits now."""
+        """Restore the value from before :meth:`watch`, unless another stream waits by now."""
         with self._process.state:
             if self._targets.get(one) == value:
                 self._targets[one] = before
@@ -115,7 +116,7 @@ class StreamWatcher(Part):
 
     @override
     def prepare_exit(self) -> None:
-        """Wait for the streams as long as for leases. Memory of a stream that waits on is kept."""
+        """Wait for the streams as long as for leases. The memory of a waiting stream is kept."""
         end = time.monotonic() + self._process.settings.exit_wait_s
         while self._targets and time.monotonic() < end:
             time.sleep(_PAUSE_S)

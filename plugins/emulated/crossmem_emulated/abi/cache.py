@@ -24,8 +24,8 @@ from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 __all__ = ["cache_folder", "kept", "stamp_of"]
 
 _LIST: Final = "contents.json"
-"""The file that lists the files of its folder with their digests, and has the folder's stamp. It is
-written last."""
+"""The file that lists the files of its folder with their digests, and has the folder's stamp. The
+builder writes this file last."""
 _WORK: Final = "build-"
 _LINK: Final = "-> "
 _OTHERS: Final = 0o022

@@ -36,7 +36,7 @@ def _declared(library: Library, folder: Path) -> Any:
         )
     path = folder / f"{TYPES}.py"
     found: dict[str, Any] = {}
-    # An import would write its bytecode into the folder.
+    # The file is not imported, because an import would write its bytecode into the folder.
     exec(compile(path.read_bytes(), path, "exec"), found)  # noqa: S102 - what cffi wrote
     return found["ffi"]
 
@@ -99,7 +99,7 @@ def _refusing(soname: str, name: str, refuse: Callable[[str], Any]) -> Callable[
         nonlocal told
         if not told:
             told = True
-            _log.warning("%s does not emulate %s: it does nothing", soname, name)
+            _log.warning("%s does not emulate %s: the call has no effect", soname, name)
         return refuse(name)
 
     return function
@@ -116,7 +116,7 @@ def _logging(
     def on_error(kind: _Exception, error: BaseException, trace: TracebackType) -> None:
         try:
             _log.error(
-                "%s: the emulation failed in %s; it answers %d",
+                "%s: the emulation failed in %s; it returns %d",
                 soname,
                 name,
                 unknown,

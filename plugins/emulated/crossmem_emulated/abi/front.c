@@ -156,7 +156,7 @@ static int cm_start_python(void *handle)
     wchar_t *program = decode(cm_executable, NULL);
     if (program)
         set_program_name(program);
-    cm_python.Py_InitializeEx(0); /* 0: signals stay the program's */
+    cm_python.Py_InitializeEx(0); /* 0: Python installs no signal handlers */
     if (locale) {
         setlocale(LC_ALL, locale);
         free(locale);
@@ -217,9 +217,9 @@ static inline int cm_enter(void)
     return cm_python.Py_IsInitialized() ? 1 : -1;
 }
 
-/* Python must be told of forks by other code. In a fork by Python, the thread holds the GIL. */
+/* Python must learn of forks by other code. In a fork by Python, the thread holds the GIL. */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
-/* One of these, or the GIL state that Python gets back. */
+/* One of these values, or the GIL state that is passed back to Python after the fork. */
 static __thread int cm_fork_state;
 static __thread int cm_fork_shield;
 
@@ -261,11 +261,11 @@ static void cm_after_fork_in_parent(void)
 
 static void cm_after_fork_in_child(void)
 {
-    /* Threads of the parent, which do not exist here, may have held these. */
+    /* Threads of the parent, which do not exist here, may have held the mutex. */
     cm_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     cm_over = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     if (cm_starting && !atomic_load(&cm_ready)) {
-        /* That thread's import locks are never released here. */
+        /* The import locks of that thread are never released in this child. */
         atomic_store(&cm_ready, -1);
         cm_complain("this process was forked while another thread made the first call", "");
     }

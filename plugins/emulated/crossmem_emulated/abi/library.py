@@ -82,7 +82,7 @@ class Library:
         Name of the emulation, such as ``"hip"``.
     sonames
         Names with which programs were linked, the newest first. Each name has a file of its own,
-        which knows its name, because the name says for which edition a program was made.
+        which contains the name, because the name says for which edition a program was made.
     links
         Further names of the first file.
     types

@@ -146,7 +146,7 @@ def prepare(
 
 
 def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
-    """Make a folder that ``stack`` removes, None if none is wanted.
+    """Make a folder that ``stack`` removes. Return None if no folder is needed.
 
     Also remove the folders of dead processes.
     """

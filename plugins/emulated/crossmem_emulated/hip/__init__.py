@@ -112,7 +112,7 @@ class Runtime:
         Whether the emulation records forbidden and undefined uses, and denies the host access to
         device addresses.
     options
-        The emulated host's folder and devices. If None, they are taken from the environment.
+        The emulated host's folder and devices. If None, they are read from the environment.
     has_old_numbers
         Whether the C program that makes the calls was compiled with headers of ROCm 5, whose
         constants have other numbers. This can be true with every edition.
@@ -194,8 +194,8 @@ class Runtime:
         return function
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this method only for missing names. Because of it, the type checker accepts
-        # any name. The checker cannot know the functions that __init__ adds.
+        # Python calls this method only for missing names. Because this method exists, the type
+        # checker accepts any name: it cannot know the functions that __init__ adds.
         raise AttributeError(f"the emulation of cupy.cuda.runtime has no {name!r}")
 
     @override

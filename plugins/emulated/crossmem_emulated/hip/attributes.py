@@ -63,7 +63,7 @@ def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
 
 def _range_of(owner: Piece | HostBlock) -> tuple[int, int]:
     if isinstance(owner, Piece) and owner.origin is Origin.VIRTUAL:
-        # The whole reservation, even if only a part of it is mapped: NVIDIA's library does so.
+        # The range is the whole reservation, as in NVIDIA's library, even if only a part is mapped.
         return owner.region.start, owner.region.nbytes
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         return owner.source.pointer, owner.source.nbytes
@@ -75,7 +75,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the number in this process of the memory's device; -1 if it is not visible."""
+    """Return the memory's device by its number in this process; -1 if it is not visible."""
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
         return device

@@ -159,8 +159,9 @@ def _reset(process: HipProcess, call: str, device: int) -> None:
 def _is_reset(process: HipProcess, block: HostBlock, device: int) -> bool:
     """Whether the reset of a device releases a block of host memory.
 
-    By the documents, it does if the device was current at the allocation. AMD's runtime releases
-    host memory only if one device is visible, because host memory belongs to all devices.
+    By the documents, the reset releases the block if the device was current at the allocation.
+    AMD's runtime releases host memory only if one device is visible, because host memory belongs to
+    all devices.
     """
     if process.profile.is_documented:
         return block.device == device

@@ -95,7 +95,7 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         raise Refused(
             Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all mapped", "HIP-X4"
         )
-    # A copy may not continue in a neighbouring allocation. It may in consecutive mappings.
+    # A copy may not continue in a neighbouring allocation, but it may continue in the next mapping.
     if len(spans) > 1 and any(piece.origin is not Origin.VIRTUAL for piece, _, _ in spans):
         text = f"{nbytes} bytes at {pointer:#x} belong to several allocations"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -117,8 +117,9 @@ def _is_pageable(process: HipProcess, pointer: int) -> bool:
 def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, int]) -> None:
     """Finish a stream's copy if one end is memory that is not pinned.
 
-    ``ends`` are the first addresses of both ends. After such a copy, the caller may reuse the
-    memory at once, so the copy must be done, even if a function is in the stream before it.
+    ``ends`` are the first addresses of both ends. The caller may reuse that memory as soon as the
+    call has returned. So the copy must be done by then, even if a function of the application
+    precedes it in the stream.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)

@@ -59,7 +59,7 @@ class Event:
     record: Record | None = None
     """The last record of the event."""
     token: bytes | None = None
-    """The event's handle for other processes. In a process that opened it, the given handle."""
+    """The handle by which other processes open the event, or by which this process opened it."""
 
 
 def _find(process: HipProcess, handle: int) -> Event:
@@ -129,7 +129,7 @@ def _event_synchronize(process: HipProcess, handle: int) -> None:
     event = _find(process, handle)
     if pending := _pending(process, event):
         while _pending(process, event) == pending:
-            # Other calls run meanwhile.
+            # Other calls run during this wait.
             process.queues.changed.wait(_LOOK_AGAIN_S)
     if event.record is not None:
         finish(process, [event.record.stream], event.record.work.sequence)
@@ -155,7 +155,7 @@ def _time_of(event: Event) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing. A wait is work that only has to come after other work."""
+    """Do nothing. A wait for an event has no effect of its own; only its place in order counts."""
 
 
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")

@@ -16,9 +16,9 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
     environ
         The environment variables.
     is_hip
-        Whether AMD's variables count. If so, ``ROCR_VISIBLE_DEVICES`` selects devices first. Among
-        these, ``HIP_VISIBLE_DEVICES`` selects, or ``CUDA_VISIBLE_DEVICES`` if it is not set. If
-        not, only ``CUDA_VISIBLE_DEVICES`` selects.
+        Whether AMD's variables count. If True, ``ROCR_VISIBLE_DEVICES`` selects devices first.
+        Among these, ``HIP_VISIBLE_DEVICES`` selects, or ``CUDA_VISIBLE_DEVICES`` if it is not set.
+        If False, only ``CUDA_VISIBLE_DEVICES`` selects.
     """
     found: Sequence[int] = range(devices)
     if is_hip:

@@ -293,7 +293,8 @@ class HipProcess:
     def last_error(self, *, is_cleared: bool) -> int:
         """Return the code of this thread's last failure."""
         if self.profile.is_hip and not self.setup.visible:
-            # AMD's functions for the last error also look for devices first, and fail without one.
+            # AMD's functions for the last error also check for devices first, and fail without a
+            # device.
             return int(self.profile.no_device)
         status: int = getattr(self.thread, "last_error", 0)
         if is_cleared:

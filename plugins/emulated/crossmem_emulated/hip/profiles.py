@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The editions of the rules: AMD's documents, a generation of its runtime, or NVIDIA's documents.
 
-``documented`` refuses what AMD's documents forbid and returns the codes in the runtime's sources.
-``clr24``, ``clr26`` and ``rocm5`` follow the sources of ROCm 6.3, ROCm 10 and ROCm 5.2. ``cuda``
-follows NVIDIA's documents.
+``documented`` refuses every use that AMD's documents forbid, and returns the codes in the runtime's
+sources. ``clr24``, ``clr26`` and ``rocm5`` follow the sources of ROCm 6.3, ROCm 10 and ROCm 5.2.
+``cuda`` follows NVIDIA's documents.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Profile:
     knows_own_pid
         Whether the edition recognises handles of the process itself.
     looks_first
-        Whether an open of a handle that is open already returns before it queries the exporter.
+        Whether the open of a handle that is already open returns without a query of the exporter.
     keeps_ordinals
         Whether a handle has the device's number in the exporter, and the importer refuses a number
         that it does not have.

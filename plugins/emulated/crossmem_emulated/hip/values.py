@@ -45,7 +45,7 @@ def _write(  # noqa: PLR0917 - as C passes them
 ) -> None:
     stream = find_stream(process, handle)
     place = _place_of(process, stream, pointer, nbytes, READ_WRITE)
-    # AMD reserves the flags, and only its newest runtime looks at them.
+    # AMD reserves the flags, and only its newest runtime checks them.
     known = process.profile.flags_of_write
     if known is not None and flags not in known:
         raise Refused(Status.INVALID_VALUE, f"there are no flags {flags:#x}", _RULE)

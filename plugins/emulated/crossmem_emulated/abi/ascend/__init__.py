@@ -3,7 +3,7 @@
 
 ``types.h`` and ``functions.h`` are this project's own declarations of the emulated functions.
 ``plain.c`` defines functions that need no device. Programs can link and call the functions in
-``unsupported.txt``, which return that they are not supported.
+``unsupported.txt``, which only report that they are not supported.
 """
 
 from importlib import resources

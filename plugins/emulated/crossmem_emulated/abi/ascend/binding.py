@@ -115,7 +115,7 @@ class AclBinding:
         text = self.acl.get_recent_err_msg()
         if not text:
             return self.ffi.NULL
-        # The text belongs to the caller until its next query.
+        # The text must stay valid until the caller's next query.
         self._thread.text = self.ffi.new("char[]", text.encode())
         return self._thread.text
 

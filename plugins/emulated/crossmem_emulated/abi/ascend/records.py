@@ -224,7 +224,7 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     stream = [_address(ffi, places[-1])] if "Async" in name else []
     outputs, code = binding.call(name, copies, listed, *stream)
     if fail is not None:
-        # -1 if the emulation names no single copy as the cause.
+        # The output is -1 if the emulation names no single copy as the cause.
         fail[0] = outputs[0] if code and outputs else int(ffi.cast("size_t", -1))
     return code
 
