@@ -9,15 +9,21 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
+import pytest
+
 import crossmem_emulated
 from crossmem.conformance.speed import SLOWNESS
 
 DEADLINE_S = 30 * SLOWNESS
+# Not under coverage: its tracer has a lock that a killed or forked process may hold.
+MEASURING = ("COV_CORE_", "COVERAGE_")
+_FOLDERS = [str(Path(__file__).parent / name) for name in ("", "acl", "hip")]
 _PRELOADED: list[str] = []
 _LIBRARY = str(Path(crossmem_emulated.__file__).parent)
 
@@ -219,3 +225,16 @@ def preload(module: str) -> None:
     """Let the process that forks the others import a module beforehand."""
     _PRELOADED.append(module)
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+
+
+def start_server() -> None:
+    """Start the process from which the others are forked, where it finds what it preloads.
+
+    Every folder's are forked from one process, which the first test of any of them starts.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(_FOLDERS), prepend=os.pathsep)
+        for name in list(os.environ):
+            if name.startswith(MEASURING):
+                patch.delenv(name)
+        forkserver.ensure_running()

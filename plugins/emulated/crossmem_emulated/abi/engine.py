@@ -72,6 +72,8 @@ def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
     for field, shape in ffi.typeof("struct cm_table").fields:
         kind = shape.type.result.kind
         is_number = kind in {"primitive", "enum"}
+        # Other numbers, such as a count, are no codes.
+        has_code = kind == "enum" or shape.type.result.cname == "int"
         function = known.pop(field, None)
         if function is None:
             nothing = ffi.NULL if kind == "pointer" else None
@@ -80,7 +82,7 @@ def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
         callback = ffi.callback(
             shape.type,
             calls.counted(field, function),
-            error=library.unknown if is_number else None,
+            error=library.unknown if has_code else None,
             onerror=_logging(soname, field, library.unknown),
         )
         setattr(table, field, callback)

@@ -38,6 +38,8 @@ def _forwarder(one: Prototype, library: Library) -> str:
         failure = '"unknown error"'
     elif one.result.endswith("*"):
         failure = "NULL"
+    elif one.result == "size_t":
+        failure = "0"
     else:
         failure = f"state ? {library.ended} : {library.unknown}"
     work = f"{one.result} result = state > 0 ? {call} : ({one.result})({failure});"

@@ -5,39 +5,30 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# The processes that tests start get this process's sys.path, and find acl_actor there. Both
-# folders' are forked from one process, which the first test of either starts.
-FOLDERS = [str(Path(__file__).parents[1] / name) for name in ("", "acl", "hip")]
-sys.path[:0] = FOLDERS
+# The processes that tests start get this process's sys.path, and find acl_actor there.
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "acl", "hip")]
 
 if TYPE_CHECKING:
     from tests.plugins.emulated.acl.acl_actor import REAL, Actor, ok
+    from tests.plugins.emulated.host_processes import MEASURING, start_server
 else:
     from acl_actor import REAL, Actor, ok
+    from host_processes import MEASURING, start_server
 
 Start = Callable[..., Actor]
-Members = Callable[[int], list[Actor]]
-# Not under coverage: its tracer has a lock that a killed or forked process may hold.
-MEASURING = ("COV_CORE_", "COVERAGE_")
+Members = Callable[..., list[Actor]]
 OURS = ("CROSSMEM_", "ASCEND_")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _server() -> None:
-    """Start the process from which the others are forked, where it finds acl_actor."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS), prepend=os.pathsep)
-        for name in list(os.environ):
-            if name.startswith(MEASURING):
-                patch.delenv(name)
-        if not REAL:
-            forkserver.ensure_running()
+    if not REAL:
+        start_server()
 
 
 @pytest.fixture(params=[REAL] if REAL else ["documented", "a2"])
@@ -116,8 +107,8 @@ def two_devices(acl: Actor) -> None:
 def members(start: Start) -> Members:
     """Return a function that starts processes of one memory group on the device's processor."""
 
-    def do(count: int) -> list[Actor]:
+    def do(count: int, **environment: Any) -> list[Actor]:
         group = {"SHAREGROUP_PRECONFIG": "1", "CROSSMEM_EMULATED_ACL_GROUP": "members"}
-        return [start(**group) for _ in range(count)]
+        return [start(**group, **environment) for _ in range(count)]
 
     return do

@@ -225,14 +225,30 @@ def pass_on(acl: Any, source: int, target: int, lines: int) -> None:
         assert (code, acl.tdt.enqueue(target, buffer, FOR_EVER)) == (0, 0)
 
 
+def feed(acl: Any, qid: int, data: bytes) -> None:
+    """Hand a buffer over, filled by a stream, with the first byte as its user data."""
+    buffer = ok(acl.tdt.alloc_buf(len(data), 0))
+    pointer, size = ok(acl.tdt.get_buf_data(buffer))
+    place, stream = ctypes.create_string_buffer(data, len(data)), ok(acl.rt.create_stream())
+    ok(acl.rt.memcpy_async(pointer, size, ctypes.addressof(place), size, 1, stream))
+    ok(acl.rt.synchronize_stream(stream))
+    ok(acl.rt.destroy_stream(stream))
+    ok(acl.tdt.set_buf_data_len(buffer, size))
+    ok(acl.tdt.set_buf_user_data(buffer, ctypes.addressof(place), 1, 0))
+    ok(acl.tdt.enqueue(qid, buffer, int(1000 * DEADLINE_S)))
+
+
 def consume(acl: Any, qid: int) -> None:
-    """Take buffers and check them, until this process is killed."""
+    """Take buffers and check what a stream copies from them, until this process is killed."""
     ok(acl.tdt.attach_queue(qid, 0))
-    user = ctypes.create_string_buffer(1)
+    user, stream = ctypes.create_string_buffer(1), ok(acl.rt.create_stream())
     while True:
         buffer = ok(acl.tdt.dequeue(qid, FOR_EVER))
         pointer, _ = ok(acl.tdt.get_buf_data(buffer))
         ok(acl.tdt.get_buf_user_data(buffer, ctypes.addressof(user), 1, 0))
         length = ok(acl.tdt.get_buf_data_len(buffer))
-        assert ctypes.string_at(pointer, length) == user.raw * length
+        place = ctypes.create_string_buffer(length)
+        ok(acl.rt.memcpy_async(ctypes.addressof(place), length, pointer, length, 2, stream))
+        ok(acl.rt.synchronize_stream(stream))
+        assert place.raw == user.raw * length
         ok(acl.tdt.free_buf(buffer))

@@ -181,3 +181,18 @@ def test_reserved_addresses(acl: Actor, flags: int) -> None:
     assert pointer % UNIT == 0
     unit = ok(acl.rt.malloc_physical(UNIT, properties(), 0))
     ok(acl.rt.map_mem(pointer, UNIT, 0, unit, 0))
+
+
+def test_mapping_at_a_chosen_address(acl: Actor, importer: Actor, handle: int) -> None:
+    """Two processes map the same memory, each at the address that it wants."""
+    nbytes, own, other = 2 * UNIT, 17 << 40, 18 << 40
+    share = ok(acl.rt.mem_export_to_shareable_handle(handle, 0, 0))
+    ok(acl.rt.mem_set_pid_to_shareable_handle(share, [importer.tgid]))
+    imported = ok(importer.rt.mem_import_from_shareable_handle(share, 0))
+
+    for one, wanted, mapped in ((acl, own, handle), (importer, other, imported)):
+        assert ok(one.rt.reserve_mem_address(nbytes, 0, wanted, 0)) == wanted
+        ok(one.rt.map_mem(wanted, nbytes, 0, mapped, 0))
+    acl.write(own + UNIT, b"here and there")
+    assert importer.read(other + UNIT, 14) == b"here and there"
+    acl.check_broken()

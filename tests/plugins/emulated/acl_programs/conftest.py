@@ -4,6 +4,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -16,6 +17,9 @@ import crossmem_emulated.abi.ascend
 from crossmem.conformance.speed import SLOWNESS
 from crossmem_emulated.abi.builder import build
 from crossmem_emulated.abi.library import library_named
+
+# Members in Python are processes of the tests in the folder acl.
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "acl")]
 
 PROGRAMS = Path(__file__).parent / "programs"
 OURS = Path(crossmem_emulated.abi.ascend.__file__).parent

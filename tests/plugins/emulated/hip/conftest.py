@@ -5,38 +5,29 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# The processes that tests start get this process's sys.path, and find hip_actor there. Both
-# folders' are forked from one process, which the first test of either starts.
-FOLDERS = [str(Path(__file__).parents[1] / name) for name in ("", "acl", "hip")]
-sys.path[:0] = FOLDERS
+# The processes that tests start get this process's sys.path, and find hip_actor there.
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "acl", "hip")]
 
 if TYPE_CHECKING:
     from tests.plugins.emulated.hip.hip_actor import REAL, Actor
+    from tests.plugins.emulated.host_processes import MEASURING, start_server
 else:
     from hip_actor import REAL, Actor
+    from host_processes import MEASURING, start_server
 
 Start = Callable[..., Actor]
-# Not under coverage: its tracer has a lock that a killed or forked process may hold.
-MEASURING = ("COV_CORE_", "COVERAGE_")
 OURS = ("CROSSMEM_", "HIP_", "ROCR_", "CUDA_VISIBLE")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _server() -> None:
-    """Start the process from which the others are forked, where it finds hip_actor."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS), prepend=os.pathsep)
-        for name in list(os.environ):
-            if name.startswith(MEASURING):
-                patch.delenv(name)
-        if not REAL:
-            forkserver.ensure_running()
+    if not REAL:
+        start_server()
 
 
 @pytest.fixture(params=[REAL] if REAL else ["documented", "clr26", "cuda"])

@@ -7,44 +7,34 @@
 """
 
 from importlib import resources
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from crossmem_emulated.abi.ascend.names import CALLED
 from crossmem_emulated.abi.library import Binding, Library
 from crossmem_emulated.acl.profiles import PROFILES
 
-__all__ = ["LIBRARY", "Unsupported", "unsupported"]
+__all__ = ["LIBRARY", "unsupported"]
 
 
 def _read(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-class Unsupported(NamedTuple):
-    """A function that is not emulated."""
-
-    result: str
-    """The C type of the function's result."""
-    code: int | None
-    """The code that the function returns; None: the usual code of unsupported functions."""
-
-
-def unsupported() -> dict[str, Unsupported]:
-    """Return the unsupported functions. The key is the function's name."""
-    found: dict[str, Unsupported] = {}
-    one = Unsupported("", None)
+def unsupported() -> dict[str, str]:
+    """Return the C type of each unsupported function's result. The key is the function's name."""
+    found: dict[str, str] = {}
+    result = ""
     for line in _read("unsupported.txt").splitlines():
         if line.startswith("["):
-            result, _, code = line.strip("[]").partition(": ")
-            one = Unsupported(result, int(code) if code else None)
+            result = line.strip("[]")
         elif not line.startswith("#"):
-            found |= dict.fromkeys(line.split(), one)
+            found |= dict.fromkeys(line.split(), result)
     return found
 
 
 def _prototypes() -> str:
     # A function that ignores its arguments need not declare them.
-    more = "\n".join(f"{result} {name}(void);" for name, (result, _) in unsupported().items())
+    more = "\n".join(f"{result} {name}(void);" for name, result in unsupported().items())
     return f"{_read('functions.h')}\n{more}\n"
 
 
@@ -58,9 +48,10 @@ def _bind(ffi: Any, soname: str) -> Binding:
 LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
-    # Loaders fall back to the first name, and newer editions link with the second. Both names are
-    # one file, so that a program that loads both has one emulation.
-    links=("libascendcl.so.1", "libacl_rt.so"),
+    # Loaders fall back to the first name, newer editions link with the second, and programs that
+    # make memory groups with the third. All names are one file, so that a program that loads
+    # several of them has one emulation.
+    links=("libascendcl.so.1", "libacl_rt.so", "libruntime.so"),
     types=_read("types.h"),
     prototypes=_prototypes(),
     code=_read("plain.c"),

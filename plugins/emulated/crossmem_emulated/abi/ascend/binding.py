@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from crossmem_emulated.abi.ascend import records, unsupported
+from crossmem_emulated.abi.ascend import records, tdt
 from crossmem_emulated.abi.ascend.names import CALLED
 from crossmem_emulated.acl import Acl
 from crossmem_emulated.acl.codes import Code
@@ -32,14 +32,13 @@ class AclBinding:
         self.acl = Acl(options.acl_profile, options.strict, options=options)
         self._thread = threading.local()
         self._soc = ffi.new("char[]", self.acl.get_soc_name().encode())
-        self._codes = {name: one.code for name, one in unsupported().items()}
         self._shapes = dict(ffi.typeof("struct cm_table").fields)
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Return the Python function that implements each C function. The key is the C name."""
-        plain = CALLED.keys() - records.FUNCTIONS.keys()
-        found = {name: self._convert(name) for name in plain}
-        found |= {name: self._bound(name, function) for name, function in records.FUNCTIONS.items()}
+        special = {**records.FUNCTIONS, **tdt.FUNCTIONS}
+        found = {name: self._convert(name) for name in CALLED.keys() - special.keys()}
+        found |= {name: self._bound(name, function) for name, function in special.items()}
         return found | {
             "aclGetRecentErrMsg": self._get_recent_err_msg,
             "aclrtGetSocName": lambda: self._soc,
@@ -54,8 +53,7 @@ class AclBinding:
             return self.ffi.NULL
         if result.cname != "int":
             return None if result.kind == "void" else 0
-        code = self._codes[name]
-        return self.finish(name, code or Code.RT_FEATURE_NOT_SUPPORT, "it is not emulated")
+        return self.finish(name, Code.RT_FEATURE_NOT_SUPPORT, "it is not emulated")
 
     # Calls ------------------------------------------------------------------------------------
 
@@ -75,7 +73,7 @@ class AclBinding:
             self.acl.rename_error(name, text)
         return int(code)
 
-    def _bound(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
+    def _bound(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: function(self, name, *arguments)
 
     def _convert(self, name: str) -> Callable[..., int]:

@@ -198,3 +198,56 @@ aclError aclrtGetNotifyId(aclrtNotify notify, uint32_t *notifyId);
 aclError aclrtNotifyGetExportKey(aclrtNotify notify, char *key, size_t len, uint64_t flags);
 aclError aclrtNotifySetImportPid(aclrtNotify notify, int32_t *pid, size_t num);
 aclError aclrtNotifyImportByKey(aclrtNotify *notify, const char *key, uint64_t flags);
+
+/* Queues and buffers of TDT (acl/acl_tdt_queue.h). */
+acltdtQueueAttr *acltdtCreateQueueAttr(void);
+aclError acltdtDestroyQueueAttr(const acltdtQueueAttr *attr);
+aclError acltdtSetQueueAttr(acltdtQueueAttr *attr, acltdtQueueAttrType type, size_t len,
+                            const void *param);
+aclError acltdtGetQueueAttr(const acltdtQueueAttr *attr, acltdtQueueAttrType type, size_t len,
+                            size_t *paramRetSize, void *param);
+aclError acltdtCreateQueue(const acltdtQueueAttr *attr, uint32_t *qid);
+aclError acltdtDestroyQueue(uint32_t qid);
+aclError acltdtEnqueue(uint32_t qid, acltdtBuf buf, int32_t timeout);
+aclError acltdtDequeue(uint32_t qid, acltdtBuf *buf, int32_t timeout);
+aclError acltdtEnqueueData(uint32_t qid, const void *data, size_t dataSize, const void *userData,
+                           size_t userDataSize, int32_t timeout, uint32_t rsv);
+aclError acltdtDequeueData(uint32_t qid, void *data, size_t dataSize, size_t *retDataSize,
+                           void *userData, size_t userDataSize, int32_t timeout);
+aclError acltdtGrantQueue(uint32_t qid, int32_t pid, uint32_t permission, int32_t timeout);
+aclError acltdtAttachQueue(uint32_t qid, int32_t timeout, uint32_t *permission);
+aclError acltdtBindQueueRoutes(acltdtQueueRouteList *qRouteList);
+aclError acltdtUnbindQueueRoutes(acltdtQueueRouteList *qRouteList);
+aclError acltdtQueryQueueRoutes(const acltdtQueueRouteQueryInfo *queryInfo,
+                                acltdtQueueRouteList *qRouteList);
+acltdtQueueRoute *acltdtCreateQueueRoute(uint32_t srcId, uint32_t dstId);
+aclError acltdtDestroyQueueRoute(const acltdtQueueRoute *route);
+aclError acltdtGetQueueRouteParam(const acltdtQueueRoute *route, acltdtQueueRouteParamType type,
+                                  size_t len, size_t *paramRetSize, void *param);
+acltdtQueueRouteList *acltdtCreateQueueRouteList(void);
+aclError acltdtDestroyQueueRouteList(const acltdtQueueRouteList *routeList);
+aclError acltdtAddQueueRoute(acltdtQueueRouteList *routeList, const acltdtQueueRoute *route);
+aclError acltdtGetQueueRoute(const acltdtQueueRouteList *routeList, size_t index,
+                             acltdtQueueRoute *route);
+size_t acltdtGetQueueRouteNum(const acltdtQueueRouteList *routeList);
+acltdtQueueRouteQueryInfo *acltdtCreateQueueRouteQueryInfo(void);
+aclError acltdtDestroyQueueRouteQueryInfo(const acltdtQueueRouteQueryInfo *info);
+aclError acltdtSetQueueRouteQueryInfo(acltdtQueueRouteQueryInfo *param,
+                                      acltdtQueueRouteQueryInfoParamType type, size_t len,
+                                      const void *value);
+aclError acltdtAllocBuf(size_t size, uint32_t type, acltdtBuf *buf);
+aclError acltdtFreeBuf(acltdtBuf buf);
+aclError acltdtGetBufData(const acltdtBuf buf, void **dataPtr, size_t *size);
+aclError acltdtSetBufDataLen(acltdtBuf buf, size_t len);
+aclError acltdtGetBufDataLen(acltdtBuf buf, size_t *len);
+aclError acltdtSetBufUserData(acltdtBuf buf, const void *dataPtr, size_t size, size_t offset);
+aclError acltdtGetBufUserData(const acltdtBuf buf, void *dataPtr, size_t size, size_t offset);
+aclError acltdtCopyBufRef(const acltdtBuf buf, acltdtBuf *newBuf);
+aclError acltdtAppendBufChain(acltdtBuf headBuf, acltdtBuf buf);
+aclError acltdtGetBufChainNum(acltdtBuf headBuf, uint32_t *num);
+aclError acltdtGetBufFromChain(acltdtBuf headBuf, uint32_t index, acltdtBuf *buf);
+
+/* Memory groups, of the vendor's runtime. The types of cfg and attr differ between its versions;
+ * the first four bits of attr are the rights. */
+int32_t rtMemGrpCreate(const char *name, const void *cfg);
+int32_t rtMemGrpAddProc(const char *name, int32_t pid, const void *attr);

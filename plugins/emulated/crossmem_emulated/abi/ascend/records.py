@@ -8,7 +8,7 @@ from crossmem_emulated.acl.codes import KEY_NBYTES, Code
 from crossmem_emulated.acl.extents import Places
 from crossmem_emulated.acl.fabric import FABRIC, FABRIC_HANDLE_NBYTES, PLAIN
 
-__all__ = ["FUNCTIONS", "text_of"]
+__all__ = ["FUNCTIONS", "Caller", "text_of"]
 
 _DEVICE_ATTRIBUTE, _MODULE_ATTRIBUTE = 2, 1
 _MOST_PIDS: Final = 65535
@@ -18,12 +18,22 @@ _MOST_PLACES: Final = 64
 _MOST_SERVERS: Final = 1024
 
 
-class _Binding(Protocol):
+class Caller(Protocol):
+    """The calls of the emulation for C functions."""
+
     ffi: Any
 
-    def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]: ...
-    def missing(self, name: str) -> int: ...
-    def finish(self, name: str, code: int, text: str | None) -> int: ...
+    def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
+        """Call the emulation's function for a C function. Return the outputs and the code."""
+        ...
+
+    def missing(self, name: str) -> int:
+        """Return the code for a null argument that must not be null."""
+        ...
+
+    def finish(self, name: str, code: int, text: str | None) -> int:
+        """Record the end of a call for later queries, and return its code."""
+        ...
 
 
 def text_of(ffi: Any, pointer: Any) -> str:
@@ -31,7 +41,7 @@ def text_of(ffi: Any, pointer: Any) -> str:
     return str(ffi.string(pointer).decode("latin-1"))
 
 
-def _check_count(binding: _Binding, name: str, count: int, most: int) -> int:
+def _check_count(binding: Caller, name: str, count: int, most: int) -> int:
     """Refuse a list that is too long before it is read, because its count may be wrong."""
     if count <= most:
         return 0
@@ -49,21 +59,19 @@ def _address(ffi: Any, pointer: Any) -> int:
 # Whole process ----------------------------------------------------------------------------
 
 
-def _init(binding: _Binding, name: str, path: Any) -> int:
+def _init(binding: Caller, name: str, path: Any) -> int:
     text = "" if path == binding.ffi.NULL else text_of(binding.ffi, path)
     return binding.call(name, text)[1]
 
 
-def _finalize_reference(binding: _Binding, name: str, count: Any) -> int:
+def _finalize_reference(binding: Caller, name: str, count: Any) -> int:
     outputs, code = binding.call(name)
     if count != binding.ffi.NULL:
         count[0] = outputs[0] if outputs else 0
     return code
 
 
-def _get_primary_ctx_state(
-    binding: _Binding, name: str, device: int, flags: Any, active: Any
-) -> int:
+def _get_primary_ctx_state(binding: Caller, name: str, device: int, flags: Any, active: Any) -> int:
     if active == binding.ffi.NULL:
         return binding.missing(name)
     outputs, code = binding.call(name, device)
@@ -74,7 +82,7 @@ def _get_primary_ctx_state(
     return code
 
 
-def _device_get_uuid(binding: _Binding, name: str, device: int, uuid: Any) -> int:
+def _device_get_uuid(binding: Caller, name: str, device: int, uuid: Any) -> int:
     if uuid == binding.ffi.NULL:
         return binding.missing(name)
     outputs, code = binding.call(name, device)
@@ -84,7 +92,7 @@ def _device_get_uuid(binding: _Binding, name: str, device: int, uuid: Any) -> in
 
 
 def _launch_host_func(
-    binding: _Binding, name: str, stream: Any, function: Any, arguments: Any
+    binding: Caller, name: str, stream: Any, function: Any, arguments: Any
 ) -> int:
     if function == binding.ffi.NULL:
         return binding.missing(name)
@@ -93,7 +101,7 @@ def _launch_host_func(
 
 
 def _launch_callback(
-    binding: _Binding, name: str, function: Any, data: Any, kind: int, stream: Any
+    binding: Caller, name: str, function: Any, data: Any, kind: int, stream: Any
 ) -> int:
     if function == binding.ffi.NULL:
         return binding.missing(name)
@@ -102,7 +110,7 @@ def _launch_callback(
 
 
 def _get_stream_attribute(
-    binding: _Binding, name: str, stream: Any, attribute: int, value: Any
+    binding: Caller, name: str, stream: Any, attribute: int, value: Any
 ) -> int:
     if value == binding.ffi.NULL:
         return binding.missing(name)
@@ -112,7 +120,7 @@ def _get_stream_attribute(
     return code
 
 
-def _ipc_get_event_handle(binding: _Binding, name: str, event: Any, handle: Any) -> int:
+def _ipc_get_event_handle(binding: Caller, name: str, event: Any, handle: Any) -> int:
     if handle == binding.ffi.NULL:
         return binding.missing(name)
     outputs, code = binding.call(name, _address(binding.ffi, event))
@@ -121,7 +129,7 @@ def _ipc_get_event_handle(binding: _Binding, name: str, event: Any, handle: Any)
     return code
 
 
-def _ipc_open_event_handle(binding: _Binding, name: str, handle: Any, event: Any) -> int:
+def _ipc_open_event_handle(binding: Caller, name: str, handle: Any, event: Any) -> int:
     if event == binding.ffi.NULL:
         return binding.missing(name)
     token = bytes(binding.ffi.buffer(handle.reserved))
@@ -134,7 +142,7 @@ def _ipc_open_event_handle(binding: _Binding, name: str, handle: Any, event: Any
 # Plain memory -----------------------------------------------------------------------------
 
 
-def _config(binding: _Binding, config: Any) -> dict[str, Any] | None:
+def _config(binding: Caller, config: Any) -> dict[str, Any] | None:
     """Return a configuration, None if its count exceeds its attributes."""
     if config == binding.ffi.NULL or not config.numAttrs:
         return {}
@@ -154,7 +162,7 @@ def _config(binding: _Binding, config: Any) -> dict[str, Any] | None:
 
 
 def _malloc_with_cfg(
-    binding: _Binding, name: str, pointer: Any, size: int, policy: int, config: Any
+    binding: Caller, name: str, pointer: Any, size: int, policy: int, config: Any
 ) -> int:
     given = _config(binding, config)
     if pointer == binding.ffi.NULL or given is None:
@@ -165,9 +173,7 @@ def _malloc_with_cfg(
     return code
 
 
-def _malloc_host_with_cfg(
-    binding: _Binding, name: str, pointer: Any, size: int, config: Any
-) -> int:
+def _malloc_host_with_cfg(binding: Caller, name: str, pointer: Any, size: int, config: Any) -> int:
     given = _config(binding, config)
     if pointer == binding.ffi.NULL or given is None:
         return binding.missing(name)
@@ -177,7 +183,7 @@ def _malloc_host_with_cfg(
     return code
 
 
-def _pointer_get_attributes(binding: _Binding, name: str, pointer: Any, attributes: Any) -> int:
+def _pointer_get_attributes(binding: Caller, name: str, pointer: Any, attributes: Any) -> int:
     if attributes == binding.ffi.NULL:
         return binding.missing(name)
     outputs, code = binding.call(name, _address(binding.ffi, pointer))
@@ -190,7 +196,7 @@ def _pointer_get_attributes(binding: _Binding, name: str, pointer: Any, attribut
     return code
 
 
-def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
+def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     """Copy in a batch. The last arguments are an output for the failed copy and a stream."""
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]
@@ -237,7 +243,7 @@ def _properties(prop: Any) -> dict[str, Any]:
 
 
 def _malloc_physical(
-    binding: _Binding, name: str, handle: Any, size: int, prop: Any, flags: int
+    binding: Caller, name: str, handle: Any, size: int, prop: Any, flags: int
 ) -> int:
     if binding.ffi.NULL in {handle, prop}:
         return binding.missing(name)
@@ -248,7 +254,7 @@ def _malloc_physical(
 
 
 def _mem_get_allocation_granularity(
-    binding: _Binding, name: str, prop: Any, option: int, granularity: Any
+    binding: Caller, name: str, prop: Any, option: int, granularity: Any
 ) -> int:
     if binding.ffi.NULL in {prop, granularity}:
         return binding.missing(name)
@@ -259,7 +265,7 @@ def _mem_get_allocation_granularity(
 
 
 def _mem_get_allocation_properties_from_handle(
-    binding: _Binding, name: str, handle: Any, prop: Any
+    binding: Caller, name: str, handle: Any, prop: Any
 ) -> int:
     if prop == binding.ffi.NULL:
         return binding.missing(name)
@@ -270,7 +276,7 @@ def _mem_get_allocation_properties_from_handle(
 
 
 def _mem_set_access(
-    binding: _Binding, name: str, pointer: Any, size: int, wanted: Any, count: int
+    binding: Caller, name: str, pointer: Any, size: int, wanted: Any, count: int
 ) -> int:
     if code := _check_count(binding, name, count, _MOST_PLACES):
         return code
@@ -283,7 +289,7 @@ def _mem_set_access(
     )[1]
 
 
-def _mem_get_access(binding: _Binding, name: str, pointer: Any, location: Any, flag: Any) -> int:
+def _mem_get_access(binding: Caller, name: str, pointer: Any, location: Any, flag: Any) -> int:
     if binding.ffi.NULL in {location, flag}:
         return binding.missing(name)
     place = int(location.id), int(location.type)
@@ -297,7 +303,7 @@ def _mem_get_access(binding: _Binding, name: str, pointer: Any, location: Any, f
 
 
 def _mem_set_pid_to_shareable_handle(
-    binding: _Binding, name: str, share: int, pids: Any, count: int
+    binding: Caller, name: str, share: int, pids: Any, count: int
 ) -> int:
     if pids == binding.ffi.NULL or not count:
         return binding.missing(name)
@@ -315,7 +321,7 @@ def _share_of(ffi: Any, share: Any, kind: int) -> int | bytes:
 
 
 def _mem_export_to_shareable_handle_v2(
-    binding: _Binding, name: str, handle: Any, flags: int, kind: int, share: Any
+    binding: Caller, name: str, handle: Any, flags: int, kind: int, share: Any
 ) -> int:
     if share == binding.ffi.NULL:
         return binding.missing(name)
@@ -330,7 +336,7 @@ def _mem_export_to_shareable_handle_v2(
 
 
 def _mem_set_pid_to_shareable_handle_v2(
-    binding: _Binding, name: str, share: Any, kind: int, pids: Any, count: int
+    binding: Caller, name: str, share: Any, kind: int, pids: Any, count: int
 ) -> int:
     if binding.ffi.NULL in {share, pids} or not count:
         return binding.missing(name)
@@ -341,7 +347,7 @@ def _mem_set_pid_to_shareable_handle_v2(
 
 
 def _mem_import_from_shareable_handle_v2(
-    binding: _Binding, name: str, share: Any, kind: int, flags: int, handle: Any
+    binding: Caller, name: str, share: Any, kind: int, flags: int, handle: Any
 ) -> int:
     if binding.ffi.NULL in {share, handle}:
         return binding.missing(name)
@@ -356,19 +362,19 @@ def _mem_import_from_shareable_handle_v2(
 
 
 def _ipc_mem_get_export_key(  # noqa: PLR0917 - the vendor's order
-    binding: _Binding, name: str, pointer: Any, size: int, key: Any, length: int, flags: int
+    binding: Caller, name: str, pointer: Any, size: int, key: Any, length: int, flags: int
 ) -> int:
     return _export_key(binding, name, (_address(binding.ffi, pointer), size), key, length, flags)
 
 
 def _notify_get_export_key(
-    binding: _Binding, name: str, notify: Any, key: Any, length: int, flags: int
+    binding: Caller, name: str, notify: Any, key: Any, length: int, flags: int
 ) -> int:
     return _export_key(binding, name, (_address(binding.ffi, notify),), key, length, flags)
 
 
 def _export_key(
-    binding: _Binding, name: str, exported: tuple[int, ...], key: Any, length: int, flags: int
+    binding: Caller, name: str, exported: tuple[int, ...], key: Any, length: int, flags: int
 ) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
@@ -380,7 +386,7 @@ def _export_key(
     return code
 
 
-def _ipc_mem_set_import_pid(binding: _Binding, name: str, key: Any, pids: Any, count: int) -> int:
+def _ipc_mem_set_import_pid(binding: Caller, name: str, key: Any, pids: Any, count: int) -> int:
     if binding.ffi.NULL in {key, pids}:
         return binding.missing(name)
     if not count:
@@ -392,7 +398,7 @@ def _ipc_mem_set_import_pid(binding: _Binding, name: str, key: Any, pids: Any, c
 
 
 def _ipc_mem_import_pid_inter_server(
-    binding: _Binding, name: str, key: Any, servers: Any, count: int
+    binding: Caller, name: str, key: Any, servers: Any, count: int
 ) -> int:
     ffi = binding.ffi
     if ffi.NULL in {key, servers}:
@@ -409,7 +415,7 @@ def _ipc_mem_import_pid_inter_server(
 # Notifies ---------------------------------------------------------------------------------
 
 
-def _notify_set_import_pid(binding: _Binding, name: str, notify: Any, pids: Any, count: int) -> int:
+def _notify_set_import_pid(binding: Caller, name: str, notify: Any, pids: Any, count: int) -> int:
     if pids == binding.ffi.NULL:
         return binding.missing(name)
     if not count:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Types of Huawei's ACL (acl/acl_rt.h and acl/acl_base.h, ACL 1.17) in the emulated functions,
- * with the sizes and offsets in compiled programs.
+ * Types of Huawei's ACL (acl/acl_rt.h, acl/acl_base.h and acl/acl_tdt_queue.h, ACL 1.17) in the
+ * emulated functions, with the sizes and offsets in compiled programs.
  */
 typedef int aclError;
 typedef uint16_t aclFloat16;
@@ -30,8 +30,14 @@ enum {
     ACL_ERROR_FEATURE_UNSUPPORTED = 200006,
     ACL_ERROR_RT_FEATURE_NOT_SUPPORT = 207000,
     ACL_ERROR_RT_MEMORY_ALLOCATION = 207001,
+    ACL_ERROR_RT_RESOURCE_ALLOC_FAIL = 207005,
     ACL_ERROR_RT_NO_PERMISSION = 207006,
+    ACL_ERROR_RT_OVER_LIMIT = 207012,
+    ACL_ERROR_RT_QUEUE_EMPTY = 207013,
+    ACL_ERROR_RT_QUEUE_FULL = 207014,
+    ACL_ERROR_RT_REPEATED_INIT = 207015,
     ACL_ERROR_INTERNAL_ERROR = 500000,
+    ACL_ERROR_FAILURE = 500001,
     ACL_ERROR_RT_REPORT_TIMEOUT = 507012,
     ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046,
     ACL_ERROR_RT_EVENT_SYNC_TIMEOUT = 507047,
@@ -217,3 +223,37 @@ typedef struct {
     aclrtMallocAttribute *attrs;
     size_t numAttrs;
 } aclrtMallocConfig;
+
+typedef void *acltdtBuf;
+typedef struct tagMemQueueAttr acltdtQueueAttr;
+typedef struct acltdtQueueRoute acltdtQueueRoute;
+typedef struct acltdtQueueRouteList acltdtQueueRouteList;
+typedef struct acltdtQueueRouteQueryInfo acltdtQueueRouteQueryInfo;
+
+enum {
+    ACL_TDT_QUEUE_PERMISSION_MANAGE = 1,
+    ACL_TDT_QUEUE_PERMISSION_DEQUEUE = 2,
+    ACL_TDT_QUEUE_PERMISSION_ENQUEUE = 4,
+    ACL_TDT_QUEUE_ROUTE_UNBIND = 0,
+    ACL_TDT_QUEUE_ROUTE_BIND = 1,
+    ACL_TDT_QUEUE_ROUTE_BIND_ABNORMAL = 2
+};
+
+typedef enum { ACL_TDT_QUEUE_NAME_PTR = 0, ACL_TDT_QUEUE_DEPTH_UINT32 = 1 } acltdtQueueAttrType;
+typedef enum {
+    ACL_TDT_QUEUE_ROUTE_SRC_UINT32 = 0,
+    ACL_TDT_QUEUE_ROUTE_DST_UINT32 = 1,
+    ACL_TDT_QUEUE_ROUTE_STATUS_INT32 = 2
+} acltdtQueueRouteParamType;
+typedef enum {
+    ACL_TDT_QUEUE_ROUTE_QUERY_SRC = 0,
+    ACL_TDT_QUEUE_ROUTE_QUERY_DST = 1,
+    ACL_TDT_QUEUE_ROUTE_QUERY_SRC_AND_DST = 2,
+    ACL_TDT_QUEUE_ROUTE_QUERY_ABNORMAL = 100
+} acltdtQueueRouteQueryMode;
+typedef enum {
+    ACL_TDT_QUEUE_ROUTE_QUERY_MODE_ENUM = 0,
+    ACL_TDT_QUEUE_ROUTE_QUERY_SRC_ID_UINT32 = 1,
+    ACL_TDT_QUEUE_ROUTE_QUERY_DST_ID_UINT32 = 2
+} acltdtQueueRouteQueryInfoParamType;
+typedef enum { ACL_TDT_NORMAL_MEM = 0, ACL_TDT_DVPP_MEM = 1 } acltdtAllocBufType;

@@ -84,7 +84,7 @@ def _destroy_queue_attr(process: AclProcess, handle: int) -> None:
     _destroy(process, handle, QueueAttr)
 
 
-@entry("tdt.set_queue_attr", "kikk")
+@entry("tdt.set_queue_attr", "kIkk")
 def _set_queue_attr(process: AclProcess, handle: int, kind: int, nbytes: int, pointer: int) -> None:
     attr = find_object(process, handle, QueueAttr)
     _check_parameter(kind, nbytes, pointer, _ATTRIBUTES)
@@ -103,7 +103,7 @@ def _set_queue_attr(process: AclProcess, handle: int, kind: int, nbytes: int, po
     attr.name.value = bytes(name)
 
 
-@entry("tdt.get_queue_attr", "kikk", 0)
+@entry("tdt.get_queue_attr", "kIkk", 0)
 def _get_queue_attr(process: AclProcess, handle: int, kind: int, nbytes: int, pointer: int) -> int:
     attr = find_object(process, handle, QueueAttr)
     _check_room(kind, nbytes, pointer, _ATTRIBUTES)
@@ -127,7 +127,7 @@ def _destroy_queue_route(process: AclProcess, handle: int) -> None:
     _destroy(process, handle, Route)
 
 
-@entry("tdt.get_queue_route_param", "kikk", 0)
+@entry("tdt.get_queue_route_param", "kIkk", 0)
 def _get_queue_route_param(
     process: AclProcess, handle: int, kind: int, nbytes: int, pointer: int
 ) -> int:
@@ -186,7 +186,7 @@ def _destroy_queue_route_query_info(process: AclProcess, handle: int) -> None:
     _destroy(process, handle, RouteQuery)
 
 
-@entry("tdt.set_queue_route_query_info", "kikk")
+@entry("tdt.set_queue_route_query_info", "kIkk")
 def _set_queue_route_query_info(
     process: AclProcess, handle: int, kind: int, nbytes: int, pointer: int
 ) -> None:

@@ -10,6 +10,7 @@
 #endif
 
 #define SIZE(type, nbytes) _Static_assert(sizeof(type) == (nbytes), #type)
+#define IS(constant, value) _Static_assert((constant) == (value), #constant)
 #define AT(type, member, place) _Static_assert(offsetof(type, member) == (place), #type "." #member)
 
 SIZE(aclrtMemLocation, 8);
@@ -51,5 +52,34 @@ SIZE(aclFloat16, 2);
 SIZE(aclrtMemcpyKind, 4);
 SIZE(aclrtMemMallocPolicy, 4);
 SIZE(aclrtMemSharedHandleType, 4);
+SIZE(acltdtBuf, 8);
+SIZE(acltdtQueueAttrType, 4);
+SIZE(acltdtQueueRouteParamType, 4);
+SIZE(acltdtQueueRouteQueryInfoParamType, 4);
+IS(ACL_TDT_NORMAL_MEM, 0);
+IS(ACL_TDT_DVPP_MEM, 1);
+IS(ACL_TDT_QUEUE_NAME_PTR, 0);
+IS(ACL_TDT_QUEUE_DEPTH_UINT32, 1);
+IS(ACL_TDT_QUEUE_PERMISSION_MANAGE, 1);
+IS(ACL_TDT_QUEUE_PERMISSION_DEQUEUE, 2);
+IS(ACL_TDT_QUEUE_PERMISSION_ENQUEUE, 4);
+IS(ACL_TDT_QUEUE_ROUTE_UNBIND, 0);
+IS(ACL_TDT_QUEUE_ROUTE_BIND, 1);
+IS(ACL_TDT_QUEUE_ROUTE_BIND_ABNORMAL, 2);
+IS(ACL_TDT_QUEUE_ROUTE_SRC_UINT32, 0);
+IS(ACL_TDT_QUEUE_ROUTE_DST_UINT32, 1);
+IS(ACL_TDT_QUEUE_ROUTE_STATUS_INT32, 2);
+IS(ACL_TDT_QUEUE_ROUTE_QUERY_SRC, 0);
+IS(ACL_TDT_QUEUE_ROUTE_QUERY_DST, 1);
+IS(ACL_TDT_QUEUE_ROUTE_QUERY_SRC_AND_DST, 2);
+IS(ACL_TDT_QUEUE_ROUTE_QUERY_ABNORMAL, 100);
+IS(ACL_TDT_QUEUE_ROUTE_QUERY_MODE_ENUM, 0);
+IS(ACL_TDT_QUEUE_ROUTE_QUERY_SRC_ID_UINT32, 1);
+IS(ACL_TDT_QUEUE_ROUTE_QUERY_DST_ID_UINT32, 2);
+IS(ACL_ERROR_RT_RESOURCE_ALLOC_FAIL, 207005);
+IS(ACL_ERROR_RT_OVER_LIMIT, 207012);
+IS(ACL_ERROR_RT_QUEUE_EMPTY, 207013);
+IS(ACL_ERROR_RT_QUEUE_FULL, 207014);
+IS(ACL_ERROR_RT_REPEATED_INIT, 207015);
 
 int main(void) { return 0; }

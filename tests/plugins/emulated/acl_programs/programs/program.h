@@ -16,6 +16,15 @@
 #ifdef VENDOR_HEADERS
 #include "acl/acl.h"
 #include "acl/acl_tdt_queue.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* Of the vendor's runtime, whose headers the wheel lacks. */
+int32_t rtMemGrpCreate(const char *name, const void *cfg);
+int32_t rtMemGrpAddProc(const char *name, int32_t pid, const void *attr);
+#ifdef __cplusplus
+}
+#endif
 #else
 #ifdef __cplusplus
 extern "C" {
@@ -34,7 +43,6 @@ aclFloat16 aclFloatToFloat16(float value);
 void aclAppLog(aclLogLevel logLevel, const char *func, const char *file, uint32_t line,
                const char *fmt, ...);
 aclError aclrtDestroyLabel(void *label);
-aclError acltdtGrantQueue(uint32_t qid, int32_t pid, uint32_t permission, int32_t timeout);
 #ifdef __cplusplus
 }
 #endif
