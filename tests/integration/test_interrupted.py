@@ -20,6 +20,7 @@ MECHANISMS: Final = [
     ("hip", "vmm"),
     ("ascend", "shareable"),
     ("ascend", "key"),
+    ("ascend", "acltdt"),
 ]
 STRIDE: Final = 60
 WITHIN_S: Final = 110.0 * SLOWNESS

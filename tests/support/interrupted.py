@@ -32,6 +32,7 @@ from interrupted_world import (
 )
 
 # isort: split
+from interrupted_acltdt import VENDOR_QUEUES, QueueWorld
 from interrupted_pools import HOST_PICKLES, HOST_POOLS, PICKLES, POOLS, STREAM_POOLS
 from interrupted_timelines import EVENTS, HOST_TIMELINES, STREAMS, TIMELINES
 
@@ -149,11 +150,10 @@ RANGES: dict[str, Callable[[World], Step]] = {
 }
 
 
-def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
-    """Interrupt operations; return how many interrupts left something behind."""
-    warnings.simplefilter("ignore")
-    state = own_machine()
-    world = World(backend, mechanism)
+def operations_of(world: World) -> dict[str, Callable[[World], Step]]:
+    """Return the operations that a device has."""
+    if isinstance(world, QueueWorld):
+        return VENDOR_QUEUES
     found = OPERATIONS | POOLS | PICKLES | TIMELINES
     capabilities = world.device.capabilities
     if capabilities.host_visible:
@@ -166,8 +166,16 @@ def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
         found |= FOREIGN
     if capabilities.address_ranges:
         found |= RANGES
+    return found
+
+
+def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
+    """Interrupt operations; return how many interrupts left something behind."""
+    warnings.simplefilter("ignore")
+    state = own_machine()
+    world = (QueueWorld if mechanism == "acltdt" else World)(backend, mechanism)
     total = failures = 0
-    for name, make in found.items():
+    for name, make in operations_of(world).items():
         if names and name not in names:
             continue
         # Once without an interrupt: modules that are imported at their first use are in place then.

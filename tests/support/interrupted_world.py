@@ -120,27 +120,7 @@ class World:
         pools = process.part(PoolImports)
         # The arena of a pool stays open after the last mapping of a block.
         pools.close_idle()
-        # Threads of their own close what a peer sent.
-        end = time.monotonic() + CLOSED_WITHIN_S
-        while descriptors.is_closing() and time.monotonic() < end:
-            time.sleep(0.001)
-        links = []
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-            try:
-                links.append(os.readlink(f"/proc/self/fd/{name}").split(":[")[0])  # noqa: PTH115
-            except FileNotFoundError:
-                continue
-        maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
-        state: dict[str, Any] = {
-            "descriptors": sorted(one for one in links if not one.startswith("/proc")),
-            "mappings": sum("memfd:crossmem" in one for one in maps),
-            "ready": len(process.deferred.ready) + len(process.deferred.idle),
-            "waiting": len(process.deferred.waiting),
-            "leases": sum(len(one.leases) for one in crossmem.exports()),
-            "exports": len(crossmem.exports()),
-            "exported": len(process.part(Allocations).exported),
-            "slots": len(process.start_server().leases.granted),
-        }
+        state = self.common_state()
         leases = process.start_server().leases
         state["arenas"] = len(leases.pools.arenas)
         state["imported arenas"] = len(pools.arenas), len(pools._holders), len(open_pools)
@@ -172,6 +152,32 @@ class World:
                 state[name] = len(getattr(emulated, name, ()))
         return state
 
+    def common_state(self) -> dict[str, Any]:
+        """Return what an interrupt must not change for good, whatever the device has."""
+        process = current()
+        # Threads of their own close what a peer sent.
+        end = time.monotonic() + CLOSED_WITHIN_S
+        while descriptors.is_closing() and time.monotonic() < end:
+            time.sleep(0.001)
+        links = []
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+            try:
+                links.append(os.readlink(f"/proc/self/fd/{name}").split(":[")[0])  # noqa: PTH115
+            except FileNotFoundError:
+                continue
+        maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
+        state: dict[str, Any] = {
+            "descriptors": sorted(one for one in links if not one.startswith("/proc")),
+            "mappings": sum("memfd:crossmem" in one for one in maps),
+            "ready": len(process.deferred.ready) + len(process.deferred.idle),
+            "waiting": len(process.deferred.waiting),
+            "leases": sum(len(one.leases) for one in crossmem.exports()),
+            "exports": len(crossmem.exports()),
+            "exported": len(process.part(Allocations).exported),
+            "slots": len(process.start_server().leases.granted),
+        }
+        return state
+
     def held_locks(self) -> list[str]:
         """Return which of crossmem's locks another thread cannot have."""
         held: list[str] = []
@@ -193,6 +199,10 @@ class World:
 
 
 ENDED: Final = (
+    "received",
+    "buffer",
+    "opened",
+    "queue",
     "message",
     "view",
     "array",
