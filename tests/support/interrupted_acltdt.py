@@ -15,7 +15,6 @@ from interrupted_world import Step, World, both, operation, put
 import gc
 
 import crossmem
-from crossmem.conformance import actions
 from crossmem.conformance import queues_of_tests as queues
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.resources import collect_of_vendor
@@ -39,9 +38,7 @@ class QueueWorld(World):
         os.environ.update(VARIABLES)
         device = f"{backend}:0"
         self.device = crossmem.device(device, runtime="emulated", mechanism=mechanism)
-        self.peer = Peer(
-            device, runtime="emulated", mechanism=mechanism, tracing=False, fresh=True
-        )
+        self.peer = Peer(device, runtime="emulated", mechanism=mechanism, tracing=False, fresh=True)
         self.roles = self.peer.call(queues.make, "queue", 64)
         # The lease server and the connection stay open, and so do those of the peer.
         with crossmem.open_queue(self.roles["consume"], device=self.device):
@@ -77,9 +74,14 @@ class QueueWorld(World):
 
 
 queue = put("queue", lambda w, _k: w.device.queue(2, 64, consumers=1))
-opened = put("opened", lambda w, _k: crossmem.open_queue(w.roles["consume"], device=w.device))
 buffer = put("buffer", lambda _w, k: k["queue"].allocate())
 received = put("received", lambda _w, k: k["queue"].get(timeout=0))
+
+
+def opened(world: World, kept: dict[str, Any]) -> None:
+    """Open the other process's queue."""
+    assert isinstance(world, QueueWorld)
+    kept["opened"] = crossmem.open_queue(world.roles["consume"], device=world.device)
 
 
 def copied(_world: World, kept: dict[str, Any]) -> None:

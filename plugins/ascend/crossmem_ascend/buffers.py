@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final, Protocol
 
-from typing_extensions import override
-
 from crossmem.driver import VendorBuffer, VendorQueue
 from crossmem.driver.cleanup import noting
 from crossmem.driver.recording import call_into
+from crossmem.errors import ClosedError, UnsupportedError
 from crossmem_ascend.errors import (
+    BACKEND,
     DRV_INTERNAL_ERROR,
     FAILURE,
     QUEUE_EMPTY,
@@ -26,7 +26,7 @@ from crossmem_ascend.errors import (
 )
 from crossmem_ascend.runtime import Vendor
 
-__all__ = ["MAX_BUFFER_NBYTES", "MAX_QUEUES", "About", "Attached", "HandOvers", "number_of"]
+__all__ = ["MAX_BUFFER_NBYTES", "MAX_QUEUES", "About", "Attached", "HandOvers", "attached_in"]
 
 MAX_BUFFER_NBYTES: Final = 4 << 30
 """The limit that the vendor documents."""
@@ -58,11 +58,19 @@ class Attached:
     """The permissions of other processes. The key is pid and start time."""
 
 
-def number_of(queue: VendorQueue) -> int:
-    """Return the id of a queue."""
+def attached_in(queue: VendorQueue) -> Attached:
+    """Return the driver's reference to a queue.
+
+    Raises
+    ------
+    ClosedError
+        Another thread has closed the queue.
+    """
     attached: Attached | None = queue.reference
-    # The vendor refuses the id of no queue as it refuses a destroyed queue.
-    return MAX_QUEUES - 1 if attached is None else attached.number
+    if attached is None:
+        msg = "another thread has closed this queue of the vendor"
+        raise ClosedError(msg, backend=BACKEND)
+    return attached
 
 
 class HandOvers:
@@ -90,20 +98,24 @@ class HandOvers:
         mechanism: str,  # noqa: ARG002
     ) -> VendorBuffer:
         """Allocate a buffer."""
-        made: list[tuple[int, int]] = []
-        with self._about(ordinal, "allocate"), self._kept(ordinal, made) as buffer:
-            call_into(made, self._tdt.alloc_buf, nbytes, _NORMAL)
-            buffer.reference = self._vendor.value("tdt.alloc_buf", made[0])
-            self._find_data(buffer)
+        buffer, made = VendorBuffer(ordinal), list[tuple[int, int]]()
+        try:
+            with self._about(ordinal, "allocate"):
+                call_into(made, self._tdt.alloc_buf, nbytes, _NORMAL)
+                buffer.reference = self._vendor.value("tdt.alloc_buf", made[0])
+                self._find_data(buffer)
+        except BaseException as error:
+            self._undo(error, buffer, made)
+            raise
         return buffer
 
     def free_buffer(self, buffer: VendorBuffer) -> None:
         """Free a buffer."""
-        pointer, free = buffer.pointer, self._tdt.free_buf
-        if pointer:
-            with self._about(buffer.ordinal, "release"):
-                # No signal handler runs between these two statements.
-                buffer.pointer = 0
+        free = self._tdt.free_buf
+        with self._about(buffer.ordinal, "release"):
+            # Neither a signal handler nor another thread runs between this statement and the call.
+            pointer, buffer.pointer = buffer.pointer, 0
+            if pointer:
                 code = free(buffer.reference)
                 if code != SUCCESS:
                     buffer.pointer = pointer
@@ -121,14 +133,19 @@ class HandOvers:
         tdt, handle = self._tdt, buffer.reference
         made: list[int] = []
         with self._about(buffer.ordinal, "put"):
+            number = attached_in(queue).number
             # A new buffer has the length 0, which the vendor's call refuses.
             if length:
+                buffer.length = length
                 code = tdt.set_buf_data_len(handle, length)
                 self._vendor.check("tdt.set_buf_data_len", code)
+            elif buffer.length:
+                msg = f"a put with the length {buffer.length} has failed, and the vendor cannot "
+                hint = "allocate another buffer"
+                raise UnsupportedError(f"{msg}set the length back to 0", hint=hint, backend=BACKEND)
             user = ctypes.create_string_buffer(user_data, _USER_NBYTES)
             code = tdt.set_buf_user_data(handle, ctypes.addressof(user), _USER_NBYTES, 0)
             self._vendor.check("tdt.set_buf_user_data", code)
-            number = number_of(queue)
             try:
                 return self._repeat(
                     "tdt.enqueue",
@@ -141,20 +158,25 @@ class HandOvers:
 
     def dequeue(self, queue: VendorQueue, timeout_s: float) -> VendorBuffer | None:
         """Receive a buffer, its length and its user data."""
-        tdt, value, number = self._tdt, self._vendor.value, number_of(queue)
-        made: list[tuple[int, int]] = []
-        with self._about(queue.ordinal, "get"), self._kept(queue.ordinal, made) as buffer:
-            if not self._repeat(
-                "tdt.dequeue", lambda ms: call_into(made, tdt.dequeue, number, ms)[1], timeout_s
-            ):
-                return None
-            handle = buffer.reference = made[-1][0]
-            self._find_data(buffer)
-            buffer.length = value("tdt.get_buf_data_len", tdt.get_buf_data_len(handle))
-            user = ctypes.create_string_buffer(_USER_NBYTES)
-            code = tdt.get_buf_user_data(handle, ctypes.addressof(user), _USER_NBYTES, 0)
-            self._vendor.check("tdt.get_buf_user_data", code)
-            buffer.user_data = user.raw
+        tdt, value = self._tdt, self._vendor.value
+        buffer, made = VendorBuffer(queue.ordinal), list[tuple[int, int]]()
+        try:
+            with self._about(queue.ordinal, "get"):
+                number = attached_in(queue).number
+                if not self._repeat(
+                    "tdt.dequeue", lambda ms: call_into(made, tdt.dequeue, number, ms)[1], timeout_s
+                ):
+                    return None
+                handle = buffer.reference = made[-1][0]
+                self._find_data(buffer)
+                buffer.length = value("tdt.get_buf_data_len", tdt.get_buf_data_len(handle))
+                user = ctypes.create_string_buffer(_USER_NBYTES)
+                code = tdt.get_buf_user_data(handle, ctypes.addressof(user), _USER_NBYTES, 0)
+                self._vendor.check("tdt.get_buf_user_data", code)
+                buffer.user_data = user.raw
+        except BaseException as error:
+            self._undo(error, buffer, made)
+            raise
         return buffer
 
     def _find_data(self, buffer: VendorBuffer) -> None:
@@ -162,9 +184,16 @@ class HandOvers:
         self._vendor.check("tdt.get_buf_data", code)
         buffer.capacity, buffer.pointer = nbytes, pointer
 
-    def _kept(self, ordinal: int, made: list[tuple[int, int]]) -> "_Kept":
-        """Yield a new buffer. If the block raises, free what the vendor's last call has made."""
-        return _Kept(self, VendorBuffer(ordinal), made)
+    def _undo(
+        self, error: BaseException, buffer: VendorBuffer, made: list[tuple[int, int]]
+    ) -> None:
+        """Free what the vendor's last call has made."""
+        if made and made[-1][1] == SUCCESS:
+            buffer.reference = made[-1][0]
+            # The address of the data may be unknown.
+            buffer.pointer = buffer.pointer or buffer.reference
+            with noting(error):
+                self.free_buffer(buffer)
 
     # Waits --------------------------------------------------------------------------------
 
@@ -191,28 +220,3 @@ class HandOvers:
             if code != DRV_INTERNAL_ERROR or now >= max(end, began + _BUSY_S):
                 self._vendor.check(call, code)
             time.sleep(_PAUSE_S)
-
-
-class _Kept(AbstractContextManager[VendorBuffer]):
-    """A buffer that is freed if the block around its making raises."""
-
-    def __init__(
-        self, mechanism: HandOvers, buffer: VendorBuffer, made: list[tuple[int, int]]
-    ) -> None:
-        self._mechanism = mechanism
-        self._buffer = buffer
-        self._made = made
-
-    @override
-    def __enter__(self) -> VendorBuffer:
-        return self._buffer
-
-    @override
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and self._made and self._made[-1][1] == SUCCESS:
-            buffer = self._buffer
-            buffer.reference = self._made[-1][0]
-            # The address of the data may be unknown.
-            buffer.pointer = buffer.pointer or buffer.reference
-            with noting(error):
-                self._mechanism.free_buffer(buffer)

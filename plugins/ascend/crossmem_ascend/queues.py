@@ -19,7 +19,7 @@ from crossmem.errors import (
     UnsupportedError,
 )
 from crossmem.models import QueueRole, process_start_time
-from crossmem_ascend.buffers import MAX_QUEUES, About, Attached, HandOvers
+from crossmem_ascend.buffers import MAX_QUEUES, About, Attached, HandOvers, attached_in
 from crossmem_ascend.errors import BACKEND, FAILURE, SUCCESS
 from crossmem_ascend.runtime import Vendor
 
@@ -125,9 +125,19 @@ class QueueMechanism(HandOvers):
             )
             check("tdt.set_queue_attr", code)
             call_into(made, tdt.create_queue, attr)
-        finally:
-            if attrs and attrs[0]:
-                check("tdt.destroy_queue_attr", tdt.destroy_queue_attr(attrs.pop()))
+        except BaseException as error:
+            with noting(error):
+                self._destroy_attr(attrs)
+            raise
+        self._destroy_attr(attrs)
+
+    def _destroy_attr(self, attrs: list[int | None]) -> None:
+        destroy = self._tdt.destroy_queue_attr
+        if attrs and attrs[0]:
+            # No signal handler runs between these two statements.
+            attr, attrs[0] = attrs[0], None
+            code = destroy(attr)
+            self._vendor.check("tdt.destroy_queue_attr", code)
 
     def attach_queue(
         self,
@@ -151,16 +161,15 @@ class QueueMechanism(HandOvers):
 
     def close_queue(self, queue: VendorQueue) -> None:
         """Destroy an own queue."""
-        attached, destroy = queue.reference, self._tdt.destroy_queue
-        if attached is not None and attached.is_own:
-            with self._about(queue.ordinal, "close"):
-                # No signal handler runs between these two statements.
-                queue.reference = None
+        destroy = self._tdt.destroy_queue
+        with self._about(queue.ordinal, "close"):
+            # Neither a signal handler nor another thread runs between this statement and the call.
+            attached, queue.reference = queue.reference, None
+            if attached is not None and attached.is_own:
                 code = destroy(attached.number)
                 if code != SUCCESS:
                     queue.reference = attached
                 self._vendor.check("tdt.destroy_queue", code)
-        queue.reference = None
 
     def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
         """Permit a process a role."""
@@ -169,7 +178,7 @@ class QueueMechanism(HandOvers):
             raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
         with self._about(queue.ordinal, "open_queue"):
             # A grant may replace an earlier one of the same process.
-            attached: Attached = queue.reference
+            attached = attached_in(queue)
             process = peer.pid, process_start_time(peer.pid)
             bits = attached.granted.get(process, 0) | _BITS[role]
             code = self._tdt.grant_queue(attached.number, peer.pid, bits, 0)

@@ -13,7 +13,7 @@ from crossmem.errors import BusyError, ClosedError
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.process import Process, may_release, refuse_foreign
 
-__all__ = ["Endable", "end_because", "leave_to_references"]
+__all__ = ["Endable", "end_because", "end_later", "leave_to_references"]
 
 
 class Endable:
@@ -119,6 +119,25 @@ class Endable:
                 stacklevel=2,
                 source=self,
             )
+
+
+def end_later(one: Endable) -> None:
+    """Queue the resources of an object for their release; if it is in use, with its last reference.
+
+    A finaliser alone could lose them to a signal handler that raises at its entry.
+    """
+    process, one._is_left = one._process, True
+    with process.state:
+        try:
+            one._refuse_if_used(one._ended_by)
+        except BusyError:
+            return
+        record = one._record
+        if record is not None:
+            # No signal handler runs between these two statements, so the record is never lost.
+            one._record = None
+            process.deferred.ready[record] = None
+    process.deferred.start_reaper()
 
 
 def end_because(one: Endable, why: str) -> None:

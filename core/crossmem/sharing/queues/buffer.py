@@ -318,12 +318,19 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
         return record
     # This check comes before the lock, which may be held for ever in a forked child.
     buffer._usable()
-    with process.state:
-        record = buffer._usable()
-        if record.holder is not holder:
-            msg = "this buffer belongs to another queue or producer, or was received"
-            hint = "allocate a buffer of this queue, or pass an array with copy='allow'"
-            raise UnsupportedError(msg, operation="put", hint=hint)
-        buffer._refuse_if_used("put")
-        buffer._record = None
+    taken: BufferRecord | None = None
+    try:
+        with process.state:
+            record = buffer._usable()
+            if record.holder is not holder:
+                msg = "this buffer belongs to another queue or producer, or was received"
+                hint = "allocate a buffer of this queue, or pass an array with copy='allow'"
+                raise UnsupportedError(msg, operation="put", hint=hint)
+            buffer._refuse_if_used("put")
+            taken, buffer._record = record, None
+    except BaseException:
+        # A signal handler may have raised at the end of the block.
+        if taken is not None:
+            buffer._record = taken
+        raise
     return record

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 from crossmem.errors import AccessDeniedError, BusyError, ClosedError
 from crossmem.models import QueueRole, ShareableHandle
 from crossmem.sharing.base.deferred import Record
-from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.ending import end_later
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.importer.mapping import Mapping
@@ -95,9 +95,9 @@ class Places(Record):
         """Unmap places as soon as no view of them is alive."""
         taken = self.process.part(TakenPlaces).taken
         while mappings:
-            mapping = mappings.pop()
-            taken.discard(mapping.handle.core)
-            leave_to_views(mapping)
+            taken.discard(mappings[-1].handle.core)
+            end_later(mappings[-1])
+            mappings.pop()
 
 
 def take_place(
@@ -134,8 +134,8 @@ def take_place(
             core = mine[index].core
             if core in taken:
                 continue
-            taken.add(core)
             try:
+                taken.add(core)
                 with suppress(BusyError):
                     return index, attach(mine[index], timeout=timeout_s)
             except BaseException:

@@ -10,7 +10,9 @@ from typing_extensions import override
 
 from crossmem.errors import (
     BusyError,
+    ClosedError,
     InvalidSizeError,
+    OwnerGoneError,
     QueueEmptyError,
     QueueFullError,
     UnsupportedError,
@@ -22,7 +24,7 @@ from crossmem.sharing.queues.buffer import SharedBuffer, taken_from
 from crossmem.sharing.queues.copies import copied
 from crossmem.sharing.queues.queue import Queue
 from crossmem.sharing.queues.stats import QueueStats
-from crossmem.sharing.queues.vendor_buffer import BufferOfVendor, VendorBufferRecord
+from crossmem.sharing.queues.vendor_buffer import VendorBufferRecord
 from crossmem.sharing.queues.vendor_record import VendorQueueRecord
 from crossmem.sharing.queues.vendor_terms import refuse
 from crossmem.sharing.queues.waiting import wait_s
@@ -71,6 +73,9 @@ class QueueOfVendor(Queue):
         if role not in record.roles:
             record.join(role, self._process.settings.timeout_s)
         record.check_open()
+        if role == "produce":
+            # What waits in the queue of a dead owner can still be read, so get() looks first.
+            record.check_owner()
         return record
 
     def _refuse(self, what: str) -> NoReturn:
@@ -107,8 +112,7 @@ class QueueOfVendor(Queue):
             As for :meth:`crossmem.Queue.allocate`.
         """
         wait_s(timeout)
-        record = self._joined("produce").allocate()
-        return BufferOfVendor(record, self.nbytes, b"")
+        return self._joined("produce").allocate()
 
     @override
     def put(
@@ -151,17 +155,20 @@ class QueueOfVendor(Queue):
             allocate = partial(self.allocate, timeout=timeout)
             buffer = copied(item, self.nbytes, allocate, copy=copy)
         length, user_data = buffer._data_length, buffer._user_data
-        taken = taken_from(buffer, record.producing)
-        assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - its holder makes only these
         timeout_s = timeout_s if record.terms.waits else 0.0
+        # No signal handler runs between this statement and the next one.
+        taken = taken_from(buffer, record.producing)
         try:
+            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - its holder makes only these
             if not record.put(taken, length, user_data, timeout_s):
                 msg = f"the queue of {self.depth} buffers stayed full for {timeout_s:g} s"
                 hint = "wait longer with timeout=, or make the queue deeper"
                 raise QueueFullError(msg, operation="put", hint=hint)
         except BaseException:
-            if not taken.is_done:
-                # Nothing was handed over: the buffer is the application's again.
+            if isinstance(taken, VendorBufferRecord) and not taken.vendor.pointer:
+                # It was handed over, and a signal handler has raised since.
+                taken.forget()
+            else:
                 buffer._record = taken
                 if buffer is not item:
                     buffer.release()
@@ -200,9 +207,7 @@ class QueueOfVendor(Queue):
         if found is None:
             msg = f"no buffer arrived within {timeout_s:g} s"
             raise QueueEmptyError(msg, operation="get", hint="wait longer with timeout=")
-        vendor = found.vendor
-        # Another program of the vendor may have put it, with any length.
-        return BufferOfVendor(found, min(vendor.length, vendor.capacity), vendor.user_data)
+        return found
 
     @override
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
@@ -213,7 +218,8 @@ class QueueOfVendor(Queue):
         while len(found) < most:
             try:
                 found.append(self.get(timeout=0))
-            except QueueEmptyError:
+            except (QueueEmptyError, ClosedError, OwnerGoneError):
+                # The next call raises what is more than an empty queue.
                 break
         return found
 

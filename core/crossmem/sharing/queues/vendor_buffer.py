@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers of a vendor's queue in this process."""
 
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -28,8 +29,10 @@ class VendorBuffers(Part):
     @override
     def close_at_exit(self) -> None:
         """Free all buffers."""
-        for record in list(self.live):
-            record.give_back(blocking=True)
+        with ExitStack() as steps:
+            # If one step raises, the others still run.
+            for record in list(self.live):
+                steps.callback(record.give_back, blocking=True)
 
 
 class Side:

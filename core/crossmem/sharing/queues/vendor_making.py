@@ -51,6 +51,7 @@ def make_vendor_queue(
     record = VendorQueueRecord(process, device, driver, terms, mine)
     record.is_owner = True
     try:
+        record.register()
         queue = call_into(
             record.queues, driver.create_queue, device.ordinal, terms.depth, device.mechanism
         )
@@ -146,6 +147,7 @@ def open_vendor_queue(
     driver = cast("VendorQueues", here.driver)
     record = VendorQueueRecord(process, here, driver, terms, {handle.role: mine})
     try:
+        record.register()
         directory = attach(handle.directory, readonly="advisory", timeout=timeout_s)
         record.kept.append(directory)
         record.marks = (directory.view()[-1:],)

@@ -17,12 +17,19 @@ from crossmem.driver.recording import call_into
 from crossmem.errors import ClosedError, DriverError, OwnerGoneError
 from crossmem.models import QueueRole, ShareableHandle
 from crossmem.sharing.base.devices import LocalDevice
-from crossmem.sharing.base.memory import Memory, leave_to_views
+from crossmem.sharing.base.ending import end_later
+from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.base.usage import Usage
+from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.queues.place import LOOK_S
 from crossmem.sharing.queues.places import Places, take_place
-from crossmem.sharing.queues.vendor_buffer import Side, VendorBufferRecord, finish_work
+from crossmem.sharing.queues.vendor_buffer import (
+    BufferOfVendor,
+    Side,
+    VendorBufferRecord,
+    finish_work,
+)
 from crossmem.sharing.queues.vendor_terms import VendorTerms
 
 __all__ = ["VendorQueueRecord", "VendorQueueTable"]
@@ -47,8 +54,10 @@ class VendorQueueTable(Part):
     @override
     def close_at_exit(self) -> None:
         """Close all queues: those of a process that has ended would stay."""
-        for record in list(self.live):
-            record.give_back(blocking=True)
+        with ExitStack() as steps:
+            # If one step raises, the others still run.
+            for record in list(self.live):
+                steps.callback(record.give_back, blocking=True)
 
 
 class VendorQueueRecord(Places):
@@ -99,8 +108,8 @@ class VendorQueueRecord(Places):
         self.consuming = Side(self, driver)
         self.queues: list[VendorQueue] = []
         """The vendor's queue, until it is closed."""
-        self.roles: set[QueueRole] = set()
-        """The roles for which this process has a place."""
+        self.roles: dict[QueueRole, Mapping | None] = {}
+        """The roles for which this process has a place, and the places. After the end, None."""
         self.is_owner = False
         self.directories: dict[QueueRole, ShareableHandle] = {}
         """In the owner: by role, the handle of its directory."""
@@ -109,7 +118,10 @@ class VendorQueueRecord(Places):
         self.marks: Sequence[memoryview | bytes] = ()
         """In the owner, the last byte of each directory; in other processes, of their own one."""
         self.is_owner_alive: Callable[[], bool] = _always
-        process.part(VendorQueueTable).live[self] = None
+
+    def register(self) -> None:
+        """Let an exit close the queue. The caller gives the record back if this raises."""
+        self.process.part(VendorQueueTable).live[self] = None
 
     def pointer(self, _producer: int, buffer: int) -> int:
         """Return the address of a buffer."""
@@ -123,9 +135,13 @@ class VendorQueueRecord(Places):
     @override
     def begin(self, role: QueueRole, timeout_s: float) -> None:
         """Take a place. Its lease server grants the role to other processes before it answers."""
-        _, mapping = take_place(self.process, role, self.mine[role], timeout_s)
-        self.mappings.append(mapping)
-        self.roles.add(role)
+        _, self.roles[role] = take_place(self.process, role, self.mine[role], timeout_s)
+        try:
+            self.check_open()
+        except ClosedError:
+            # Another thread may have left the other places already.
+            self._leave_places()
+            raise
 
     # Hand-overs ---------------------------------------------------------------------------
 
@@ -135,7 +151,8 @@ class VendorQueueRecord(Places):
             msg = "this queue was closed"
             raise ClosedError(msg, hint="make a new queue")
 
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
+        """Raise if the owner is dead."""
         if not self.is_owner_alive():
             msg = "the process that owns this queue is dead"
             raise OwnerGoneError(msg, hint="make a new queue in a living process")
@@ -152,11 +169,11 @@ class VendorQueueRecord(Places):
             except DriverError:
                 # The vendor's code does not tell whether there is still a queue.
                 self.check_open()
-                self._check_owner()
+                self.check_owner()
                 raise
             if found:
                 return found
-            self._check_owner()
+            self.check_owner()
             if monotonic() >= end:
                 return None
 
@@ -180,26 +197,27 @@ class VendorQueueRecord(Places):
             if not buffer.pointer:
                 record.forget()
 
-    def get(self, timeout_s: float) -> VendorBufferRecord | None:
-        """Return the record of the next buffer, None if none came in time."""
+    def get(self, timeout_s: float) -> BufferOfVendor | None:
+        """Return the next buffer, None if none came in time."""
         made: list[VendorBuffer | None] = []
 
         def receive(queue: VendorQueue, wait_s: float) -> VendorBuffer | None:
+            made.clear()
             return call_into(made, self.driver.dequeue, queue, wait_s)
 
         try:
             found = self._repeat(receive, timeout_s)
-            return (
-                None
-                if found is None
-                else VendorBufferRecord(self.consuming, found, is_received=True)
-            )
+            if found is None:
+                return None
+            record = VendorBufferRecord(self.consuming, found, is_received=True)
+            # Another program of the vendor may have put it, with any length.
+            return BufferOfVendor(record, min(found.length, found.capacity), found.user_data)
         except BaseException:
             self._drop(self.consuming, made)
             raise
 
-    def allocate(self) -> VendorBufferRecord:
-        """Return the record of a new buffer."""
+    def allocate(self) -> BufferOfVendor:
+        """Return a new buffer."""
         made: list[VendorBuffer | None] = []
         device = self.device
         try:
@@ -211,7 +229,8 @@ class VendorQueueRecord(Places):
                 device.mechanism,
             )
             assert made[-1] is not None  # noqa: S101
-            return VendorBufferRecord(self.producing, made[-1], is_received=False)
+            record = VendorBufferRecord(self.producing, made[-1], is_received=False)
+            return BufferOfVendor(record, self.terms.nbytes, b"")
         except BaseException:
             self._drop(self.producing, made)
             raise
@@ -219,8 +238,9 @@ class VendorQueueRecord(Places):
     def _drop(self, side: Side, made: Sequence[VendorBuffer | None]) -> None:
         """Free the buffer of a call that a signal handler has interrupted, if there is one."""
         found = made[-1] if made else None
-        if found is not None and not any(one.vendor is found for one in list(side.held)):
-            record = VendorBufferRecord(side, found, is_received=True)
+        if found is not None:
+            kept = [one for one in list(side.held) if one.vendor is found]
+            record = kept[0] if kept else VendorBufferRecord(side, found, is_received=True)
             self.process.deferred.ready[record] = None
             self.process.drain()
 
@@ -235,9 +255,9 @@ class VendorQueueRecord(Places):
         with ExitStack() as steps:
             # If one step raises, the others still run. The last one here runs first.
             steps.callback(self._leave_all)
-            if self.queues:
-                self.driver.close_queue(self.queues[0])
-                self.queues.clear()
+            for queue in list(self.queues):
+                self.driver.close_queue(queue)
+            self.queues.clear()
         self.process.part(VendorQueueTable).live.pop(self, None)
         self.is_done = True
 
@@ -245,6 +265,13 @@ class VendorQueueRecord(Places):
         self.marks = (_CLOSED,)
         # It refers to the mapping of the directory.
         self.is_owner_alive = _always
-        self.leave(self.mappings)
+        self._leave_places()
         while self.kept:
-            leave_to_views(self.kept.pop())
+            end_later(self.kept[-1])
+            self.kept.pop()
+
+    def _leave_places(self) -> None:
+        for role, mapping in list(self.roles.items()):
+            if mapping is not None:
+                self.leave([mapping])
+                self.roles[role] = None
