@@ -125,11 +125,11 @@ class QueueMechanism(HandOvers):
             )
             check("tdt.set_queue_attr", code)
             call_into(made, tdt.create_queue, attr)
+            self._destroy_attr(attrs)
         except BaseException as error:
             with noting(error):
                 self._destroy_attr(attrs)
             raise
-        self._destroy_attr(attrs)
 
     def _destroy_attr(self, attrs: list[int | None]) -> None:
         destroy = self._tdt.destroy_queue_attr

@@ -124,7 +124,8 @@ class Endable:
 def end_later(one: Endable) -> None:
     """Queue the resources of an object for their release; if it is in use, with its last reference.
 
-    A finaliser alone could lose them to a signal handler that raises at its entry.
+    A finaliser alone could lose them to a signal handler that raises at its entry. The caller
+    continues with deferred work afterwards, or is deferred work.
     """
     process, one._is_left = one._process, True
     with process.state:
@@ -137,7 +138,6 @@ def end_later(one: Endable) -> None:
             # No signal handler runs between these two statements, so the record is never lost.
             one._record = None
             process.deferred.ready[record] = None
-    process.deferred.start_reaper()
 
 
 def end_because(one: Endable, why: str) -> None:

@@ -93,6 +93,7 @@ class QueueRecord(Places):
         except BaseException:
             self.mappings.remove(mapping)
             self.leave([mapping])
+            self.process.drain()
             raise
 
     def finish(self) -> None:

@@ -97,9 +97,10 @@ class VendorBufferRecord(BufferRecord):
 
     def forget(self) -> None:
         """Forget a buffer that was freed or handed over."""
-        self.is_done = True
         self._side.held.pop(self, None)
         self._side.opened.process.part(VendorBuffers).live.pop(self, None)
+        # The last statement: the record stays queued for another attempt until then.
+        self.is_done = True
 
 
 class BufferOfVendor(SharedBuffer):

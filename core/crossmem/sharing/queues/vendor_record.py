@@ -141,6 +141,7 @@ class VendorQueueRecord(Places):
         except ClosedError:
             # Another thread may have left the other places already.
             self._leave_places()
+            self.process.drain()
             raise
 
     # Hand-overs ---------------------------------------------------------------------------
