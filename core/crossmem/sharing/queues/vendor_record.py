@@ -250,9 +250,8 @@ class VendorQueueRecord(Places):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Close the vendor's queue, then leave the places. The owner tells the others before."""
-        for mark in self.marks:
-            if self.is_owner and isinstance(mark, memoryview):
-                mark[:] = _CLOSED
+        if self.is_owner:
+            self._tell_others()
         with ExitStack() as steps:
             # If one step raises, the others still run. The last one here runs first.
             steps.callback(self._leave_all)
@@ -261,6 +260,12 @@ class VendorQueueRecord(Places):
             self.queues.clear()
         self.process.part(VendorQueueTable).live.pop(self, None)
         self.is_done = True
+
+    def _tell_others(self) -> None:
+        # A method of its own: its variables end with it, and with them the views.
+        for mark in self.marks:
+            if isinstance(mark, memoryview):
+                mark[:] = _CLOSED
 
     def _leave_all(self) -> None:
         self.marks = (_CLOSED,)
