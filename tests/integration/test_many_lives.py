@@ -18,6 +18,8 @@ else:
 EARLY = 10_000
 # What the allocators round to. A million lives that lost two bytes each would show.
 NOISE_KIB = 2048
+# The C library maps memory of its own once in a while.
+NOISE_MAPPINGS = 4
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -40,5 +42,5 @@ def test_neither_process_grows(start_peer: "StartPeer", tmp_path: Path, lives: i
     for one in (exporting, importing):
         early, late = one.result()
         assert late["descriptors"] == early["descriptors"]
-        assert late["mappings"] == early["mappings"]
+        assert late["mappings"] - early["mappings"] < NOISE_MAPPINGS
         assert late["KiB"] - early["KiB"] < NOISE_KIB, (early, late)

@@ -25,6 +25,8 @@ NOTHING = dict.fromkeys(
         "streams",
         "registrations",
         "events",
+        "vendor queues",
+        "vendor buffers",
     ),
     0,
 )

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process joins a queue while its owner is busy with other rounds."""
 
+import os
 import time
+from typing import Any
 
 import pytest
 
 import crossmem
-from crossmem import QueueEmptyError
+from crossmem import AccessDeniedError, QueueEmptyError
 from crossmem.control import words
-from crossmem.sharing.queues import place
+from crossmem.sharing.queues import joining, place
 from crossmem.sharing.queues.layout import ROUND
 from crossmem.sharing.queues.owner import QueueOwner
 
@@ -36,4 +38,21 @@ def test_a_round_that_hides_an_open_session_is_not_slept_through(
             queue.get(timeout=0)
 
         # Without a second look, the whole timeout of the join passes.
+        assert time.monotonic() - start < 10
+
+
+def test_a_role_that_is_revoked_during_the_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session has ended before the process that asked for it has seen it."""
+    with crossmem.device("host").queue(2, NBYTES) as queue:
+
+        def revoke_and_look(control: memoryview, at: int, wish: int, *rest: Any) -> bool | None:
+            if words.load(control, at) == wish:
+                queue.revoke(os.getpid())
+            return joining.is_open(control, at, wish, *rest)
+
+        monkeypatch.setattr(place, "is_open", revoke_and_look)
+        start = time.monotonic()
+        with pytest.raises(AccessDeniedError):
+            queue.get(timeout=0)
+
         assert time.monotonic() - start < 10

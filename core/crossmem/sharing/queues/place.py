@@ -235,7 +235,9 @@ class Place:
         opened.check_owner()
         if opened.end and self.place < opened.terms.producers:
             raise self._finished()
-        if wish and words.load(opened.control, opened.terms.denied(self.place)) == wish:
+        control, terms = opened.control, opened.terms
+        # The second case: the session that this process wants has begun and ended meanwhile.
+        if wish and (control[terms.denied(self.place)] == wish or control[self._member] > wish):
             raise self._revoked()
 
     def is_open(self) -> bool:
