@@ -4,6 +4,7 @@
 import os
 import struct
 from pathlib import Path
+from typing import NoReturn
 
 import crossmem
 from crossmem.conformance import actions
@@ -24,7 +25,7 @@ def primary(name: str, who: int) -> None:
     fill(actions.objects[name], who)
 
 
-def fill(queue: crossmem.Queue, who: int) -> None:
+def fill(queue: crossmem.Queue, who: int) -> NoReturn:
     """Allocate, fill, set length and user data, and put, for ever."""
     number = 0
     while True:
@@ -80,11 +81,3 @@ def received(log: str) -> list[tuple[int, int]]:
     path = Path(log)
     blob = path.read_bytes() if path.exists() else b""
     return list(LABEL.iter_unpack(blob[: len(blob) // LABEL.size * LABEL.size]))
-
-
-def in_hand() -> int:
-    """Return how many buffers the vendor counts for processes."""
-    from acltdt_fault_actions import held
-
-    found: int = held()["buffers"]
-    return found

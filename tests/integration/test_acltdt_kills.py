@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,9 +16,10 @@ from crossmem.conformance.peers import Peer, Pending
 from crossmem.conformance.pool import SOON_S
 
 if TYPE_CHECKING:
-    from tests.integration import acltdt_kill_actions
+    from tests.integration import acltdt_fault_actions, acltdt_kill_actions
     from tests.integration.conftest import StartNpuPeer
 else:
+    import acltdt_fault_actions
     import acltdt_kill_actions
 
 CONSUMERS = 3
@@ -66,9 +67,9 @@ class Model:
         """Let a process take part."""
         number = next(self.numbers)
         self.roles[peer] = role
-        if role == "produce":
-            use, argument = acltdt_kill_actions.secondary_that_puts, number
-        else:
+        use: Any = acltdt_kill_actions.secondary_that_puts
+        argument: object = number
+        if role == "consume":
             use, argument = acltdt_kill_actions.secondary_that_gets, str(self.folder / str(number))
         self.working[peer] = peer.start(use, self.handles[role], argument, within=FOR_EVER_S)
 
@@ -134,7 +135,7 @@ def test_random_deaths(start_npu_peer: "StartNpuPeer", tmp_path: Path) -> None:
             by_producer.setdefault(who, []).append(number)
         assert all(one == sorted(one) for one in by_producer.values())
     # Who has survived has nothing in hand, and can begin anew.
-    assert [one.call(acltdt_kill_actions.in_hand) for one in peers] == [0] * len(peers)
+    assert [one.call(acltdt_fault_actions.held)["buffers"] for one in peers] == [0] * len(peers)
     peers[0].call(queues.make, "again")
     peers[1].call(queues.open_, "again", peers[0].call(handle_again))
     peers[0].call(queues.put, "again", [7])

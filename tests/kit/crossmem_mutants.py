@@ -22,6 +22,7 @@ import mutants_pools  # noqa: F401 - the same
 import mutants_queues  # noqa: F401 - the same
 import mutants_ranges  # noqa: F401 - the same
 import mutants_timelines  # noqa: F401 - the same
+import mutants_vendor  # noqa: F401 - the same
 import mutants_words  # noqa: F401 - the same
 from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override

@@ -14,6 +14,10 @@ FOREIGN: set[str] = set()
 """Mutants that only a device with foreign memory shows."""
 
 
+VENDOR: set[str] = set()
+"""Mutants that only a device with queues of the vendor shows."""
+
+
 def mutant(apply: Callable[[], None]) -> Callable[[], None]:
     """Register a mutant under the name of the function that makes it."""
     MUTANTS[apply.__name__] = apply
@@ -29,6 +33,12 @@ def foreign_mutant(apply: Callable[[], None]) -> Callable[[], None]:
 def timeline_mutant(apply: Callable[[], None]) -> Callable[[], None]:
     """Register a mutant for timelines of emulated GPUs with slow streams."""
     TIMELINES.add(apply.__name__)
+    return mutant(apply)
+
+
+def vendor_mutant(apply: Callable[[], None]) -> Callable[[], None]:
+    """Register a mutant for Ascend's own queues."""
+    VENDOR.add(apply.__name__)
     return mutant(apply)
 
 

@@ -56,9 +56,10 @@ def cases() -> list[Any]:
     """Return the mutants: one of each law for ``.ci/run``, the others for the long run."""
     found = Counter[str]()
     marked = []
+    later = LATE | load_mutants().VENDOR
     for name in names_of_mutants():
-        found[name[:3]] += name not in LATE
-        is_first = found[name[:3]] == 1 and name not in LATE
+        found[name[:3]] += name not in later
+        is_first = found[name[:3]] == 1 and name not in later
         tier = pytest.mark.ci if is_first else pytest.mark.long
         marked.append(pytest.param(name, marks=tier))
     return marked
@@ -77,6 +78,7 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
     """Run a law's tests in a process in which crossmem is broken; return exit code and output."""
     options = ["-rf", "-x"]
     slow = None
+    variables: dict[str, Any] = {}
     if mutant in load_mutants().FOREIGN:
         # Its exports are no descriptors, so not every test of the kit is for it.
         options += ["--crossmem-device", "foreign:0", "--crossmem-fork-peers"]
@@ -86,6 +88,15 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
         of_streams = "test_timelines or test_hand_over or test_queues"
         selected = f"test_{law}_ and ({of_streams})"
         slow = "1"
+    elif mutant in load_mutants().VENDOR:
+        options += ["--crossmem-device", "ascend:0", "--crossmem-runtime", "emulated"]
+        options += ["--crossmem-mechanism", "acltdt"]
+        selected = f"test_{law}_ and test_queues"
+        variables = {
+            "CROSSMEM_EMULATED_ACL_PROFILE": "310b-rc",
+            "CROSSMEM_EMULATED_ACL_GROUP": "mutants",
+            "SHAREGROUP_PRECONFIG": "1",
+        }
     else:
         # The mutants are of a driver that has two devices.
         options += ["--crossmem-device", "emulated:0"]
@@ -99,6 +110,7 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
         CROSSMEM_MUTANT=mutant,
         PYTHONPATH=str(HERE),
         CROSSMEM_EMULATED_SLOW_STREAMS=slow,
+        **variables,
     )
 
 

@@ -201,7 +201,7 @@ _REFUSALS: Final = {
     "memory is smaller than its exporter says",
     "rt.unmap_mem": "nothing is mapped there, or a key of this memory was not closed",
     "rt.release_mem_address": "something is still mapped there",
-    "tdt.attach_queue": "the queue was destroyed",
+    "tdt.attach_queue": "the queue was destroyed, or is of another memory group",
     "tdt.grant_queue": "the queue was destroyed",
     "tdt.enqueue": "another process died while it put, or the queue was destroyed",
     "tdt.dequeue": "another process died while it got, or the queue was destroyed",

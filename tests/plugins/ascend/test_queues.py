@@ -2,6 +2,7 @@
 """The mechanism ``acltdt`` on the emulation: where it is offered, its errors and its times."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -309,6 +310,78 @@ def test_a_failed_creation_leaves_nothing(queues: Queues, call: str) -> None:
     if call == "destroy_queue_attr":
         # The vendor keeps what it does not destroy.
         queues.acl._process.tdt.objects.clear()
+
+
+def test_the_first_of_two_failures_is_raised(queues: Queues) -> None:
+    queues.fail("set_queue_attr", 100000)
+    queues.fail("destroy_queue_attr", 107000)
+    with pytest.raises(crossmem.DriverError, match="set_queue_attr") as caught:
+        queues.create()
+
+    assert "destroy_queue_attr" in "".join(caught.value.__notes__)
+    # The vendor keeps what it does not destroy.
+    queues.acl._process.tdt.objects.clear()
+
+
+def test_a_closed_queue_is_refused_before_the_vendor_is_asked(queues: Queues) -> None:
+    driver, queue, buffer = queues.driver, queues.create(), queues.allocate()
+    driver.close_queue(queue)
+    # Any number could be that of another queue of this process.
+    for call in ("enqueue", "dequeue", "grant_queue", "set_buf_user_data"):
+        setattr(queues.acl.tdt, call, None)
+    uses: list[Callable[[], object]] = [
+        lambda: driver.enqueue(queue, buffer, 1, b"", 0.0),
+        lambda: driver.dequeue(queue, 0.0),
+        lambda: driver.grant_queue(queue, "consume", Peer(os.getppid(), 0)),
+    ]
+    for use in uses:
+        with pytest.raises(crossmem.ClosedError):
+            use()
+
+    driver.free_buffer(buffer)
+
+
+def test_a_length_that_the_vendor_cannot_undo_is_refused(queues: Queues) -> None:
+    driver, queue = queues.driver, queues.create(depth=1)
+    assert driver.enqueue(queue, queues.allocate(), 0, b"", 0.0)
+    buffer = queues.allocate()
+    assert not driver.enqueue(queue, buffer, 5, b"", 0.0)
+    driver.free_buffer(driver.dequeue(queue, 0.0))
+    with pytest.raises(crossmem.UnsupportedError, match="length 5"):
+        driver.enqueue(queue, buffer, 0, b"", 0.0)
+    assert driver.enqueue(queue, buffer, 6, b"", 0.0)
+
+    received = driver.dequeue(queue, 0.0)
+    assert received.length == 6
+    driver.free_buffer(received)
+    driver.close_queue(queue)
+
+
+@pytest.mark.parametrize("what", ["buffer", "queue"])
+def test_two_threads_end_it_once(queues: Queues, what: str) -> None:
+    driver, queue, buffer = queues.driver, queues.create(), queues.allocate()
+    name = "free_buf" if what == "buffer" else "destroy_queue"
+    end: Callable[[], None] = (
+        (lambda: driver.free_buffer(buffer))
+        if what == "buffer"
+        else (lambda: driver.close_queue(queue))
+    )
+    inner, calls, others = getattr(queues.acl.tdt, name), list[int](), list[threading.Thread]()
+
+    def slow(number: int) -> Any:
+        calls.append(number)
+        if not others:
+            others.append(threading.Thread(target=end))
+            others[0].start()
+            others[0].join()
+        return inner(number)
+
+    setattr(queues.acl.tdt, name, slow)
+    end()
+
+    assert len(calls) == 1
+    driver.free_buffer(buffer)
+    driver.close_queue(queue)
 
 
 def test_outside_of_a_group_everything_fails(make_acl: Callable[..., Any]) -> None:
