@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 import ray.cloudpickle
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -46,6 +47,8 @@ _nodes: dict[str, str] = {}
 
 def start(folder: str) -> None:
     """Start two nodes and connect to the first."""
+    # The cluster's class writes its address there, and expects the folder.
+    Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)
     small = {"num_cpus": 1, "object_store_memory": STORE_NBYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**small, "temp_dir": folder})
     _cluster.append(cluster)

@@ -2,6 +2,7 @@
 """What lies at a device address is found, whatever was entered, removed and entered again."""
 
 import threading
+import weakref
 from typing import Any
 
 from hypothesis import given
@@ -51,6 +52,24 @@ def test_the_index_finds_what_a_list_has(steps: Any) -> None:
             found = index.find(space, start + 3, start + 3 + nbytes)
             assert (found is None) == (not there)
             assert found is None or found in there
+
+
+class Named:
+    """An object that can be referred to weakly."""
+
+
+def test_a_removed_object_is_not_kept_alive() -> None:
+    index: RegionIndex[Named] = RegionIndex(threading.RLock())
+    before, after = Named(), Named()
+    index.add(before, 0, 1, None)
+    assert index.find(None, 0, 1) is before
+    index.add(after, 10, 1, None)
+    alive = [weakref.ref(one) for one in (before, after)]
+    index.remove(before)
+    index.remove(after)
+    del before, after
+
+    assert [one() for one in alive] == [None, None]
 
 
 def test_removed_objects_do_not_add_up() -> None:

@@ -38,7 +38,7 @@ else:
 pytestmark = emulation_only
 
 DEVICES = "310b-rc 310b-rc-driver"
-READ, WRITE, ALLOC = 2, 4, 8
+ADMIN, WRITE, ALLOC = 1, 4, 8
 WAIT_S = 20 * SLOWNESS
 PERIOD_S = 0.05
 
@@ -111,13 +111,16 @@ def test_b19_rights_in_a_group(start: Start, code: int) -> None:
     ok(outside.c.mem_grp_add_proc("group", owner.pid, RIGHTS))
     ok(outside.c.mem_grp_add_proc("group", acl.pid, ALLOC))
     qid, buffer = new_queue(owner), new_buffer(acl)
+    # This right includes the two others.
+    ok(acl.tdt.enqueue(new_queue(acl), new_buffer(acl), 0))
+    ok(outside.c.mem_grp_add_proc("group", acl.pid, ADMIN))
     ok(owner.tdt.grant_queue(qid, acl.pid, 7, 0))
 
     assert acl.tdt.create_queue(0) == (0, code)
     assert acl.tdt.attach_queue(qid, 0) == (0, code)
     assert acl.tdt.enqueue(qid, buffer, 0) == code
     assert acl.tdt.dequeue(qid, 0) == (0, code)
-    ok(outside.c.mem_grp_add_proc("group", acl.pid, READ | WRITE))
+    ok(outside.c.mem_grp_add_proc("group", acl.pid, WRITE))
     ok(acl.tdt.attach_queue(qid, 0))
     ok(acl.tdt.enqueue(qid, buffer, 0))
 

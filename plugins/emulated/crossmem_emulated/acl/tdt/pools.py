@@ -216,4 +216,10 @@ def _mem_grp_add_proc(process: AclProcess, name: str, pid: int, attributes: int)
         ):
             text = f"a group has {_MOST_MEMBERS} processes, and a process {_MOST_GROUPS} groups"
             raise Refused(Code.RT_OVER_LIMIT, text)
-        _add(tables, name, (pid, started), attributes & _EVERYTHING)
+        rights = attributes & _EVERYTHING
+        # As the vendor's header of the runtime says.
+        if rights & ALLOC:
+            rights |= WRITE
+        if rights & WRITE:
+            rights |= READ
+        _add(tables, name, (pid, started), rights)
