@@ -30,10 +30,11 @@ FOR_EVER_S = 3600.0
 class Model:
     """A primary that puts, a secondary that puts, and three secondaries that get."""
 
-    def __init__(self, start: "StartNpuPeer", folder: Path, seed: int) -> None:
+    def __init__(self, start: "StartNpuPeer", folder: Path, slow_streams: str) -> None:
         self.start = start
+        self.slow_streams = slow_streams
         self.folder = folder
-        self.chance = random.Random(seed)
+        self.chance = random.Random(20)
         self.numbers = itertools.count(1)
         self.primary: Peer | None = None
         self.handles: dict[str, bytes] = {}
@@ -47,6 +48,7 @@ class Model:
             "acltdt",
             CROSSMEM_EMULATED_ACL_PROFILE="310b-rc",
             CROSSMEM_EMULATED_ACL_GROUP="group",
+            CROSSMEM_EMULATED_SLOW_STREAMS=self.slow_streams,
             SHAREGROUP_PRECONFIG="1",
         )
 
@@ -109,10 +111,11 @@ class Model:
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("unmeasured")
-def test_random_deaths(start_npu_peer: "StartNpuPeer", tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow_streams", ["0", "1"])
+def test_random_deaths(start_npu_peer: "StartNpuPeer", tmp_path: Path, slow_streams: str) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    model = Model(start_npu_peer, folder, 20)
+    model = Model(start_npu_peer, folder, slow_streams)
     model.fill()
     for _ in range(100):
         model.kill_one()
