@@ -250,7 +250,7 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         ),
         (
             ("hip", "--capacity", "lots", "--", "true"),
-            "CROSSMEM_EMULATED_CAPACITY must be at least one unit",
+            "CROSSMEM_EMULATED_CAPACITY must be at least the granularity",
         ),
     ],
 )
