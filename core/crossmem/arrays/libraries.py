@@ -11,7 +11,11 @@ from crossmem.guards import clause
 
 __all__ = ["on_use", "require", "used"]
 
-_PACKAGES: Final = {"numpy": "numpy", "torch": "torch", "cupy": "the CuPy of your CUDA or ROCm"}
+_PACKAGES: Final = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "cupy": "the CuPy package for your CUDA or ROCm",
+}
 
 
 def require(name: str) -> Any:
@@ -45,7 +49,7 @@ def on_use(tell: Callable[[str], None]) -> None:
 
 
 def used(name: str) -> Any:
-    """Return an imported library, or None. If the result is None, the library has no objects."""
+    """Return an imported library; None if this process has not imported it, and has no objects."""
     module = sys.modules.get(name)
     if name in _known:
         return module

@@ -88,7 +88,8 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        The tensor's elements lie in no plain memory, or on a device without a backend of crossmem.
+        The tensor has no memory, or has more than its elements there, or crossmem has no backend
+        for its device.
     """
     torch = require("torch")
     refused, hint = None, "share the plain tensors that it consists of"
@@ -99,7 +100,7 @@ def describe(tensor: Any) -> ArrayInfo:
             else f"a tensor of layout {tensor.layout} consists of several tensors"
         )
     elif tensor.is_quantized:
-        refused = "a quantised tensor holds more than its elements"
+        refused = "a quantised tensor also has a scale and a zero point"
     elif tensor.is_conj() or tensor.is_neg():
         refused = "the tensor is a lazy conjugate or negative"
         hint = "share the result of tensor.resolve_conj().resolve_neg()"

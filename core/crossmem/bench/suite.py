@@ -162,9 +162,9 @@ class Suite:
         Parameters
         ----------
         parts
-            Functions that measure crossmem, alone or beside other ways, outside the pairs of the
-            peers. Each function adds rows to this suite's report. These functions run only if
-            crossmem is one of the peers.
+            Functions that measure crossmem, alone or beside other ways to share memory. They use
+            processes of their own, and not those of the peers. Each function adds rows to this
+            suite's report. These functions run only if crossmem is one of the peers.
         """
         start = monotonic()
         load = self.report.machine["load"]

@@ -111,7 +111,7 @@ def place(name: str) -> tuple[str, int]:
     return where.identity, where.ordinal
 
 
-def test_c24_a_masked_device_is_missing_by_name(
+def test_c24_the_error_names_a_masked_device(
     device: crossmem.Device, allocate: Allocate, fresh_peer: FreshPeer
 ) -> None:
     other = other_device(device)
@@ -188,7 +188,9 @@ def test_c24_copies_from_another_device_as_the_capability_says(
         assert tracer.calls == before
 
 
-def test_c24_the_home_may_be_named(device: crossmem.Device, allocate: Allocate, peer: Peer) -> None:
+def test_c24_the_device_of_the_memory_may_be_named(
+    device: crossmem.Device, allocate: Allocate, peer: Peer
+) -> None:
     allocation = allocate(NBYTES, b"home")
     handle = allocation.export()
     peer.call(actions.attach, "m", handle.to_bytes(), device=device.name)

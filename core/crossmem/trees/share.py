@@ -60,10 +60,11 @@ def share(
         dataclasses of them, with plain values. Overlapping arrays overlap in the receiver too, and
         an array that occurs twice is one array.
     copy
-        ``"allow"`` or True: an array is copied once if it cannot be shared in place. An array in a
-        block of the vendor with other memory is also copied, unless ``neighbours`` is
-        ``"expose"``. Readers get the copy, so continue with :attr:`crossmem.Shared.value`, or call
-        :meth:`crossmem.Shared.update`. None or False: such an array is refused.
+        ``"allow"`` or True: an array is copied once if it cannot be shared in place. An array that
+        shares a block of the vendor with other memory is also copied, unless ``neighbours`` is
+        ``"expose"``. Readers get the copy. To change what they see, change the arrays in
+        :attr:`crossmem.Shared.value`, or copy again with :meth:`crossmem.Shared.update`. None or
+        False: such an array is refused.
     device
         The device to which host memory is copied; ``host`` if None. The CPU must be able to address
         the device's memory.
@@ -115,7 +116,7 @@ def share(
     tree_memory = TreeMemory(
         process, allow, access, neighbours, may_copy, lambda: host_device(device), pool
     )
-    # The processes that may import from the pool may also read the version.
+    # The timeline has the version of the tree. Who may import from the pool may also read it.
     readers = pool.allow if pool is not None and allow is None else allow
     try:
         handles, rows, copies = _rows(tree_memory, leaves)
@@ -156,8 +157,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # No process can import this memory any more, so it counts as ordinary memory.
         return None
-    # If an array was received by a read-only handle, it is sent by a read-only handle, too, even in
-    # the process that owns the memory.
+    # An array that this process attached with a read-only handle is sent with a read-only handle,
+    # even if this process owns the memory.
     access = memory.handle.access if isinstance(memory, Mapping) else None
     # readonly="advisory" binds this process, not the processes to which it sends the array.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
@@ -206,9 +207,9 @@ def _rows(
 
 
 def _timeline(process: Process, allow: Allow | None, memory: TreeMemory) -> Timeline | None:
-    """Return the timeline of the tree's version; None if this process has no memory for it."""
+    """Return the timeline of the tree's version; None if no backend can hold the timeline."""
     try:
-        # The streams of the one device that has the arrays can publish the tree.
+        # On the device of the arrays, its streams can signal a new version.
         (device,) = memory.devices if len(memory.devices) == 1 else (device_of(HOST_DEVICE),)
         return leave_to_references(make_timeline(process, device, None, allow))
     except (BackendNotFoundError, BackendUnavailableError):

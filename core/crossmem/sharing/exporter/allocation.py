@@ -112,15 +112,16 @@ class Allocation(Memory):
             the handle of an earlier call that has waited (C21).
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or the
-            stream's handle. With a stream, the call does not wait for the device. At level
-            ``"host"`` of :meth:`crossmem.Device.timeline`, the call waits for the stream. By
+            stream's handle. With a stream, the call does not wait for the device. If the
+            timelines of the device have the level ``"host"``, the call waits for the stream. By
             :meth:`crossmem.Mapping.wait`, importers wait for the work that was issued on the stream
             before this call. Each call with a stream returns a new handle.
 
         Raises
         ------
         UnsupportedError
-            The backend does not offer the requested access, lease or user. Or the device has no
+            The backend offers neither the requested access nor raw handles, or it cannot admit the
+            users in ``allow``. Or the device has no
             streams, or ``stream`` was passed for a raw handle.
         DriverError
             The vendor's call failed.
@@ -186,8 +187,8 @@ class Allocation(Memory):
         InvalidHandleError
             The handle does not belong to this allocation.
         DriverError
-            The kernel refuses the memory barrier, without which importers may not see the
-            withdrawal. A later call tries again.
+            The kernel refuses the memory barrier, so importers can overlook the withdrawal. A later
+            call tries again.
         ClosedError, ForkedProcessError
             The memory was freed, or a forked child called this.
         """
@@ -220,8 +221,9 @@ class Allocation(Memory):
             range maps it, or leases remain and ``busy`` is not ``"defer"``. In these cases, nothing
             has changed.
 
-            Also raised if a capture of a stream prevents the wait for the device's work. In this
-            case, the memory stays until a later call of crossmem can free it, as with ``"defer"``.
+            The error is also raised while a stream is captured into a graph, because the vendor
+            then forbids a wait for the device's work. In this case, the memory stays until a later
+            call of crossmem can free it, as with ``"defer"``.
         """
         record = self._record
         if record is None or (self._process.is_closed and not self._process.is_inherited):
@@ -255,7 +257,7 @@ class Allocation(Memory):
                 raise BusyError(
                     msg,
                     operation="free",
-                    hint='close it in that process, or free with busy="defer"',
+                    hint='unmap it in that process, or free with busy="defer"',
                     details=holders,
                 )
 
@@ -287,7 +289,7 @@ def allocate(process: Process, device: LocalDevice, nbytes: object) -> Allocatio
     """Allocate memory; see :meth:`crossmem.Device.allocate`."""
     size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
     if device.capabilities.vendor_queues:
-        msg = f"mechanism {device.mechanism!r} shares queues, and no memory of its own"
+        msg = f"mechanism {device.mechanism!r} shares queues alone, and no allocations"
         hint = "leave out mechanism=, or make a queue"
         raise UnsupportedError(msg, operation="allocate", hint=hint, backend=device.backend)
     record = AllocationRecord(process, device, BlockRecord(device, Rank.ALLOCATION))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports of this process's own raw exports.
 
-Only the exporter itself can lease a raw export (law C8).
+Other processes import a raw handle without a lease. A process that imports its own raw handle takes
+a lease (law C8).
 """
 
 from crossmem.control.records import Allow, Export
@@ -14,12 +15,14 @@ __all__ = ["publish_raw"]
 
 
 def publish_raw(process: Process, handle: ShareableHandle) -> None:
-    """Let this process lease a raw handle that it made itself. Other owners' handles are ignored.
+    """Let this process lease the export of a raw handle of its own.
+
+    A raw handle of another owner is ignored.
 
     Raises
     ------
     InvalidHandleError
-        This process did not make this handle.
+        The handle names this process as its owner, but this process did not make it.
     StaleHandleError
         The memory was freed in the meantime.
     """

@@ -61,7 +61,7 @@ class ExportInfo:
     denied
         Number of requests that ``allow`` refused.
     waiting
-        Whether the memory was freed and is released when its last lease has ended.
+        Whether the owner has freed the memory, and leases on it remain.
     withdrawn
         Whether the export was withdrawn. A withdrawn export is listed until its leases have ended.
     pool
@@ -80,7 +80,7 @@ class ExportInfo:
 
 
 def exports() -> list[ExportInfo]:
-    """Return every leased export of this process, the oldest allocation first.
+    """Return every export of this process that has no raw handle, the oldest allocation first.
 
     A pool has one entry; :meth:`crossmem.Pool.exports` returns its blocks. This call first frees
     memory whose last lease has ended.

@@ -25,7 +25,7 @@ def _find(process: HipProcess, handle: int) -> Context:
 def _choose(process: HipProcess, context: Context) -> None:
     """Make a context's device the current device of the thread.
 
-    This applies to editions in which each device has one context. A pop does not switch back.
+    This applies to the profiles in which each device has one context. A pop does not switch back.
     """
     if not process.profile.has_contexts:
         process.thread.context = context.handle
@@ -39,7 +39,8 @@ def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
     if process.profile.has_contexts:
         context = process.new_context(device, is_primary=False)
     else:
-        # In these editions, the device has one context. ctxCreate does not make it current.
+        # In the other profiles, ctxCreate returns the only context of the device and pushes it. The
+        # thread's current device stays the same.
         context = process.primary_of(device)
     process.stack().append(context.handle)
     return context.handle
@@ -125,7 +126,7 @@ def _device_primary_ctx_reset(process: HipProcess, device: int) -> None:
         check_safe(process)
         process.check_device(device)
         _reset(process, "devicePrimaryCtxReset", device)
-    # The editions that follow a runtime's sources do nothing, for any device.
+    # In the profiles that follow a runtime's sources, this call does nothing, for any number.
 
 
 @entry("deviceReset()")
