@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device objects of applications, and the functions that find them."""
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
@@ -19,12 +19,13 @@ from crossmem.sharing.exporter.adoption import Adoption, Neighbours, adopt
 from crossmem.sharing.exporter.allocation import Allocation, allocate
 from crossmem.sharing.pools.pool import Pool, make_pool
 from crossmem.sharing.queues.layout import Delivery, Overflow
-from crossmem.sharing.queues.making import make_queue
-from crossmem.sharing.queues.queue import Queue
 from crossmem.sharing.ranges.address_range import AddressRange, reserve
 from crossmem.sharing.timelines.ends import HandOver
 from crossmem.sharing.timelines.making import make_timeline
 from crossmem.sharing.timelines.timeline import Timeline
+
+if TYPE_CHECKING:
+    from crossmem.sharing.queues.queue import Queue
 
 __all__ = ["Device", "device", "devices"]
 
@@ -168,7 +169,7 @@ class Device(LocalDevice):
         consumers: int = 8,
         prefetch: int | None = None,
         allow: Allow | None = None,
-    ) -> Queue:
+    ) -> "Queue":
         """Make a queue of device buffers between processes.
 
         Parameters
@@ -210,6 +211,9 @@ class Device(LocalDevice):
         process = drain()
         if process is not self._process:
             refuse_foreign_device(self)
+        # Most programs make no queue, and their start does not pay for it.
+        from crossmem.sharing.queues.making import make_queue  # noqa: PLC0415
+
         return make_queue(
             process,
             self,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time limits of queues, and waits in an event loop."""
 
-import asyncio
 import os
 from collections.abc import Callable
 from math import inf
@@ -20,6 +19,9 @@ _NUMBERS: Final = (float, int)
 
 async def repeat(place: Place, call: Callable[[], _T]) -> _T:
     """Repeat a call until the queue is neither empty nor full, and return its result."""
+    # Every program that waits here has imported it. For all others, the import is slow.
+    import asyncio  # noqa: PLC0415
+
     loop = asyncio.get_running_loop()
     # An event loop has one reader for each descriptor. So each waiting task uses a duplicate.
     number = os.dup(place.fileno())
