@@ -88,6 +88,37 @@ def _get_many(name: str, closed_after: str) -> int:
     return len(found)
 
 
+def test_what_was_read_before_a_failure_is_not_lost(start_npu_peer: "StartNpuPeer") -> None:
+    owner, peer = start(start_npu_peer), start(start_npu_peer)
+    peer.call(queues.open_, "queue", owner.call(queues.make, "queue")["consume"])
+    owner.call(queues.put, "queue", range(3))
+
+    assert peer.call(_get_many_and_fail, "queue") == 1
+    with pytest.raises(crossmem.DriverError) as caught:
+        peer.call(queues.get, "queue", timeout=0)
+    assert caught.value.code == 207005
+    assert [peer.call(queues.get, "queue", timeout=0).number for _ in range(2)] == [1, 2]
+
+
+def _get_many_and_fail(name: str) -> int:
+    queue = actions.objects[name]
+    inner = type(queue).get
+
+    def get_and_fail(self: object, **options: float) -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(queue), "get", inner)
+            found = queue.get(**options)
+        acltdt_fault_actions.fail("tdt.dequeue", 207005)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(queue), "get", get_and_fail)
+        found = queue.get_many(5, timeout=SOON_S)
+    for one in found:
+        one.release()
+    return len(found)
+
+
 def test_an_exit_closes_the_other_queues_if_one_fails(start_npu_peer: "StartNpuPeer") -> None:
     owner, peer = start(start_npu_peer, CROSSMEM_EXIT_WAIT="0.1"), start(start_npu_peer)
     for name in ("first", "second"):

@@ -11,6 +11,7 @@ from typing_extensions import override
 from crossmem.errors import (
     BusyError,
     ClosedError,
+    DriverError,
     InvalidSizeError,
     OwnerGoneError,
     QueueEmptyError,
@@ -220,6 +221,10 @@ class QueueOfVendor(Queue):
                 found.append(self.get(timeout=0))
             except (QueueEmptyError, ClosedError, OwnerGoneError):
                 # The next call raises what is more than an empty queue.
+                break
+            except DriverError as error:
+                # What was read is not lost, and the next call raises this error.
+                self._joined("consume").failure = error
                 break
         return found
 

@@ -80,6 +80,7 @@ class VendorQueueRecord(Places):
         "device",
         "directories",
         "driver",
+        "failure",
         "is_owner",
         "is_owner_alive",
         "kept",
@@ -106,6 +107,8 @@ class VendorQueueRecord(Places):
         self.usage = Usage()
         self.producing = Side(self, driver)
         self.consuming = Side(self, driver)
+        self.failure: DriverError | None = None
+        """The failure of a call that returned what it had read before; the next one raises it."""
         self.queues: list[VendorQueue] = []
         """The vendor's queue, until it is closed."""
         self.roles: dict[QueueRole, Mapping | None] = {}
@@ -200,6 +203,9 @@ class VendorQueueRecord(Places):
 
     def get(self, timeout_s: float) -> BufferOfVendor | None:
         """Return the next buffer, None if none came in time."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
         made: list[VendorBuffer | None] = []
 
         def receive(queue: VendorQueue, wait_s: float) -> VendorBuffer | None:
