@@ -93,6 +93,14 @@ def test_the_last_of_several_is_found_first() -> None:
     assert index.find(4, 1) is blocks[0]
 
 
+def test_entries_that_nobody_looks_up_do_not_pile_up() -> None:
+    index = ArrayIndex(threading.RLock())
+    for start in range(1000):
+        index.add(Block(start, 1), start, ViewAnchor())
+
+    assert len(index._new) + len(index._gone) + len(index._spots) <= 130
+
+
 def scene(index: ArrayIndex, at: int) -> tuple[list[tuple[Block, ViewAnchor]], int]:
     """Add, find and forget, with the same in between, at one line of the index; count the lines."""
     known: list[tuple[Block, ViewAnchor]] = []

@@ -260,6 +260,13 @@ def test_several_at_once(queue: Queue) -> None:
         one.release()
 
 
+@pytest.mark.parametrize(("consumers", "expected"), [(1, DEPTH), (2, 2)])
+def test_the_default_prefetch(consumers: int, expected: int) -> None:
+    with crossmem.device("host").queue(DEPTH, NBYTES, consumers=consumers) as queue:
+        assert queue._record is not None
+        assert queue._record.opened.terms.prefetch == expected
+
+
 @pytest.mark.parametrize("most", [0, -1, "2"])
 def test_a_number_of_buffers_out_of_bounds(queue: Queue, most: Any) -> None:
     put(queue, b"x")

@@ -125,13 +125,14 @@ def test_what_a_producer_gave_comes_before_what_the_owner_gives_later(crowds: li
 
 
 def test_an_entry_in_hand_that_is_not_ready_delays_no_other_producer(crowds: list[Crowd]) -> None:
-    crowds.append(crowd := Crowd(8, prefetch=1))
+    crowds.append(crowd := Crowd(8, prefetch=2))
     first, second = crowd.open("produce"), crowd.open("produce")
     put(first, b"1a", b"1b", b"1c")
     put(second, b"2a", b"2b", b"2c")
     consumer = crowd.open("consume")
     assert take(consumer) == b"1a"
-    # A hostile producer may do that to an entry that the owner has handed out.
+    # The owner hands 1b out, before 2b. A hostile producer may make it unready afterwards.
+    crowd.tend()
     late = first._producer().words
     at = crowd.opened.terms.entry(1) + WANTED
     late[at] = 1
