@@ -16,6 +16,7 @@ import measuring
 import pytest
 import skipped_tests
 import slow_tests
+import stuck_tests
 
 from crossmem.conformance.speed import SLOWNESS
 
@@ -32,6 +33,8 @@ compiled = compilers.compiled
 compile_library = compilers.compile_library
 unmeasured = measuring.unmeasured
 _measured_elsewhere = measuring._measured_elsewhere
+# Each phase, because pytest ends the watch of a whole test when a phase fails.
+pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = stuck_tests.watch
 
 
 def pytest_configure(config: pytest.Config) -> None:

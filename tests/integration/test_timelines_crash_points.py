@@ -64,8 +64,7 @@ def close(name: str) -> Step:
 
 def close_all(peer: Peer, _blobs: dict[str, bytes]) -> None:
     """Close ``a``, and have the end of its page before this returns."""
-    peer.call(timeline_actions.close, "a")
-    peer.call(actions.collect)
+    peer.call(timeline_actions.close_and_release, "a")
 
 
 def wait_in_vain(peer: Peer, _blobs: dict[str, bytes]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.sharing.base.process import current
 from crossmem.sharing.timelines import timeline
 from crossmem.sharing.timelines.cell import CARE, IDENTITY, SEQUENCE, VALUE, WAITING
 
@@ -41,6 +42,14 @@ def close(*names: str) -> None:
     """Close timelines, and forget them."""
     for name in names:
         actions.objects.pop(name).close()
+
+
+def close_and_release(name: str) -> None:
+    """Close a timeline, and return when no thread of this process still releases its page."""
+    close(name)
+    deferred = current().deferred
+    while deferred.ready:
+        crossmem.collect()
 
 
 def words(name: str) -> dict[str, int]:

@@ -38,8 +38,8 @@ def test_a_block_is_reused_after_the_work_of_its_stream(streams: Streams, pool: 
 def test_a_wait_for_a_block_ends_soon_after_the_work(streams: Streams, pool: Pool) -> None:
     stream, end = streams.busy()
     pool.allocate().free(stream=stream)
-    threading.Timer(0.1, end).start()
     start = time.monotonic()
+    threading.Timer(0.1, end).start()
     pool.allocate(timeout=LONG_S).free()
 
     assert 0.1 <= time.monotonic() - start < LONG_S / 2
