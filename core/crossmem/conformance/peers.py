@@ -345,11 +345,13 @@ class Peer:
         if self._stderr.closed:
             return
         with contextlib.suppress(Exception):
-            if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
+            if self._is_running() and "COVERAGE_PROCESS_START" in os.environ:
                 # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        # Another process may have got the process id of a peer that has ended.
+        if self._process.returncode is None or not self._state():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired, ForkServerError):
             self._process.wait(GRACE_S)
         if isinstance(self._process, ForkedProcess):
