@@ -117,8 +117,8 @@ class Peer:
 
     Notes
     -----
-    The process leads a process group, so that :meth:`destroy` ends its forked children too. The
-    end of a ``with`` block destroys the peer.
+    The process leads a process group, so :meth:`destroy` ends its forked children too, as does the
+    end of a ``with`` block.
     """
 
     def __init__(
@@ -302,8 +302,7 @@ class Peer:
         """Stop the peer with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # Only the parent could wait for the stop, and the parent may be a fork server. So the state
-        # is polled.
+        # Only the parent could wait for the stop, and the parent may be a fork server.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")
