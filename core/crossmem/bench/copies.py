@@ -3,8 +3,8 @@
 
 The suite runs this file by its path in a fresh interpreter. With Ray, Ray starts the
 children; otherwise, the program starts them by spawn. The program prints one line of JSON. Its cold
-times include the first use of crossmem in a process, so it imports only those modules of crossmem
-that a user's program imports. Times are in seconds. The clock is the same in all processes.
+times include the first use of crossmem in a process, so the program imports only those modules of
+crossmem that a user's program imports. Times are in seconds. The clock is the same in all processes.
 """
 
 import json
