@@ -163,10 +163,10 @@ def gather(
     children
         The children to wait for.
     timeout
-        Seconds for all of them together.
+        Seconds for all children together.
     bar
-        Called with the number of bytes of each :class:`Progress`. A :class:`Progress` is not an
-        awaited message.
+        A function that is called with the number of bytes of each :class:`Progress`. After a
+        :class:`Progress`, this function still waits for the message of that child.
 
     Returns
     -------
