@@ -227,6 +227,6 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
 )
 """For each way, the function that starts the way, and the states in which the way is measured.
 
-The key is the way's name. Some ways exist for several sizes of buffers. Their names end with the
-size in bytes.
+The key is the way's name. If a way writes into buffers, the name ends with the size of a buffer in
+bytes.
 """
