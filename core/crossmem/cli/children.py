@@ -165,8 +165,8 @@ def gather(
     timeout
         Seconds for all children together.
     bar
-        A function that is called with the number of bytes of each :class:`Progress`. After a
-        :class:`Progress`, this function still waits for the message of that child.
+        A function that is called with the number of bytes of each :class:`Progress`. A
+        :class:`Progress` does not end the wait for the message of its child.
 
     Returns
     -------
