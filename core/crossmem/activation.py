@@ -30,7 +30,8 @@ def install() -> None:
 
     Notes
     -----
-    Ray's workers that send arrays need the call, too. Ray makes it in each worker if you write::
+    Ray's workers that send arrays need the call, too. Ray makes this call in each worker if you
+    write::
 
         ray.init(runtime_env={"worker_process_setup_hook": crossmem.install})
     """

@@ -32,7 +32,7 @@ class Adapter(Protocol):
         """
 
     def empty(self, layout: Layout, /) -> Any:
-        """Return a new array for a layout without elements. It needs no shared memory."""
+        """Return a new array for a layout without elements. The array needs no shared memory."""
 
     def copy_to(self, target: Any, source: Any, /) -> None:
         """Overwrite an array with another array of the same shape and dtype."""

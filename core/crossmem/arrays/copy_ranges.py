@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 __all__ = ["ALIGNMENT", "BLOCK_ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
 
 ALIGNMENT: Final = 256
-"""The offset of a copy equals the original address modulo this number, so elements stay aligned."""
+"""The offset of a copy is congruent to the original address modulo this number. So elements stay
+aligned."""
 
 BLOCK_ALIGNMENT: Final = 16
 """The alignment of copies in blocks of pools. It is smaller, because a block has little room."""
@@ -50,5 +51,5 @@ def pack_ranges(extents: Iterable[tuple[int, int]], alignment: int = ALIGNMENT) 
 
 
 def find_range(ranges: list[CopyRange], low: int) -> int:
-    """Return the index of the range that contains the array at an address."""
+    """Return the index of the range that contains the array with this lowest address."""
     return bisect_right(ranges, low, key=itemgetter(0)) - 1

@@ -6,7 +6,7 @@ thread, with or without the GIL, while an exception is propagating, and even aft
 has ended. A ctypes callback does not survive such calls: the callback loses the propagating
 exception, and leaks the owner. Therefore NumPy makes each capsule, for a tiny array whose base
 keeps the owner. NumPy's deleter and destructor are C code and handle all these cases. This module
-then overwrites each field of the published structs by which the capsule describes the array.
+then overwrites each field of DLPack's structs that describes the array.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ CPU: Final = 1
 CUDA: Final = 2
 
 ROCM: Final = 10
-"""DLPack's device type of AMD GPUs, which CuPy and PyTorch use."""
+"""DLPack's device type of AMD GPUs. CuPy and PyTorch use this device type."""
 
 EXT_DEV: Final = 12
 """DLPack's device type of Ascend NPUs. torch_npu 2.14 imports only this type and :data:`CPU`.
@@ -226,7 +226,7 @@ def check_stream(device_type: int, stream: object) -> bool:
     if stream is None:
         return True
     refused = {CUDA: {0}, CUDA_MANAGED: {0}, ROCM: {1, 2}}.get(device_type, set())
-    # The error is no TypeError, because after a TypeError PyTorch calls again without a stream.
+    # The error is not a TypeError: after a TypeError, PyTorch repeats the call without a stream.
     if type(stream) is not int or stream < -1 or stream in refused:
         numbers = " or ".join(str(number) for number in sorted(refused))
         msg = f"stream is {shorten(stream, 60)}; it must be None, -1 or the number of a stream"

@@ -19,7 +19,7 @@ _MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, init=False)
 class Layout:
-    """The places of an array's elements, relative to the start of some memory.
+    """The positions of an array's elements, relative to the start of some memory.
 
     Elements may share bytes: strides may be zero, negative, or smaller than an element. All
     numbers, and all numbers derived from them, fit into 64 bits.
@@ -51,8 +51,8 @@ class Layout:
     """Number of elements times the itemsize: the size of a copy without gaps."""
 
     extent: tuple[int, int] | None = field(compare=False, repr=False)
-    """Offset of the first byte that an element covers, and of the byte after the last; None without
-    elements."""
+    """Offset of the first byte that an element covers, and of the byte after the last; None if the
+    array has no elements."""
 
     is_contiguous: bool = field(compare=False, repr=False)
     """Whether the elements lie in C order without gaps."""
@@ -121,7 +121,7 @@ class Layout:
         Raises
         ------
         InvalidSizeError
-            The message names the bytes that lie outside.
+            The array covers bytes outside the memory. The message says how many.
         """
         low, high = self.extent or (self.offset, self.offset)
         if low >= 0 and high <= limit_nbytes:

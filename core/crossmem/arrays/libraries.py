@@ -49,12 +49,15 @@ def on_use(tell: Callable[[str], None]) -> None:
 
 
 def used(name: str) -> Any:
-    """Return an imported library; None if this process has not imported it, and has no objects."""
+    """Return a library if this process has imported it, else None.
+
+    If the result is None, the process has no arrays of this library.
+    """
     module = sys.modules.get(name)
     if name in _known:
         return module
-    # While another thread imports the library, which can take seconds, the module has no classes
-    # and no objects yet. The import system notes that in this attribute.
+    # Another thread may be importing the library, which can take seconds. Until the import is
+    # complete, this attribute is true, and the library has no classes and no objects.
     is_half = getattr(getattr(module, "__spec__", None), "_initializing", False)
     return None if is_half else module
 

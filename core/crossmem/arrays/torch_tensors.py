@@ -50,7 +50,7 @@ def maker_on_device(exporter: Any) -> Callable[[Layout], Any]:
 
 
 def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
-    # All tensors of this function share one storage, as the views of one PyTorch tensor do.
+    # All tensors that make() returns share one storage, as the views of one PyTorch tensor do.
     storage, device = whole.untyped_storage(), whole.device
 
     seeds: dict[DType, Any] = {}
@@ -77,8 +77,8 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return a new tensor for a layout without elements. It needs no shared memory."""
-    # The device is named, because PyTorch's default device may be another one.
+    """Return a new tensor for a layout without elements. The tensor needs no shared memory."""
+    # The call names the CPU, because the default device of PyTorch may be another device.
     return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype), device="cpu")
 
 
@@ -88,8 +88,8 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        The tensor has no memory, or has more than its elements there, or crossmem has no backend
-        for its device.
+        The tensor has no memory, the tensor consists of more than its elements, or crossmem has no
+        backend for the tensor's device.
     """
     torch = require("torch")
     refused, hint = None, "share the plain tensors that it consists of"

@@ -2,7 +2,7 @@
 """The benchmark suite: crossmem beside its peers, in one run.
 
 Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. If this
-process may use only one CPU, both share it. Each round visits every peer.
+process may use only one CPU, both processes share this CPU. Each round visits every peer.
 
 In most rows of the report, each round gives one number, and the row has the median of the rounds.
 The number of a round is the median of its repetitions, or their mean if many allocations are timed

@@ -63,7 +63,7 @@ class Ends:
 
 
 def _queues(ends: Ends, nbytes: int) -> tuple[crossmem.Queue, crossmem.Queue]:
-    """Return the queue that this process fills, and the one that it reads."""
+    """Return the queue that this process fills, and the queue that this process reads."""
     own = crossmem.device("host").queue(2, nbytes, consumers=1)
     other = crossmem.open_queue(ends.exchange(own.export(role="consume").to_bytes()))
     ends.kept += [other, own]
@@ -114,7 +114,10 @@ def _check(data: bytes | memoryview, value: int) -> None:
 
 
 def _ports(ends: Ends, payload: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """Return the module iceoryx2, this process's publisher, and its subscriber to the other one."""
+    """Return the module iceoryx2, and the publisher and the subscriber of this process.
+
+    The subscriber receives from the publisher of the other process.
+    """
     api: Any = import_module("iceoryx2")
     api.set_log_level(api.LogLevel.Error)
     mode = api.SignalHandlingMode.Disabled
@@ -147,14 +150,14 @@ def _ports(ends: Ends, payload: Any, **options: Any) -> tuple[Any, Any, Any]:
 
 
 def _receive(subscriber: Any) -> Any:
-    """Spin until a sample has come, and return it."""
+    """Spin until a sample has arrived. Return the sample."""
     while (sample := subscriber.receive()) is None:
         pass
     return sample
 
 
 def _iceoryx2(ends: Ends) -> Way:
-    """Hand over 8 bytes with iceoryx2. They are copied into the sample, and out of it."""
+    """Hand over 8 bytes with iceoryx2. The bytes are copied into the sample, and out of it."""
     _api, publisher, subscriber = _ports(ends, ctypes.c_uint64)
 
     def tell(value: int) -> None:
@@ -224,5 +227,6 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
 )
 """For each way, the function that starts the way, and the states in which the way is measured.
 
-The key is the way's name. If the way uses buffers, their size in bytes follows.
+The key is the way's name. If a way writes into buffers, the name ends with the size of a buffer in
+bytes.
 """

@@ -262,15 +262,18 @@ class _Fan:
         handle = self.queue.export(role="consume").to_bytes()
         self._children = [start_child(_take, handle, cpu) for _ in range(consumers)]
         for _process, connection in self._children:
-            # At this point, the previous child has opened the queue.
+            # The child replies to this count of 0 after it has opened the queue.
             connection.send(0)
             connection.recv()
 
     def put(self, count: int) -> float:
-        """Put items, and return the time of the puts. The consumers release the items meanwhile."""
+        """Put items, and return the time of the puts.
+
+        The consumers get and release the items at the same time.
+        """
         for _process, connection in self._children:
             connection.send(count)
-        # The consumers wait for the first item, asleep.
+        # After this pause, the consumers sleep in their wait for the first item.
         sleep(PAUSE_S)
         start = perf_counter()
         for _ in range(count):

@@ -101,7 +101,7 @@ def _produce_beside(
             busy.clear()
 
     if load == HELD:
-        # Both calls hold the GIL. The first one lets the consumer begin its attaches.
+        # Both calls hold the GIL. After the first call, the consumer begins its attaches.
         _locked.write(channel.fileno(), b"busy", 4)
         _locked.poll(None, 0, round(hold_s * 1e3))
         wait()

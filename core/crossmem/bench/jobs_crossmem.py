@@ -15,8 +15,8 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# This system call is harmless and has no other use here. It marks the begin and end of the counted
-# part in a trace.
+# This system call is harmless and has no other use here. In a trace, it marks the beginning and the
+# end of the part whose system calls are counted.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20
@@ -24,7 +24,7 @@ _COPIED_NBYTES: Final = 64 << 20
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return equal bytes in a new object. Like bytes from a channel, it has no cached hash."""
+    """Return equal bytes in a new object, which has no cached hash, like bytes from a channel."""
     return bytes(bytearray(blob))
 
 

@@ -15,7 +15,10 @@ __all__ = ["Cpus", "available_nbytes", "choose_cpus", "describe_machine", "versi
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """The CPUs of a producer and a consumer. They are equal if this process may use only one."""
+    """The CPUs of a producer and a consumer.
+
+    If this process may use only one CPU, the producer and the consumer share this CPU.
+    """
 
     producer: int
     consumer: int
@@ -56,7 +59,10 @@ def version_of(distribution: str) -> str | None:
 
 
 def _field(path: str, name: str) -> str:
-    """Return the value in the first line ``name: value`` of a file, ``""`` if it has none."""
+    """Return the value in the first line ``name: value`` of a file.
+
+    If the file has no such line or cannot be read, return ``""``.
+    """
     with suppress(OSError), Path(path).open() as file:
         for line in file:
             key, _, value = line.partition(":")

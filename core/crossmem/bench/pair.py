@@ -98,7 +98,7 @@ class Pair:
         with selectors.DefaultSelector() as selector:
             for role, control in self._controls.items():
                 selector.register(control.fileno(), selectors.EVENT_READ, role)
-            # After a failure, the other process gets a moment to report.
+            # After the failure of one process, the other process has one more second for its reply.
             while selector.get_map() and (left := end - monotonic()) > 0:
                 for key, _ in selector.select(left):
                     selector.unregister(key.fd)

@@ -17,7 +17,7 @@ _MOST_NBYTES: Final = 1 << 30
 class PoolPeer(Peer):
     """Each memory is a block of a pool. The consumer attaches it from the bytes of its handle.
 
-    The first block of each size makes the pool of that size.
+    The first :meth:`create` of each size makes the pool for this size.
     """
 
     title: ClassVar[str] = "crossmem pool"

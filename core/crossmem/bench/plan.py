@@ -47,11 +47,11 @@ class Plan:
         Number of fresh interpreters for each import statement, and of runs of a C program that
         calls an emulated library.
     traced
-        Number of repeated imports of a whole allocation under the system call tracer. A part is
-        imported as often.
+        Number of repeated imports of a whole allocation under the system call tracer. A part of the
+        allocation is imported the same number of times.
     tensors, tree_nbytes, tree_rounds
         Number of tensors in a shared tree, the total size of the tensors in bytes, and how often a
-        tree is shared. An array is sent as often.
+        tree is shared. An array is sent through a queue the same number of times.
     array_nbytes
         Size of the array that is sent through queues and that readers attach, in bytes.
     readers

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Round trips between two processes that wait for each other: a program that prints one JSON line.
 
-Each process is bound to a CPU of its own. The first one signals and waits for the answer, and the
-second one answers. One pair of processes measures all ways to signal and wait, in turn. Times are
-in seconds.
+Each process is bound to a CPU of its own. The first process signals and waits for the answer, and
+the second process answers. One pair of processes measures all ways to signal and wait, in turn.
+Times are in seconds.
 """
 
 import gc
@@ -32,7 +32,7 @@ _DEADLINE_S: Final = 120
 _LINE_WORDS: Final = 8
 """The number of words in a cache line. The words of the two processes lie in different lines."""
 PAUSE_S: Final = 0.002
-"""The seconds for which the first process does nothing, so that the second one falls asleep."""
+"""The seconds for which the first process does nothing, so that the second process falls asleep."""
 
 # The shortest and the longest pause of the reader that polls.
 _SHORTEST_S: Final = 20e-6
@@ -49,7 +49,8 @@ class _Ends:
     words
         A page that both processes have mapped.
     events
-        Two eventfds. The first process writes to the first one, the second process to the other.
+        Two eventfds. The first process writes to the first eventfd, and the second process writes
+        to the second eventfd.
     is_first
         Whether this is the first process.
     """
@@ -63,7 +64,7 @@ class _Ends:
         self.out, self.back = events if is_first else (events[1], events[0])
 
     def exchange(self, blob: bytes) -> bytes:
-        """Send bytes to the other process, and return the bytes that it sends."""
+        """Send bytes to the other process, and return the bytes that the other process sends."""
         self.channel.send(blob)
         return self.channel.receive()
 
@@ -102,7 +103,7 @@ def _timeline(ends: _Ends) -> Way:
 
 
 def _shared_tree(ends: _Ends) -> Way:
-    """Publish a version of this process's tree, and wait for a version of the other tree."""
+    """Publish a version of this process's tree, and wait for a version of the other's tree."""
     own = crossmem.share(crossmem.empty(16, "uint8", device="host"))
     other = crossmem.Shared.from_bytes(ends.exchange(own.to_bytes()))
     return lambda _: own.publish(), lambda value: other.wait(value - 1)
@@ -158,7 +159,11 @@ _ASLEEP: Final = ("timeline", "eventfd")
 
 
 def _turns(rounds: int) -> list[tuple[str, str]]:
-    """Return the measurements in their order: the name of a way, and ``awake`` or ``asleep``."""
+    """Return the measurements in their order.
+
+    A measurement has the name of a way, and the state of the second process before each signal:
+    ``awake`` or ``asleep``.
+    """
     each = [(name, "awake") for name in _AWAKE] + [(name, "asleep") for name in _ASLEEP]
     # The first round is not counted, because a way may start threads at its first use.
     return [one for number in range(rounds + 1) for one in each[:: 1 if number % 2 else -1]]

@@ -126,7 +126,7 @@ class Suite:
         self._say(text)
 
     def note(self, text: str) -> None:
-        """Put a sentence into the report, once."""
+        """Add a sentence to the notes of the report, unless the notes have it already."""
         if text not in self.report.notes:
             self.report.notes.append(text)
 
@@ -162,9 +162,9 @@ class Suite:
         Parameters
         ----------
         parts
-            Functions that measure crossmem, alone or beside other ways to share memory. They use
-            processes of their own, and not those of the peers. Each function adds rows to this
-            suite's report. These functions run only if crossmem is one of the peers.
+            Functions that measure crossmem, alone or beside other ways to share memory. Each
+            function adds rows to this suite's report. These functions run only if crossmem is one
+            of the peers.
         """
         start = monotonic()
         load = self.report.machine["load"]

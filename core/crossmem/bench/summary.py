@@ -71,7 +71,7 @@ def _us(report: Report, line: _Line, peer: str) -> float | None:
     """Return the time of an operation, in microseconds."""
     if line.section != "bandwidth":
         return report.value(line.section, peer, line.metric, nbytes=line.nbytes)
-    # A mapping without crossmem has the memory's full speed, so its rate is that of the floor.
+    # The floor maps memory with a plain mmap. So the rate of a plain mmap is the floor's rate.
     subject = "plain mmap" if peer == "floor" else peer
     rate = report.value(line.section, subject, line.metric, nbytes=line.nbytes)
     return (line.nbytes or 0) / rate / 1e3 if rate else None

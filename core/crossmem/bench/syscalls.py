@@ -23,7 +23,7 @@ class TraceError(Exception):
 
 
 def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
-    """Run an action, and return the names of the system calls that a process meanwhile made.
+    """Run an action, and return the names of the system calls that a process makes during it.
 
     strace traces the process. Only calls between two marks count; a mark is a call of ``getpgid``.
 
@@ -37,7 +37,7 @@ def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
     Raises
     ------
     TraceError
-        strace is not installed, may not trace, or saw no marks.
+        strace is not installed, cannot trace the process, or did not see exactly two marks.
     """
     program = shutil.which("strace")
     if program is None:

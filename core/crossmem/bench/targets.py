@@ -10,8 +10,8 @@ from crossmem.bench.report import Report, Target
 __all__ = ["SAME", "compute_targets", "size_name"]
 
 SAME: Final = 1.25
-"""Two costs count as equal if their ratio is at most this. Repeated measurements of a few
-microseconds differ by as much."""
+"""Two costs count as equal if their ratio is at most this number. Repeated measurements of a few
+microseconds differ by up to this ratio."""
 
 
 _STATES: Final = {"awake": "both processes awake", "asleep": "the other process asleep"}

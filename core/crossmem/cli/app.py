@@ -98,8 +98,8 @@ def devices(
 ) -> None:
     """List the devices that work here, and why each other backend is unusable.
 
-    Also lists the plugins that failed to load. The last line is the device that a program gets if
-    it names none. Host memory and emulations are used only if a program names them.
+    Also lists the plugins that failed to load. The last line shows the device that a program gets
+    if it names no device. Host memory and emulations are used only if a program names them.
     """
     with reporting("devices", as_json=as_json):
         from crossmem.cli.inventory import take_inventory

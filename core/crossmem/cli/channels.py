@@ -18,12 +18,13 @@ _LOOK_S: Final = 0.25
 
 
 class Channel(Protocol):
-    """A bounded way for chunks from this process to its secondaries. Each chunk goes to one.
+    """A bounded channel from this process to its secondaries. Each chunk goes to one secondary.
 
     Attributes
     ----------
     handle
-        The bytes that a secondary needs; None if the secondary already has the other end.
+        The bytes with which a secondary opens the channel; None if the secondary has its end of the
+        channel already.
     """
 
     handle: bytes | None
@@ -42,9 +43,10 @@ class Channel(Protocol):
         number, nbytes
             Number and length of the chunk.
         fill
-            Fills a memory with the chunk. Called once.
+            A function that writes the chunk into a buffer. It is called once.
         check
-            Called with the seconds that the channel has been full; raises an error to end the put.
+            A function that is called with the seconds for which the channel has been full. It
+            raises an error to end the put.
         """
 
     def finish(self, receivers: int) -> None:

@@ -163,10 +163,10 @@ def gather(
     children
         The children to wait for.
     timeout
-        Seconds for all of them together.
+        Seconds for all children together.
     bar
-        Called with the number of bytes of each :class:`Progress`. A :class:`Progress` is not an
-        awaited message.
+        A function that is called with the number of bytes of each :class:`Progress`. A
+        :class:`Progress` does not end the wait for the message of its child.
 
     Returns
     -------

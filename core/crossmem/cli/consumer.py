@@ -70,7 +70,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A consumer holds the memory; the times are in seconds."""
+    """The reply of a consumer that has attached the memory. Times are in seconds."""
 
     attach_s: float
     parts_attach_s: float
@@ -88,10 +88,10 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How much of the memory one process has in its page tables, in bytes, as the kernel counts it.
+    """The size of the memory's pages in one process's page tables, in bytes, as the kernel says.
 
     ``resident`` counts every page in full. ``proportional`` divides each page by the number of
-    processes that have it mapped. None if the kernel does not report it.
+    processes that have the page mapped. A size is None if the kernel does not report it.
     """
 
     resident: int | None
@@ -250,7 +250,8 @@ def _receive_copy(connection: Connection, source: Connection, nbytes: int) -> No
 
 def obey(connection: Connection, work: Callable[[], None]) -> None:
     """Run a child's work; report errors to the parent, and end quietly if the parent is gone."""
-    # Ctrl-C reaches the whole process group. A child ignores it: its parent decides when it ends.
+    # Ctrl-C reaches the whole process group. A child ignores the signal, because the parent decides
+    # when the child ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         try:

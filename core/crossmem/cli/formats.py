@@ -277,8 +277,8 @@ def _npz_member(
     local = file.read(_ZIP_LOCAL_HEADER.size)
     if len(local) < _ZIP_LOCAL_HEADER.size:
         raise _RefusedError(f"member {member.filename!r} lies outside the file")
-    # The data begin after the member's local header, whose length differs from that of the entry in
-    # the directory. So the local header is read, too.
+    # The data begin after the member's local header. The entry in the directory does not state the
+    # length of this header, so the local header is read, too.
     mark, name_nbytes, extra_nbytes = _ZIP_LOCAL_HEADER.unpack(local)
     start = member.header_offset + _ZIP_LOCAL_HEADER.size + name_nbytes + extra_nbytes
     raw = member.compress_type == zipfile.ZIP_STORED

@@ -80,8 +80,8 @@ def run_kit(
             try:
                 exit_code = pytest.wait()
             except KeyboardInterrupt:
-                # Ctrl-C has reached pytest too, which ends its own processes. So this function
-                # waits for pytest's end.
+                # Ctrl-C also reaches pytest, and pytest then ends its own processes. So this
+                # function only waits for pytest's end.
                 exit_code = pytest.wait()
         seconds = time.perf_counter() - start
         found = _read(path)

@@ -70,7 +70,10 @@ def time_copy(
 
 
 def _write(pipe: int, data: memoryview, deadline: float) -> int:
-    """Write as much as fits into a pipe; wait until there is room."""
+    """Write as many bytes as fit into a pipe, and return their number.
+
+    If the pipe is full, wait until it has room, and return 0.
+    """
     try:
         return os.write(pipe, data)
     except BlockingIOError:

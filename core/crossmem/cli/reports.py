@@ -91,7 +91,7 @@ class ConsumerReport(FrozenModel):
     readonly: bool
     sha256: str
     equal: bool
-    """The digest equals that of the file."""
+    """Whether the digest equals the file's digest."""
 
     tensors_equal: int
     """Number of tensors with the right digest."""
@@ -183,7 +183,7 @@ class QueueDemoReport(FrozenModel):
     command: Literal["demo"] = "demo"
     version: str
     ok: bool
-    """Each chunk arrived once, with the right digest, in each way."""
+    """Each chunk arrived once, with the right digest, through each queue."""
 
     name: str
     path: str | None
@@ -249,7 +249,7 @@ class NeighbourReport(FrozenModel):
     """A process of this host that exports memory."""
 
     pid: int
-    """The process; 0 if it is not visible from here."""
+    """The process id; 0 if the process is not visible in this pid namespace."""
 
     mode: Literal["membarrier", "fence"]
     """How the exporter and a process like this one order their accesses to shared words."""

@@ -63,7 +63,7 @@ class _Chunk:
 
 
 def be_secondary(connection: Connection, device: str, other: Any) -> None:
-    """Receive streams as ordered, until the parent closes the pipe.
+    """Receive each stream that the parent orders, until the parent closes the pipe.
 
     Sends :class:`Ready`. Receives each :class:`Order`, sends :class:`Ready` when it can receive
     chunks, and then the replies that the order requests.

@@ -58,7 +58,7 @@ class FileSource:
     Raises
     ------
     UsageProblem
-        The path names no such file; the message says what it names.
+        The file does not exist, cannot be opened, is empty, or is not a regular file.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work of ``crossmem demo --queue``: a file that flows from one process to several.
 
-The primary process owns a queue, reads the file chunk by chunk into its buffers, and puts them.
-Each chunk goes to one of the secondary processes, which computes the digest of the chunk in the
-buffer. Then the same chunks go through ``multiprocessing.Queue``, which copies them.
+The primary process owns a queue. It reads each chunk of the file into a buffer of the queue, and
+puts the buffer. Each chunk goes to one of the secondary processes, which computes the digest of the
+chunk in the buffer. Then the same chunks go through ``multiprocessing.Queue``, which copies them.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ MAX_SECONDARIES: Final = 64
 """The most consumers of a queue."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""With this prefetch, two secondaries can hold all buffers, so that no chunk waits for room."""
+"""The prefetch of the queue. Two or more secondaries together can hold all buffers, so the queue
+delivers each of their chunks at once."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8
@@ -185,8 +186,8 @@ class QueueDemo:
     def _time(self, channel: Channel, child: Child, size: int) -> float:
         """Return the median time in seconds from the put of a chunk to its arrival.
 
-        The secondary sleeps before each chunk: the next chunk is put after its reply to the last
-        one.
+        The secondary sleeps before each chunk, because this process puts a chunk only after the
+        secondary's reply to the previous chunk.
         """
         child.send(Order(channel.handle, "time", self.timeout))
         gather([child], timeout=self.timeout)
@@ -204,7 +205,7 @@ def _sizes(source: Source, size: int) -> list[int]:
 
 
 def _fill(source: Source, target: memoryview) -> None:
-    """Fill a memory with the next bytes of a source."""
+    """Fill a buffer with the next bytes of a source."""
     done = 0
     while done < len(target):
         try:

@@ -5,9 +5,10 @@ Run them with::
 
     pytest --pyargs crossmem.conformance --crossmem-device BACKEND:N
 
-The name of each test contains its law (``-k c06`` runs those of C6). Each test runs its other
-processes with deadlines. A test is skipped if the device lacks a capability that it needs. Another
-test then checks that the call is refused. ``--crossmem-require`` turns skips into failures.
+The name of each test contains its law (``-k c06`` runs the tests of C6). Each test runs its other
+processes with deadlines. If the device lacks a capability, the tests that need the capability are
+skipped, and another test checks that the call is refused. ``--crossmem-require`` turns skips into
+failures.
 ``--crossmem-report`` writes the outcome as JSON.
 
 :mod:`crossmem.conformance.peers` and :mod:`crossmem.conformance.actions` are the harness, for

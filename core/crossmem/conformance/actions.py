@@ -81,7 +81,7 @@ def begin(
     tracing: bool,  # noqa: FBT001
     on_blocks: bool = False,  # noqa: FBT001, FBT002
 ) -> None:
-    """Set the device of a peer, whether its drivers are traced, and whether it uses blocks."""
+    """Set the device of a peer, whether its drivers are traced, and whether it allocates blocks."""
     global _spec, _runtime, _mechanism
     _spec, _runtime, _mechanism = spec, runtime, mechanism
     if tracing:
@@ -91,13 +91,13 @@ def begin(
 
 
 def use_device(spec: str) -> None:
-    """Make another device the one under test."""
+    """Make another device the device under test."""
     global _spec  # noqa: PLW0603 - a peer has one device
     _spec = spec
 
 
 def device(spec: str | None = None) -> crossmem.Device:
-    """Return the device under test, or another device with its runtime and mechanism."""
+    """Return the device under test, or another device with the same runtime and mechanism."""
     return crossmem.device(spec or _spec, runtime=_runtime, mechanism=_mechanism)
 
 
@@ -340,7 +340,7 @@ def calls() -> dict[str, int]:
 def keep_tracer(name: str) -> None:
     """Store the tracing driver as a named object.
 
-    A test reads its counts without a call of crossmem.
+    A test can then read the counts of the driver without a call of crossmem.
     """
     objects[name] = tracer()
 
@@ -360,7 +360,7 @@ def violations() -> list[str]:
 
 
 def vendor_violations() -> list[str] | None:
-    """Return all processes' violations, None if the driver runs on no strict emulation."""
+    """Return all processes' breaches of the vendor's rules; None without a strict emulation."""
     witness = witness_of(tracer().inner)
     return None if witness is None else witness.violations()
 

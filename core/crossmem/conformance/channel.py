@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The channel between a test and its peers, and the peer's end of it."""
+"""The channel between a test and its peers, and the loop that serves the channel in a peer."""
 
 import faulthandler
 import os
@@ -52,7 +52,7 @@ def _exactly(stream: socket.socket, nbytes: int) -> bytes:
 
 
 def serve(descriptor: int) -> None:
-    """Execute a test process's requests until it ends the session; runs in the peer."""
+    """Execute the requests of a test process until the test process ends. Runs in the peer."""
     from crossmem.conformance import actions  # noqa: PLC0415 - in the peer alone
 
     with socket.socket(fileno=descriptor) as stream:
@@ -77,7 +77,7 @@ def _guarded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    # If a call hangs, the peer ends itself at this limit. The test has given up long before.
+    # If a call hangs, the peer ends itself at this limit. The test stops waiting before that.
     faulthandler.dump_traceback_later(limit_s, exit=True)
     pid = os.getpid()
     is_result, trace = True, ""

@@ -82,13 +82,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keep what pytest has collected out of the garbage collections of each test."""
+    """Exclude the objects that exist now, mostly pytest's, from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test if the device lacks the tested ability, or, on blocks, if blocks lack it."""
+    """Skip a test if the device lacks the tested ability.
+
+    With ``--crossmem-blocks``, also skip a test if blocks of pools lack the ability.
+    """
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
             pytest.skip(f"not of blocks: {marker.args[0]}")
@@ -156,7 +159,7 @@ def kit(request: pytest.FixtureRequest) -> Kit:
 
 @pytest.fixture(scope="session")
 def pool(kit: Kit) -> PeerPool:
-    """Return the pool, for tests that need more than two peers."""
+    """Return the pool of peers, for tests that need more than two peers."""
     return kit.pool
 
 
@@ -261,7 +264,8 @@ def make_timeline(device: crossmem.Device, guarded: None) -> Iterator[MakeTimeli
 def make_queue(device: crossmem.Device, guarded: None) -> Iterator[MakeQueue]:
     """Return ``make_queue(depth)``; the queues are closed after the test.
 
-    Name this fixture before peers: their places must be closed before the queue is.
+    A test names this fixture before the fixtures of peers. Then the peers' places are closed before
+    the queue.
     """
     made: list[crossmem.Queue] = []
 
@@ -324,7 +328,7 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 
 @pytest.fixture
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
-    """Return an object that makes imports from peers, and ranges. They end after the test."""
+    """Return an object that makes imports from peers, and ranges. Both end after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
         # Peers are set up first, so they are checked last: as long as a test's imports are open, an
         # exporter's memory would count as a leak.

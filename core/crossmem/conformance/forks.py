@@ -69,8 +69,8 @@ def in_child(
     Parameters
     ----------
     uid
-        The child becomes this user before the call. Modules that Python loads late are loaded
-        before that, because another user may not be allowed to read them.
+        The child becomes this user before the call. This user may not be allowed to read the files
+        of modules, so the peer must have loaded the modules that the call needs.
     stays
         Whether the child lives on, with the function's objects, until the peer is destroyed.
     within
@@ -111,7 +111,7 @@ def in_child(
 def waiting_child(folder: Path, function: Callable[..., Any], *args: Any) -> None:
     """Fork a child that calls a function at the request of :func:`answer_of`.
 
-    Until then the child does nothing, even if this process ends.
+    Until this request, the child does nothing, even if this process ends.
 
     Parameters
     ----------
@@ -167,8 +167,8 @@ def _read_all(descriptor: int, within: float) -> bytes:
 def wake_vendor() -> None:
     """Make the vendor's library start its threads and open its descriptors.
 
-    A library does so at the first use of a device, and keeps them until the process ends. This
-    function uses the driver alone, so crossmem itself starts and opens nothing.
+    A vendor's library starts and opens them at the first use of a device, and keeps them until the
+    process ends. This function uses the driver alone, so crossmem itself starts and opens nothing.
     """
     one = actions.device()
     driver: Driver = one.driver
@@ -185,7 +185,7 @@ def remember_descriptors() -> None:
 
 
 def unexpected_descriptors() -> list[str]:
-    """Return the descriptors that were opened since they were recorded.
+    """Return the descriptors that were opened since the call of :func:`remember_descriptors`.
 
     Pipes are ignored, because a child replies through one. Device files are ignored too: a vendor's
     library opened them, and only that library may close them.

@@ -240,7 +240,7 @@ class _Server:
             os.close(status)
             return True
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            # The server sets the group, too: the client may kill it before the child has run.
+            # The server sets the group, too: the client may kill the group before the child runs.
             os.setpgid(pid, pid)
         os.close(output)
         os.write(status, _NUMBER.pack(pid))

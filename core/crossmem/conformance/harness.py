@@ -94,7 +94,7 @@ class Kit:
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
         if is_worker and runtime == "emulated":
-            # Each worker has its own emulated host. On a common one, a worker's allocations would
+            # Each worker has its own emulated host. On a common host, a worker's allocations would
             # change the free memory that another worker's tests measure.
             os.environ["CROSSMEM_EMULATED_STATE"] = str(Path(self._folder or "", "host"))
         actions.begin(spec, runtime, mechanism, tracing=True, on_blocks=on_blocks)

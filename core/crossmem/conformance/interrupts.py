@@ -2,8 +2,8 @@
 """Raises an exception from a signal handler, at a chosen place where CPython runs handlers.
 
 CPython runs signal handlers at the entry of a Python function, at a backward jump, and after a call
-of C code. These places can be found without tracing: the handler is C code that triggers its own
-signal again, so the interpreter runs it at each of them.
+of C code. This module finds these places without tracing: the handler is C code that triggers its
+own signal again, so the interpreter runs the handler at each of these places.
 """
 
 import _thread
@@ -24,7 +24,7 @@ class Interrupted(BaseException):
 
 
 class _Again:
-    """Triggers a signal again when it is compared with a number. It runs no Python code."""
+    """Triggers a signal again when it is compared with a number. No Python code runs for that."""
 
     __lt__ = _thread.interrupt_main
 
@@ -37,9 +37,10 @@ class Interrupts:
     number
         Number of the place, from 1. If the block has fewer places, nothing is raised.
     counts
-        Called with the file of each frame on the stack. It returns True for a file under test,
-        False for a file whose calls must not be interrupted, and None for other files, such as the
-        standard library's. A place counts if there is a True and no False.
+        A function that is called with the file of each frame on the stack. It returns True for a
+        file under test, False for a file whose calls must not be interrupted, and None for other
+        files, such as the standard library's. A place counts if the function returns True for at
+        least one frame, and False for no frame.
 
     Attributes
     ----------

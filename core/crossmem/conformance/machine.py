@@ -215,7 +215,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.mappings)
     @rule(data=st.data())
     def unmap(self, data: st.DataObject) -> None:
-        """Unmap twice; this closes attached imports."""
+        """Unmap twice. If the mapping was attached, the first unmap also closes its import."""
         mapping = data.draw(st.sampled_from(self.model.mappings))
         self.at(mapping.place, actions.unmap, mapping.name, mapping.name)
         self.model.mappings.remove(mapping)
@@ -231,7 +231,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.imports)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        """Close an import. This must fail while it is mapped."""
+        """Close an import. The close must fail while the import is mapped."""
         held = data.draw(st.sampled_from(self.model.imports))
         expected = crossmem.BusyError if held.mappings else None
         if self.attempt(expected, lambda: self.at(held.place, actions.close, held.name)):
@@ -254,7 +254,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.memories())
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        """Write a part. Later reads check that all other processes see it."""
+        """Write a part of a memory. Later reads check that other processes see the new bytes."""
         name, place, block, span, readonly = data.draw(st.sampled_from(self.model.memories()))
         offset, nbytes = data.draw(parts(span.stop - span.start))
         fresh = data.draw(st.binary(min_size=nbytes, max_size=nbytes))

@@ -9,7 +9,8 @@ from crossmem.conformance import actions, blocks
 __all__ = ["Account", "Block", "Entry", "Handle", "Held", "Model", "account"]
 
 Account = tuple[dict[str, int], list[str], list[tuple[bool, list[int]]]]
-"""The objects that the driver has open, its forbidden calls, and the holders of each allocation."""
+"""The numbers of objects that the driver has open, the driver calls that the contract forbids, and
+the holders of each allocation."""
 
 
 def account() -> Account:
@@ -70,7 +71,7 @@ class Held:
 class Entry:
     """Memory that a process has open with one access.
 
-    It has a number of users, and the exports by which it was imported.
+    ``users`` counts the imports. ``exports`` has the access of each handle that was imported.
     """
 
     block: Block
@@ -124,7 +125,7 @@ class Model:
         return None
 
     def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
-        """Whether memory ended with its owner, so that it can no longer be mapped."""
+        """Whether an error is right because the memory of a handle has ended with its owner."""
         return (
             isinstance(error, crossmem.OwnerGoneError)
             and not self.survives_owner

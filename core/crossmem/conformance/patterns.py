@@ -20,7 +20,7 @@ _PART: Final = struct.Struct("<QQ")
 
 
 def pattern(nbytes: int, seed: int) -> bytes:
-    """Return bytes in which no short sequence repeats, so that shifted data is noticed."""
+    """Return bytes that repeat only after 64 KiB, so that a test notices shifted data."""
     return bytes((seed + index * 31 + (index >> 8) * 7) & 0xFF for index in range(nbytes))
 
 
@@ -42,6 +42,6 @@ def checksum_of(blob: bytes) -> int:
     body = blob[_HEADER.size :]
     if flags & _BLOCK:
         # The checksum is over the bytes that all handles of a pool have in common, and then over
-        # the others.
+        # the other bytes.
         body = blob[BLOCK_START:] + blob[_HEADER.size : BLOCK_START]
     return crc32(body, crc32(cleared))

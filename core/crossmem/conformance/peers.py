@@ -4,7 +4,7 @@
 A :class:`Peer` is a new interpreter, or it is forked from an interpreter that has imported crossmem
 and not used it; both behave equally. A peer calls module-level functions, mostly those of
 :mod:`crossmem.conformance.actions`, one after the other in its main thread, and sends back their
-results or exceptions. Every wait has a deadline, and remaining processes of a peer are killed.
+results or exceptions. Every wait has a deadline. :meth:`Peer.destroy` also kills forked children.
 """
 
 import contextlib
@@ -213,7 +213,7 @@ class Peer:
         Parameters
         ----------
         function
-            Pickled by reference: the peer imports its module.
+            The function. It is pickled by reference, so the peer imports the function's module.
         within
             Time limit of the call, in seconds. The peer ends itself some time after that.
         """
@@ -264,7 +264,7 @@ class Peer:
         self._answers[number] = tuple(answer)
 
     def _is_readable(self, timeout_s: float) -> bool:
-        """Wait until there is data, or the end of the peer."""
+        """Wait for data from the peer; return whether there is some. Raise if the peer has died."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
@@ -381,7 +381,7 @@ class Peer:
 
 
 def _save_coverage() -> None:
-    import coverage  # noqa: PLC0415 - where the variable is set, it runs here
+    import coverage  # noqa: PLC0415 - it runs in this process if the variable is set
 
     measuring = coverage.Coverage.current()
     if measuring is not None:

@@ -30,7 +30,7 @@ __all__ = [
 SOON_S: Final = 4.0 * SLOWNESS
 """The limit for events that the laws promise within a second, in seconds.
 
-It is longer than a second, because a process on an overloaded machine may not run for some seconds.
+The limit is longer, because a process on an overloaded machine may not run for some seconds.
 A driver that breaks such a law exceeds this limit, too.
 """
 
@@ -45,7 +45,7 @@ class LeakError(AssertionError):
 
     @classmethod
     def of(cls, where: str, problems: Sequence[str]) -> Self:
-        """Return the error for a process's remaining resources: ten lines and a count."""
+        """Return the error: at most ten of a process's problems, and the number of the others."""
         shown = list(problems[:_SHOWN_LEAKS])
         if more := len(problems) - len(shown):
             shown.append(f"and {more} more")
@@ -101,7 +101,7 @@ class PeerPool:
         )
 
     def ensure(self, count: int) -> list[Peer]:
-        """Return the first peers of the pool; start missing and broken ones."""
+        """Return the first peers of the pool. Replace dead peers, and start missing ones."""
         for peer in [one for one in self._peers if one.exitcode is not None]:
             self.discard(peer)
         while len(self._peers) < count:
@@ -136,7 +136,7 @@ class PeerPool:
         Raises
         ------
         LeakError
-            The test left resources in it that cannot be released; the peer is replaced.
+            The test left resources in the peer that cannot be released; the peer is replaced.
         """
         if peer not in self._clean:
             return

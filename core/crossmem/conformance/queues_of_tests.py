@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues of the tests, here and in peers, under names as in ``actions``.
+"""Helpers of the queue tests, for the test's process and for peers.
 
-Most tests put numbered items. The data of an item follow from its number, so each consumer checks
-them.
+Objects have names, as in ``actions``. Most tests put numbered items. The data of an item follow
+from its number, so each consumer can check the data.
 """
 
 import random
@@ -127,7 +127,7 @@ def put_buffer(
 
 
 def read_item(buffer: crossmem.SharedBuffer) -> Item:
-    """Return what a buffer contains, after a check of its data."""
+    """Return the item in a buffer, after a check of its data."""
     label = user_data_of(buffer, _LABEL.size)
     who, number = _LABEL.unpack(label)
     data = buffer.read(buffer.data_length)
@@ -179,7 +179,7 @@ def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
 
 
 def check_free(name: str | crossmem.Queue, count: int) -> None:
-    """Check how many buffers are free, if the queue has them from its beginning."""
+    """Check how many buffers are free. Do nothing for a vendor's queue, which makes new buffers."""
     if not _find(name).device.capabilities.vendor_queues:
         assert count_free(name) == count
 
@@ -198,7 +198,7 @@ def stats(name: str | crossmem.Queue) -> crossmem.QueueStats:
 
 
 def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
-    """Check some numbers of the state of a queue, if the queue has them."""
+    """Check numbers of the state of a queue. Do nothing for a vendor's queue, which has none."""
     queue = _find(name)
     if not queue.device.capabilities.vendor_queues:
         found = queue.stats()
@@ -206,9 +206,9 @@ def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
 
 
 def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
-    """Return the user data of a buffer, of which so many bytes were set.
+    """Return the first ``nbytes`` bytes of a buffer's user data, which the producer has set.
 
-    A vendor's queue does not keep that number, and gives all 96 bytes.
+    A vendor's queue does not keep the number of these bytes, and always returns 96 bytes.
     """
     found = buffer.user_data
     if buffer.device.capabilities.vendor_queues:
