@@ -159,7 +159,7 @@ def signal(name: str, value: int, stream: str | None = None) -> None:
 def wait(
     name: str, value: int, stream: str | None = None, timeout: float | None = None
 ) -> tuple[int, float]:
-    """Wait for a value; return the value that was reached, and the time of the wait in seconds."""
+    """Wait for a value; return the result of the wait, and its time in seconds."""
     where = None if stream is None else actions.objects[stream]
     start = time.monotonic()
     found = actions.objects[name].wait(value, stream=where, timeout=timeout)
