@@ -61,7 +61,7 @@ class Report(FrozenModel):
     mechanism: str | None
     """The requested mechanism."""
     capabilities: Capabilities | None
-    """The device's capabilities; None if it could not be opened."""
+    """The device's capabilities; None if the device could not be opened."""
     laws: dict[str, LawOutcome]
     """Outcome of each law that had tests in the run."""
 
@@ -98,7 +98,7 @@ class Recorder:
     def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:
         """Record the outcome of a test, of its setup or of its teardown.
 
-        One failure makes the test a failure.
+        If one of these three fails, the test counts as failed.
         """
         tests = self._outcomes[law]
         if test not in tests or tests[test][0] != "failed":

@@ -16,8 +16,8 @@ from crossmem.conformance.report import TABLE, Recorder, write_report
 __all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
 
 ABOUT_LAW: Final = "crossmem_about_law"
-"""Name of an attribute of pytest's report: it has the law, the name of the test, and why the test
-was skipped."""
+"""Name of the attribute that the kit adds to pytest's report of a test: a tuple of the law, the
+name of the test, and the reason of a skip."""
 CAPABILITIES: Final = "crossmem_capabilities"
 """The key under which a worker sends the device's capabilities, pickled, when it ends."""
 _recorder: Final = pytest.StashKey[Recorder]()
@@ -68,7 +68,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 class _Table:
-    """Shows the outcome of each law at the end."""
+    """Prints the outcome of each law at the end of the run."""
 
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, config: pytest.Config

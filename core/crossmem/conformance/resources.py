@@ -37,9 +37,9 @@ _CLOSED_WITHIN_S: Final = 0.5
 
 
 def collect_of_vendor(device: crossmem.Device) -> None:
-    """Let a vendor with queues take back buffers of this process that other processes have freed.
+    """Make a vendor with queues release buffers of this process that other processes have freed.
 
-    It may do so only at its next call.
+    The vendor may release them only in this process's next call. So this function makes a call.
     """
     queues = vendor_queues_of(device.driver)
     if device.capabilities.vendor_queues and queues is not None:
@@ -47,7 +47,7 @@ def collect_of_vendor(device: crossmem.Device) -> None:
 
 
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
-    """Return the target of each open descriptor, without the numbers that change, sorted.
+    """Return the target of each open descriptor, sorted; without the inodes of sockets and pipes.
 
     crossmem's closer threads close peers' descriptors. This function waits briefly for them.
     """
@@ -74,7 +74,7 @@ def threads() -> list[str]:
 
 
 def lease_words() -> list[str]:
-    """Return the mappings of segments of lease words."""
+    """Return the lines of ``/proc/self/maps`` for control segments and rows."""
     names = (CONTROL_NAME, ROW_NAME)
     lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     return [line for line in lines if any(f"/memfd:{name} " in line for name in names)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How slow this machine is. The kit multiplies its deadlines by this factor."""
+"""The slowness of this machine: a factor by which the kit multiplies its deadlines."""
 
 import os
 import statistics
@@ -11,7 +11,8 @@ from typing import Final
 __all__ = ["SLOWNESS", "VARIABLE"]
 
 VARIABLE: Final = "CROSSMEM_TEST_SLOWNESS"
-"""The variable that replaces the measurement. A process that measures sets it for its children."""
+"""Environment variable with the factor. A process that finds no value measures the factor and sets
+the variable for its children."""
 
 _REFERENCE_S: Final = 0.028
 """Time of the sample on the reference machine for the deadlines: an idle core of 2026."""
@@ -36,4 +37,5 @@ try:
 except ValueError:
     msg = f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number, 1 on a usual machine"
     raise ValueError(msg) from None
-"""How many times longer than on the reference machine a program takes here; at least 1."""
+"""Time of a program on this machine, divided by its time on the reference machine. A measured
+factor is at least 1."""

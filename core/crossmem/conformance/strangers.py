@@ -32,14 +32,14 @@ class Owner:
 
 
 def let_go(kept: "weakref.ref[Owner]") -> list[str]:
-    """Return a complaint if an owner is still alive, else nothing."""
+    """Return a complaint if an owner is still alive, else an empty list."""
     crossmem.collect()
     gc.collect()
     return [] if kept() is None else ["the owner is kept"]
 
 
 def took(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
-    """Return the calls of each driver method since ``before``."""
+    """Return the number of calls of each driver method since the counts ``before`` were taken."""
     return {
         name: count - before.get(name, 0)
         for name, count in tracer.calls.items()
@@ -48,7 +48,7 @@ def took(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
 
 
 class Stranger:
-    """Memory that the driver under test has allocated, and of which crossmem's core knows nothing.
+    """Memory that the test allocates through the driver under test, without crossmem's core.
 
     Parameters
     ----------
@@ -71,14 +71,14 @@ class Stranger:
             self.write(data)
 
     def write(self, data: bytes, *, offset: int = 0) -> None:
-        """Write without crossmem."""
+        """Write through the driver, without crossmem's core."""
         with address_of(data) as (source, nbytes):
             self._driver.copy(
                 self._device.ordinal, self.ptr + offset, source, nbytes, CopyKind.HOST_TO_DEVICE
             )
 
     def read(self, nbytes: int, *, offset: int = 0) -> bytes:
-        """Read without crossmem."""
+        """Read through the driver, without crossmem's core."""
         data = new_bytes(nbytes)
         with address_of(data) as (target, _):
             self._driver.copy(
@@ -87,7 +87,10 @@ class Stranger:
         return data
 
     def free(self) -> None:
-        """Free the memory once. The vendor refuses if other code has freed it."""
+        """Free the memory; a second call does nothing.
+
+        If other code has freed the memory, the vendor refuses.
+        """
         if not self.is_freed:
             self.is_freed = True
             self._driver.free(self._block)

@@ -35,7 +35,7 @@ def identities() -> st.SearchStrategy[ProcessIdentity]:
 
 @st.composite
 def handles(draw: st.DrawFn) -> ShareableHandle:
-    """Draw handles of whole allocations and of parts, leased and raw, up to the largest."""
+    """Draw handles of whole allocations and of parts, leased and raw, up to the largest values."""
     capacity = draw(st.integers(1, _U64))
     nbytes = draw(st.integers(1, capacity))
     access: Access = draw(st.sampled_from(("rw", "ro")))

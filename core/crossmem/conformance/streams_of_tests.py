@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines and streams of the tests, here and in peers, under names as in ``actions``."""
+"""Timelines and streams of the tests, in the test's process and in peers.
+
+The objects have names, as in ``actions``.
+"""
 
 import time
 from typing import Any, Final, Protocol
@@ -49,11 +52,12 @@ _WORK_S: Final = 0.03
 _MOST_COPIES: Final = 500
 
 _copies: list[int] = []
-"""The number of copies that take ``_WORK_S``; measured at the first use."""
+"""The number of copies that take ``_WORK_S``, as the only item. Empty before the first use, which
+measures the number."""
 
 
 class StreamOfTest:
-    """A stream of the device under test. Like a stream of CuPy, it has its handle as ``ptr``."""
+    """A stream of the device under test. As in CuPy, ``ptr`` is the vendor's handle of a stream."""
 
     def __init__(self) -> None:
         self._device = actions.device()
@@ -79,7 +83,7 @@ class StreamOfTest:
             self._work.destroy_stream(self._device.ordinal, stream)
 
 
-# Streams end first, because their work may use everything else.
+# Streams are closed first, because their work may use the other objects.
 ends.insert(0, (StreamOfTest, "close"))
 
 
@@ -140,7 +144,7 @@ def new_stream(name: str) -> None:
 
 
 def synchronize(stream: str) -> float:
-    """Wait for the work of a stream; return how long that took, in seconds."""
+    """Wait for the work of a stream; return the time of the wait, in seconds."""
     start = time.monotonic()
     actions.objects[stream].synchronize()
     return time.monotonic() - start
@@ -155,7 +159,7 @@ def signal(name: str, value: int, stream: str | None = None) -> None:
 def wait(
     name: str, value: int, stream: str | None = None, timeout: float | None = None
 ) -> tuple[int, float]:
-    """Wait for a value; return the answer, and how long that took in seconds."""
+    """Wait for a value; return the result of the wait, and its time in seconds."""
     where = None if stream is None else actions.objects[stream]
     start = time.monotonic()
     found = actions.objects[name].wait(value, stream=where, timeout=timeout)
@@ -199,7 +203,7 @@ def make_work(name: str) -> bytes:
 
 
 def issue_work(name: str, stream: str) -> None:
-    """Issue work that takes a while, and whose last part writes the data."""
+    """Issue work that takes a while. Its last copy writes the data of :func:`data_of`."""
     target, source, decoy = (actions.objects[name + part] for part in ("", "-source", "-decoy"))
     queue: StreamOfTest = actions.objects[stream]
     if not _copies:

@@ -126,7 +126,7 @@ def test_c13_each_handle_admits_whom_its_own_export_admits(
 
     for one, own, foreign in ((peer, mine, theirs), (peer2, theirs, mine)):
         one.call(actions.attach, "mapped", own)
-        # A process that holds the memory by another handle still needs admission for this one.
+        # A process that holds the memory through one handle still needs admission for another one.
         with pytest.raises(crossmem.AccessDeniedError):
             one.call(actions.attach, "never", foreign)
         one.call(actions.unmap, "mapped")

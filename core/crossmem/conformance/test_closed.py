@@ -41,7 +41,7 @@ IMPORT: dict[str, Use] = {
 
 
 def refuses(uses: dict[str, Use], closed: Any) -> None:
-    """Check that each use of a closed object raises, and that its ``repr`` does not."""
+    """Check that each use of a closed object raises ``ClosedError``, and that ``repr`` works."""
     for use in uses.values():
         with pytest.raises(crossmem.ClosedError):
             use(closed)

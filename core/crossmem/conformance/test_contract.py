@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that need no sharing: the driver's methods and its description of itself."""
+"""Laws that need no second process: the driver's methods, devices and capabilities."""
 
 import inspect
 from collections.abc import Callable

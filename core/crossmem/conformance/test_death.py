@@ -34,7 +34,7 @@ def _others_than(peer: Peer, blob: bytes) -> list[str]:
 
 
 def _wait_until_free(allocation: crossmem.Allocation) -> float:
-    """Wait until the memory has no lease, and free it. Return how long that took, in seconds."""
+    """Wait until the memory has no lease, and free it. Return the time of the call, in seconds."""
     start = time.monotonic()
     allocation.free(busy="wait", timeout=2 * SOON_S)
     return time.monotonic() - start
@@ -63,7 +63,7 @@ def test_c11_a_waiting_exporter_hears_of_the_death(
     exporter, importer = fresh_peer(), fresh_peer()
     importer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
     importer.call(actions.attach, "mine", allocation.export().to_bytes())
-    # These two waits alone must notice that the importer is dead: no other call runs meanwhile.
+    # Only these two waits can notice the importer's death: no other call of crossmem runs.
     waiting = exporter.start(actions.free, "memory", busy="wait", timeout=2 * SOON_S)
     with pytest.raises(crossmem.BusyError):
         allocation.free(busy="wait", timeout=0.05)
@@ -211,7 +211,8 @@ def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
     exporter.call(sleeping_child, with_handlers=with_handlers)
     exporter.stop()
     waiting = peer.start(actions.attach, "never", unmet, timeout=2 * SOON_S)
-    # The attach gets time to begin its wait, which is the harder case. The law holds in any case.
+    # The attach gets time to begin its wait, because the end of a running wait is the harder case.
+    # The law holds without this time, too.
     settle(lambda: [] if waiting.is_done() else ["waiting"], within=0.1)
     assert not waiting.is_done()
 

@@ -34,11 +34,12 @@ _TOO_LONG = "60"
 def report_at_exit() -> None:
     """Print, after crossmem's part of the exit, the resources that this process still has.
 
-    multiprocessing runs finalisers by priority, and crossmem's is one of them.
+    multiprocessing runs finalisers in the order of their priorities. crossmem's exit is a finaliser
+    with a higher priority than this report.
     """
     current().registry.adapt(TracingDriver)
-    # A vendor's library opens the files of its devices once and keeps them. They must not count as
-    # left behind.
+    # At its first use, a vendor's library opens the files of its devices, and keeps them open. The
+    # first use comes before the count, so these files do not count as left behind.
     device = actions.device()
     device.allocate(1).free()
     before = resources.descriptors()
@@ -136,7 +137,7 @@ def test_c20_an_exit_waits_for_work_before_it_unmaps(
     importer.call(report_waits_at_exit)
     importer.call(actions.attach, "attached", allocation.export().to_bytes())
 
-    # The device's work may still use the memory, so the exit waits for it (law C9).
+    # The device's work may still use the memory, so the exit waits for the work (law C9).
     assert last_words(importer.exit())["waits"] >= 1
 
 
@@ -243,7 +244,8 @@ def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> 
     exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
-    # Without the variable the wait would be two seconds. The rest of an exit may take longer.
+    # Without the variable, the wait would take two seconds. Only crossmem's part of the exit is
+    # measured, because the rest may take longer.
     assert float(exporter.exit().rpartition(_TOOK)[2].split()[0]) < 1.5
 
 
@@ -383,7 +385,7 @@ def _child(
 ) -> None:
     actions.begin(*place, tracing=True)
     tracer = actions.tracer()
-    # This finaliser has the lower priority, so it runs after crossmem's.
+    # This finaliser has a lower priority than crossmem's, so it runs later.
     util.Finalize(
         None,
         lambda: sending.send(json.dumps({"live": tracer.live, "violations": tracer.violations})),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ends of adoptions, and the life of the memory's owner until then."""
+"""The end of an adoption, and the owner object of the memory, which lives until that end."""
 
 import gc
 import weakref
@@ -77,7 +77,7 @@ def test_c09_each_adoption_keeps_its_own_owner(stranger: MakeStranger, peer: Pee
     first.free()
     second.free()
     # The importer keeps the vendor's memory open for the second adoption. The owner object of the
-    # first one must be released all the same.
+    # first adoption must be released all the same.
     peer.call(actions.unmap, "first")
 
     assert settle(lambda: let_go(kept[0])) == []

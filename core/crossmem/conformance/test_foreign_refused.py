@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that cannot be adopted, and the report of that in advance."""
+"""Memory that cannot be adopted: the errors, and ``how_can_share``, which predicts them."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_c16_what_is_no_address(device: crossmem.Device, tracer: TracingDriver) 
 
 
 def refused(device: crossmem.Device, ptr: int, nbytes: int = 1) -> str:
-    """Return why memory is refused, after a check that the error and the report agree."""
+    """Return the reason why memory is refused. Check that the error and the report agree."""
     with pytest.raises(crossmem.UnsupportedError) as caught:
         device.adopt(ptr, nbytes, owner=device, neighbours="expose")
     (way,) = (

@@ -191,7 +191,7 @@ def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, pee
 
 
 def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
-    """Drop inherited objects; return the bytes of one kept view, and the closed descriptors."""
+    """Drop inherited objects; return the bytes of a kept view, and descriptors of closed files."""
     # These files get the numbers of descriptors that the child has inherited and closed. If an
     # object closed its descriptor again, it would close one of these files.
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
@@ -328,7 +328,7 @@ def _fork_after_exit() -> tuple[list[int], list[int]]:
     Returns
     -------
     tuple of list
-        The numbers, and those that the child finds closed.
+        The descriptor numbers, and those of them that are closed in the child.
     """
     before = _open_numbers()
     current().shut_down()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C9 and C27: a free takes memory from no importer, and releases it promptly."""
+"""Laws C9 and C27: a free takes memory from no importer, and releases the memory promptly."""
 
 import time
 from typing import Literal

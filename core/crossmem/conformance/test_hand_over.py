@@ -115,7 +115,7 @@ def test_c09_an_unmapping_on_a_stream_keeps_the_memory_until_its_work_is_done(
     assert time.monotonic() - start < SOON_S
     with pytest.raises(crossmem.ClosedError):
         importer.call(actions.read, "memory")
-    # The stream still uses the memory, so it stays leased and mapped.
+    # The stream still uses the memory, so the memory stays leased and mapped.
     time.sleep(1.2)
     assert [len(one.leases) for one in owner.call(actions.exports)] == [1]
     gate.signal(1)
@@ -129,7 +129,7 @@ def test_c09_an_unmapping_on_a_stream_keeps_the_memory_until_its_work_is_done(
 
 
 def _blocks_of(owner: Peer) -> list[str]:
-    # The test reads the tracer's counts, which is no call of crossmem.
+    # A read of the tracer's counts is no call of crossmem, so it releases nothing.
     found = owner.call(actions.attribute, "tracer", "live")["blocks"]
     return [f"{found} blocks"] if found else []
 

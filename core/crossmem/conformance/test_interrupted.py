@@ -17,7 +17,7 @@ from crossmem.driver import TracingDriver
 
 NBYTES: Final = 5000
 STRIDE: Final = 5
-"""crossmem's own tests interrupt every place; a run of the kit takes every fifth."""
+"""The kit interrupts at every fifth place. crossmem's own tests interrupt at every place."""
 
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
@@ -26,7 +26,7 @@ _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py"
 
 
 def counts(path: str) -> bool | None:
-    """Return whether a file is under test: all of core, except calls that reach a driver."""
+    """Return True for a file of core, False if its calls are one step, None for other files."""
     if path in _ONE_STEP:
         return False
     return True if path.startswith(f"{_CORE}/") and not path.startswith(_KIT) else None

@@ -29,14 +29,14 @@ def thread_count() -> int:
     found = []
     for _ in range(5):
         found.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
-        # The kernel still lists a thread for a moment after it was joined. So the least of several
-        # counts is returned.
+        # The kernel still lists a thread for a moment after its join, so the smallest of several
+        # counts is right.
         time.sleep(0.01)
     return min(found)
 
 
 def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]:
-    """Return a text about the object if it is not closed, else nothing."""
+    """Return the ``repr`` of an object that is not closed, else an empty list."""
     return [] if one.closed else [repr(one)]
 
 
@@ -63,7 +63,7 @@ def test_c29_a_mapping_is_closed_at_the_vendor_when_its_owner_dies(
     assert mapping.owner_alive
     exporter.kill()
 
-    # The watcher alone must release the memory: the test calls nothing of crossmem meanwhile.
+    # The watcher alone must release the memory: until then, the test makes no call of crossmem.
     assert settle(lambda: held(tracer, before)) == []
     assert mapping.closed
     for use in (mapping.read, lambda: mapping.ptr, lambda: mapping.owner_alive):
@@ -108,8 +108,8 @@ def test_c29_an_import_is_kept_unless_somebody_asks(
     exporter.kill()
 
     assert settle(lambda: shows(asked)) == []
-    # All imports share one import at the vendor. It stays, because imports with "keep" still use
-    # it.
+    # All imports share one import at the vendor. The vendor's import stays, because the imports
+    # with "keep" still use it.
     assert held(tracer, before) == []
     for one in kept:
         assert shows(one)
@@ -254,8 +254,8 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # The importer has no tracer, so report_threads_at_exit() is its first use of crossmem. The
-    # vendor's threads are counted before, because they live as long as the process.
+    # The importer has no tracer, so report_threads_at_exit() is its first use of crossmem. That
+    # call counts the vendor's threads, because they live as long as the process.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     vendors = importer.call(report_threads_at_exit)

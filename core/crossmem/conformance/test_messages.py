@@ -141,7 +141,10 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
 
 
 def not_refused(peer: Peer, blob: bytes) -> list[str]:
-    """Return any result except an exiting exporter's refusal, which begins after a moment."""
+    """Try to attach. Return the result, or an empty list if the exporter refuses as it exits.
+
+    The exporter begins to refuse a moment after the request to exit.
+    """
     try:
         peer.call(actions.attach, "m", blob)
     except crossmem.OwnerGoneError:

@@ -193,7 +193,7 @@ def test_p01_a_stopped_importer_keeps_what_it_holds_until_it_is_killed(
 
 
 def _attach_some(blobs: list[bytes], seconds: float) -> int:
-    """Attach blocks while they are freed; return how many mappings had foreign contents."""
+    """Attach blocks while they are freed; return the number of mappings with wrong contents."""
     end = time.monotonic() + seconds
     wrong = 0
     while time.monotonic() < end:

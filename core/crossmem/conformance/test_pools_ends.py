@@ -84,7 +84,10 @@ def test_p03_nor_a_block_that_is_waited_for(
 
 
 def fill_row(seed: int, *, header: bool = False) -> None:
-    """Write rubbish into the row of this process: into all words of blocks, and the header."""
+    """Write rubbish into this process's row: into the words of each pool's blocks, and around them.
+
+    With ``header``, the rubbish begins at the header of the row.
+    """
     chosen = random.Random(seed)
     for arena in current().part(PoolImports).arenas.values():
         first = 0 if header else arena.at - 1
@@ -118,7 +121,7 @@ def test_p04_rubbish_in_a_row_pins_blocks_at_worst(
         crossmem.exports()
         crossmem.collect()
         # The slots of the other pool lie in the same segment. The rogue has no lease on that pool,
-        # so its words there have no effect.
+        # so the rogue's words for that pool have no effect.
         assert other.stats().free == 16
         taken = take_all(other)
         assert len(taken) == 16
@@ -138,7 +141,7 @@ def test_p04_words_of_blocks_that_one_has_no_lease_on_pin_nothing(
     pools = [make_pool(8) for _ in range(3)]
     rogue = fresh_peer()
     share(pools[0], rogue, "mapped").free()
-    # The slots of this pool lie in the same segment, and another process is its importer.
+    # The slots of this pool lie in the same segment. Another process is the pool's importer.
     share(pools[1], peer, "mapped").free()
     rogue.call(fill_row, 1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws Q4 and Q6: who has a buffer, and when it is free again."""
+"""Laws Q4 and Q6: the side that has a buffer, and the moment when the buffer is free again."""
 
 import pickle
 import time
@@ -258,7 +258,8 @@ def test_q06_a_consumer_gets_what_is_put_after_it_came(
     peer2.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(4, 6))
     assert numbers_of(peer.call(queues.get_each, "queue", 4)) == [2, 3, 4, 5]
-    # The second consumer has two unread items. The two items before them were put before it came.
+    # The second consumer has two unread items. It has opened the queue after the two earlier items,
+    # so the buffers of those are free.
     assert queues.count_free(queue) == 2
     queue.finish()
 

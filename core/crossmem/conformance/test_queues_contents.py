@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law Q11: what arrives with a buffer, and rubbish in the words of peers."""
+"""Law Q11: the data, length and user data that arrive, and rubbish in the words of peers."""
 
 import os
 import pickle

@@ -103,7 +103,7 @@ def test_c14_damaged_handles_of_queues_are_refused(
     for one in damaged:
         with pytest.raises(crossmem.InvalidHandleError):
             crossmem.open_queue(one)
-    # A handle of memory is no handle of a queue, even if it is wrapped as one.
+    # A handle of memory is no handle of a queue, even if a ``QueueHandle`` contains it.
     memory = allocate(4096).export()
     for wrong in (memory.to_bytes(), crossmem.QueueHandle("consume", memory).to_bytes()):
         with pytest.raises(crossmem.CrossmemError):
@@ -230,7 +230,7 @@ def test_c20_an_owner_can_exit(fresh_peer: FreshPeer, peer: Peer) -> None:
     owner.exit()
 
     assert owner.exitcode == os.EX_OK
-    # The memory may have ended with its owner, so the test does not read it.
+    # The memory may have ended with its owner, so the test does not read the buffer.
     peer.call(actions.call, "queue", "get", timeout=SOON_S, keep="buffer")
     with pytest.raises((crossmem.ClosedError, crossmem.OwnerGoneError)):
         peer.call(queues.get, "queue", timeout=SOON_S)
@@ -341,7 +341,7 @@ def test_q12_a_role_can_be_revoked(
     for use in _GETS[:3] if role == "consume" else _PUTS:
         with pytest.raises(crossmem.AccessDeniedError):
             revoked.call(_use, "queue", use)
-    # The items of the revoked process are handled as after its death.
+    # The owner treats the items of the revoked process as after a death of that process.
     wanted = [Item(0, 0, 2), Item(0, 1, 1)] if role == "consume" else [Item(0, 0, 1)]
     assert sorted(peer.call(queues.get_each, "queue", len(wanted), timeout=SOON_S)) == wanted
     queues.put(queue, [5])

@@ -48,8 +48,7 @@ def test_q07_a_dead_consumers_items_are_lost_or_redelivered_as_declared(
     answer = peer.start(queues.get_rest, "queue")
     victim.kill()
     start = time.monotonic()
-    # This process only waits for a buffer, and makes no other call. It must notice the death all
-    # the same.
+    # This process only waits for a buffer, and makes no other call. The wait must notice the death.
     queue.allocate(timeout=SOON_S).release()
     assert time.monotonic() - start < SOON_S
     assert settle(lambda: _free(queue, 3)) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws Q1 to Q3: the order of items, how often they arrive, and what a full queue does."""
+"""Laws Q1 to Q3: the order of items, the number of deliveries, and full queues."""
 
 import itertools
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law Q5: buffers are handed over in the order of streams, both ways."""
+"""Law Q5: puts and releases hand buffers over in the order of streams."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def _prepare(queue: crossmem.Queue, producer: Peer, consumer: Peer) -> None:
 
 
 def _make_work() -> None:
-    """Make a stream and what its work needs; measure how long that work takes."""
+    """Make a stream and the memory for its work. Run the work once, which measures its time."""
     streams.new_stream("stream")
     streams.make_work("work")
     actions.allocate("copy", NBYTES)
@@ -44,7 +44,7 @@ def _make_work() -> None:
 
 
 def _issue_and_put(count: int = 1) -> None:
-    """Let a stream fill each buffer by work that takes a while, and put it on that stream."""
+    """Let a stream fill buffers by work that takes a while. Put each buffer on that stream."""
     queue, stream = actions.objects["queue"], actions.objects["stream"]
     for _ in range(count):
         buffer = actions.objects["buffer"] = queue.allocate(timeout=SOON_S)
@@ -69,7 +69,7 @@ def _take_and_release_on_stream() -> None:
 
 
 def _overwrite(timeout: float) -> None:
-    """Allocate a buffer, fill it with zeros and give it back."""
+    """Allocate a buffer, fill it with zeros and release it."""
     with actions.objects["queue"].allocate(timeout=timeout) as buffer:
         buffer.write(bytes(NBYTES))
 

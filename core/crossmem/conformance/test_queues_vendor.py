@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every queue keeps, also one that the vendor keeps, and what the latter refuses."""
+"""The laws that vendors' queues keep like all other queues, and the calls that they refuse."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def test_q01_two_consumers_get_items_in_their_order(
     received = [numbers_of(answer.result()) for answer in answers]
 
     assert all(numbers == sorted(numbers) for numbers in received)
-    # Q2, too: each item once.
+    # Law Q2 holds, too: each item arrives once.
     assert sorted(received[0] + received[1]) == list(range(_COUNT))
 
 
@@ -162,7 +162,8 @@ def test_c20_a_process_exits_with_buffers_in_hand(
     owner = fresh_peer(CROSSMEM_EXIT_WAIT="0.1")
     for role in ROLES:
         leaving.call(queues.open_, role, queues.handle_of(queue, role))
-    # Not by the process that leaves, since its memory may end with it.
+    # This process puts the items, because a buffer of the leaving process may end with that
+    # process.
     queues.put(queue, range(2))
     leaving.call(queues.allocate, "produce", "own")
     leaving.call(queues.take, "consume", "buffer")

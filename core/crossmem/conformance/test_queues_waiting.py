@@ -139,7 +139,7 @@ def test_q10_a_drop_makes_room_for_items_that_wait(
         # The owner hands out the next item. That item is dropped before the consumer reads it.
         assert settle(lambda: [] if queue.stats().waiting == 2 else ["more wait"]) == []
     left = [2, 3] if reads == "before" else [1, 2, 3]
-    # The last of these allocations drops the oldest item. No item is put after that.
+    # The last of these allocations drops the oldest item. No item is put after the drop.
     for buffer in [queue.allocate() for _ in range(4 - len(left))]:
         buffer.release()
     answer = sleeper.start(queues.get_each, "queue", len(left))
@@ -161,7 +161,7 @@ def test_q10_a_selector_is_woken(make_queue: MakeQueue, fresh_peer: FreshPeer) -
 
 
 def _select_each(name: str, count: int) -> list[int]:
-    """Receive by ``select``, as its documentation says."""
+    """Receive by ``select``, as the docstring of ``Queue.fileno`` says."""
     found: list[int] = []
     number = actions.objects[name].fileno()
     while len(found) < count:

@@ -124,7 +124,7 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
     assert tracer.live == before
 
-    # A dropped piece occupies its place only until the next request for it.
+    # A dropped piece occupies its place only until the next request for that place.
     addresses = imports.device.reserve(NBYTES)
     for _ in range(2):
         with pytest.warns(ResourceWarning, match="dropped without unmap"):
@@ -133,8 +133,8 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
     assert tracer.live == before
 
-    # The garbage collector may end these objects in any order. The piece keeps the other objects,
-    # so they end after the piece.
+    # The garbage collector may finalise these objects in any order. The piece's record keeps the
+    # range and the allocation alive, so their resources are released after the piece is unmapped.
     with pytest.warns(ResourceWarning, match="dropped without unmap"):
         dropped(lambda: circle(imports.device))
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
@@ -182,7 +182,7 @@ def test_c17_what_a_vendor_refuses_to_take_back_it_is_given_later(
 
     assert peer.call(actions.attribute, "p", "closed")
 
-    # After the failed unmap, these calls unmap the piece first, and free its memory then.
+    # After the failed unmap, these calls first unmap the piece and then free its memory.
     peer.call(actions.free if is_own else actions.close, memory)
     peer.call(actions.call, "r", "release")
     peer.call(actions.collect)
@@ -235,7 +235,7 @@ def test_c18_a_child_keeps_no_memory_of_its_parents_ranges(
     peer = fresh_peer(tracing=False)
     peer.call(set_up)
 
-    # Memory that the CPU can view stays mapped.
+    # Memory that the CPU can view stays mapped in the child, so only descriptors count then.
     is_open = capabilities.host_visible
     assert peer.call(in_child, resources.shared_nbytes, only_open=is_open) == 0
 
@@ -287,7 +287,7 @@ def test_c19_one_thread_wins_a_place(
     assert sum(isinstance(one, crossmem.BusyError) for one in results) == 7
     assert tracer.calls["map_at"] == before + 1
 
-    # Concurrent second calls of unmap do nothing.
+    # One of these calls unmaps the piece. The other, concurrent calls do nothing.
     assert actions.in_threads(8, lambda _: piece.unmap()) == [None] * 8
 
 

@@ -47,7 +47,7 @@ def host_visible() -> bool:
 
 
 def dies_of_writing(peer: Peer, name: str, offset: int) -> None:
-    """Check that a write without crossmem kills the process."""
+    """Check that a write without crossmem kills the peer."""
     pointer = peer.call(actions.attribute, name, "ptr")
     with pytest.raises(PeerDiedError) as caught:
         peer.call(actions.poke, pointer + offset, 7)
@@ -71,7 +71,7 @@ def test_c23_a_read_only_import_reads(allocate: Allocate, peer: Peer) -> None:
 
     assert peer.call(actions.read, "m", 5) == b"later"
 
-    # A read-only import does not restrict writable ones, even in the same process.
+    # A read-only import does not restrict writable imports, even in the same process.
     peer.call(actions.attach, "rw", blob)
 
     assert peer.call(actions.attribute, "rw", "readonly") is False
@@ -93,7 +93,7 @@ def test_c23_a_read_only_import_is_enforced(
     allocation = allocate(NBYTES, bytes(NBYTES))
     importer = fresh_peer()
     blob = allocation.export().to_bytes()
-    # A writable mapping of the same memory must not make the other one writable.
+    # A writable mapping of the same memory must not make the read-only mapping writable.
     importer.call(actions.attach, "rw", blob)
     importer.call(actions.attach, "m", blob, readonly=True)
     dies_of_writing(importer, "m", offset)

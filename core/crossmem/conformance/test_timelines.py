@@ -36,7 +36,7 @@ def test_l01_a_reader_sees_what_was_written_before_a_signal(
 
 
 def _read_after_each(timeline: str, memory: str, count: int) -> list[str]:
-    """Wait for each value. Report the values after which the timeline or the memory was older."""
+    """Wait for each value. Complain if the timeline or the memory still has an older value."""
     wrong = []
     for value in range(1, count + 1):
         reached = actions.objects[timeline].wait(value)

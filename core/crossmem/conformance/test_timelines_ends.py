@@ -113,7 +113,7 @@ def test_l03_a_wait_ends_when_the_one_who_signals_exits(
     owner.request_exit()
     start = time.monotonic()
 
-    # The exit closes the timeline. The waiter may see the end of the process before that.
+    # The exit closes the timeline. The waiter may see the end of the process before the close.
     with pytest.raises((crossmem.ClosedError, crossmem.OwnerGoneError)):
         answer.result()
     assert time.monotonic() - start < SOON_S
@@ -168,7 +168,7 @@ def test_l03_values_that_are_never_signalled_are_refused(
 
 
 def _let_wait(waiter: Peer, blob: bytes, value: int) -> None:
-    """Let a stream of a process wait for a value that is never signalled."""
+    """Let a stream of a process wait for a value that is not signalled yet."""
     waiter.call(streams.open_, "timeline", blob)
     waiter.call(streams.new_stream, "stream")
     waiter.call(streams.wait, "timeline", value, "stream")
@@ -219,7 +219,7 @@ def test_l04_a_late_value_of_a_dying_process_changes_nothing(
     _let_wait(peer, victim.call(streams.make, "timeline", word), 3)
     victim.kill()
     peer.call(streams.synchronize, "stream", within=SOON_S)
-    # Work of the dead process may still write its value, as this call does.
+    # Work of the dead process may still write an older value, as this call does.
     peer.call(_write_late, "timeline", 2)
 
     assert settle(lambda: _not_void(peer), within=SOON_S) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C14 and C15: forged bytes, and handles that cannot be reached from here."""
+"""Laws C14 and C15: forged bytes, and handles of memory that is out of reach."""
 
 import os
 import pickle

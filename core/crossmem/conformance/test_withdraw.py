@@ -25,7 +25,7 @@ def reports_of(handle: crossmem.ShareableHandle) -> list[crossmem.ExportInfo]:
 
 
 def refuses(peer: Peer, blob: bytes) -> None:
-    """Check that a peer cannot import by a handle in any way, and calls no driver."""
+    """Check that no function of a peer imports by a handle, and that no driver is called."""
     before = peer.call(actions.calls)
     for action in (actions.attach, actions.import_):
         with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
@@ -142,7 +142,8 @@ def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation.withdraw(handle)
 
     assert allocation.export(allow=crossmem.Allow(uids=[54321])) == other
-    # The peer has the memory by another handle, so this import is its first by the withdrawn one.
+    # The peer holds the memory through another handle. Its import by the withdrawn handle is still
+    # a first import.
     peer.call(actions.attach, "other", other.to_bytes())
     refuses(peer, handle.to_bytes())
     assert peer.call(actions.read, "other", 5) == b"other"
@@ -176,8 +177,8 @@ def test_c28_messages_under_way_keep_it(allocate: Allocate, peer: Peer, peer2: P
     refuses(peer2, blob)
     peer2.call(actions.attach_reserved, ["received"], message)
     assert peer2.call(actions.read, "received", 7) == b"message"
-    # The message was received, and its reservation has ended. So its handle is withdrawn like any
-    # other.
+    # The first receipt of the message has ended its reservation. A second receipt is refused, as
+    # any import by a withdrawn handle.
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         actions.attach_reserved(["late"], message)
     peer2.call(actions.unmap, "received")

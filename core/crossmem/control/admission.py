@@ -25,8 +25,8 @@ from crossmem.models import EventKind
 __all__ = ["Admission", "Admitted"]
 
 _MAX_ROWS: Final = 8
-"""The most rows of one process. A process needs one for each control segment, and new ones for each
-program that it runs by exec."""
+"""The most rows of one process. A process needs a row for each control segment, and new rows for
+each program that it runs by exec."""
 
 _MAX_TEXT: Final = 300
 """Maximum length of an error text in a reply."""
@@ -134,8 +134,8 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # Importers hold a live block without a request. This request asks for a block that was
-            # withdrawn, and has no reservation.
+            # Importers hold a live block without a request. So the block of this request was
+            # withdrawn, and the request has no reservation for it.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
@@ -163,7 +163,7 @@ class Admission:
     def _grant(self, export: Export, holder: Holder, reported: int) -> Refusal | None:
         """Put a peer on the vendor's whitelist. No lock is held during the driver's call."""
         grant = export.unit.grant
-        assert grant is not None  # noqa: S101 - the caller has asked
+        assert grant is not None  # noqa: S101 - the caller has checked
         try:
             grant(export, Peer(holder.pid, reported))
         except AccessDeniedError as error:
@@ -171,9 +171,9 @@ class Admission:
                 return self._deny(export, holder, _text(error))
         except CrossmemError as error:
             return Refusal(Status.FAILED, _text(error))
-        except BaseException as error:  # noqa: BLE001 - logged, and the peer is told
-            # A fault of a plugin, even SystemExit, must not end this thread. No signal handler runs
-            # in it, so no KeyboardInterrupt of the user is caught.
+        except BaseException as error:  # noqa: BLE001 - logged, and reported to the peer
+            # A fault of a plugin, even SystemExit, must not end this thread. Signal handlers run in
+            # the main thread only, so no KeyboardInterrupt of the user is caught here.
             reason = f"grant() of backend {export.handle.backend} raised {shorten(error)}"
             self._log.warning(holder.pid, f"its request is refused: {reason}", error)
             return Refusal(Status.FAILED, reason)
@@ -197,7 +197,7 @@ class Admission:
                 os.close(descriptor)
             return Refusal(Status.FAILED, f"the exporter cannot record a lease: {error}")
         if row is None:
-            return Refusal(Status.NO_ROW, f"it has {_MAX_ROWS} rows of leases already")
+            return Refusal(Status.NO_ROW, f"the process has {_MAX_ROWS} rows of leases already")
         export.rows[row] = row.segment.words
         if row not in export.since:
             export.since[row] = time.time()
@@ -238,5 +238,5 @@ def _text(error: CrossmemError) -> str:
             # The vendor's code comes first, because a long text is cut off at its end.
             return f"{error.call} failed with {error.name} ({error.code}): {error.message}"
         return clause(str(error), _MAX_TEXT)
-    except Exception:  # noqa: BLE001 - only its name is certain
+    except Exception:  # noqa: BLE001 - only the name of the error's type is certain
         return type(error).__name__

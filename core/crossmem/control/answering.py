@@ -36,8 +36,8 @@ def answer(
     Returns
     -------
     list
-        The former holders of reservations that now belong to the peer, because the peer received
-        messages.
+        The former holders of the reservations that the peer has taken over, because it received
+        their messages.
     """
     registry = admission.registry
     records: list[bytes] = []

@@ -32,7 +32,7 @@ __all__ = ["Batch", "LateReplies", "Leased", "read_reply", "receive_reply"]
 
 
 _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
-"""The role in a proof, so that the proof of an IMPORT is not valid for a RESERVE."""
+"""The role that a proof covers, so that the proof of an IMPORT is not valid for a RESERVE."""
 
 
 class Batch(NamedTuple):
@@ -78,7 +78,7 @@ class Leased:
     row: list[int] = field(default_factory=list)
     """Descriptors of a control segment and of the importer's new row, until both are mapped."""
     holds: HoldTable | None = None
-    """The table in which the importer holds the export; None before it is known."""
+    """The table in which the importer holds the export; None before the importer has set it."""
     is_recorded: bool = False
     """Whether an import owns the hold and will end it. Otherwise the caller must end the hold."""
 
@@ -91,7 +91,7 @@ class Leased:
 
 
 class LateReplies:
-    """The replies that have not arrived yet. The number of its request identifies a reply."""
+    """The replies that have not arrived yet. A reply has the number of its request."""
 
     def __init__(self) -> None:
         self._pages: dict[int, int] = {}
@@ -100,7 +100,7 @@ class LateReplies:
         return bool(self._pages)
 
     def expect(self, number: int, asked: int) -> None:
-        """Expect a reply to a request for this many exports."""
+        """Expect a reply to a request for ``asked`` exports."""
         self._pages[number] = max_pages(asked)
 
     def forget(self, number: int) -> None:
@@ -135,7 +135,7 @@ class LateReplies:
             while link.has_messages and deadline.remaining_s:
                 message, received = link.take()
                 self.take_page(message)
-                # A closing thread may still read the old list, so the next reply gets a new one.
+                # A closing thread may still read this list, so the next reply gets a new list.
                 close_aside(received)
                 received = []
         except EOFError:
@@ -243,6 +243,6 @@ def read_reply(
         exported = Exported(one.payloads, mine)
         answers.append(Leased(one.slot, one.generation, one.nbytes, one.capacity, exported, row))
     if at != len(descriptors):
-        msg = f"{len(descriptors)} descriptors for grants of {at}"
+        msg = f"the reply has {len(descriptors)} descriptors, but its grants need {at}"
         raise ProtocolError(msg)
     return answers

@@ -46,8 +46,8 @@ def report_of(arena: Arena) -> list[BlockReport]:
         for lease, row in _leases_of(arena):
             mine = row[first : first + count]
             for index in compress(range(count), mine):
-                # A hostile process may write any word into its row. With | 1 it is odd, as a
-                # generation is.
+                # A hostile process may write any word into its row. ``| 1`` makes the word odd, as
+                # the generation of a live block is.
                 found.setdefault((index, mine[index] | 1), []).append(lease)
         for index, unit in arena.reserved.items():
             for export in unit.exports.values():
@@ -68,7 +68,7 @@ def report_of(arena: Arena) -> list[BlockReport]:
 
 
 def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
-    """Return each row with the lease by which its process has the pool open. The lock is held."""
+    """Return each row with its process's lease on the pool. The caller holds the lock."""
     registry, export = arena.registry, arena.export
     unit, since = export.unit, export.since
     now = time.time()

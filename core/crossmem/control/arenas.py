@@ -33,7 +33,7 @@ _FRESH: Final = 64
 _LOOK_S: Final = 1e-3
 """The longest wait between two checks of the work of streams."""
 _SPREAD: Final = 4
-"""A range of words is read as a whole if it has at most this many words for each block."""
+"""A range of words is read as a whole if it has at most this many words for each wanted block."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
@@ -85,10 +85,10 @@ class Arena:
         self.reserved: dict[int, Unit] = {}
         """The lease units of the blocks that messages in transit reserve. The key is the block."""
         self.waiting: dict[object, None] = {}
-        """Calls that wait for a block, or that free a block unless it is held. During such a call,
-        each free takes the lock of the state."""
+        """Calls that wait for a block, or that free a block unless it is held. During these calls,
+        each free takes the lock of the process's state."""
         self._reclaims = 0
-        """How often freed blocks were moved to the other lists."""
+        """Number of calls that have moved freed blocks to the other lists."""
         with registry.lock:
             slot = registry.slots.take_range(self.blocks + BLOCKS_AT)
             slot.move_on(is_live=True)
@@ -124,7 +124,7 @@ class Arena:
         return last > first
 
     def retire(self, index: int, generation: int) -> None:
-        """Refuse new holds of a block by a generation. A second call does nothing."""
+        """Refuse new holds of a generation of a block. A second call does nothing."""
         words.store(self.words, self.at + index, generation + 1)
         if self.reserved:
             unit = self.reserved.get(index)
@@ -132,7 +132,7 @@ class Arena:
                 unit.is_retired = True
 
     def retire_if_idle(self, index: int, generation: int) -> bool:
-        """Retire a block without holders. If the block has a holder, change nothing, return False.
+        """Retire a block that has no holder. Otherwise, change nothing and return False.
 
         Raises
         ------
@@ -198,8 +198,8 @@ class Arena:
                 for one in idle:
                     self.streamed.pop(one, None)
             if idle and not IS_ORDERED:
-                # On such a processor, an importer's last store to the block may become visible
-                # after the 0 that ended the hold.
+                # This processor reorders stores: an importer's last store to the block may become
+                # visible after the 0 that ended the hold.
                 words.barrier()
             # No thread and no signal handler runs between these statements.
             if number != self._reclaims:
@@ -239,7 +239,7 @@ class Arena:
         is_dense = count <= _SPREAD * len(indices)
         look: Any = None
         for row in self._rows():
-            # The comparison of two ranges reads a word in a fifth of the time.
+            # The comparison of two ranges takes a fifth of the time of reads of single words.
             if is_dense and row[at : at + count] == _ZEROS[:count]:
                 continue
             first = self.at
@@ -304,7 +304,7 @@ class Arena:
             self.registry.hint(())
 
     def holders(self, indices: Iterable[int] | None = None) -> dict[Holder, int]:
-        """Return how many of all blocks, or of the given ones, each process holds."""
+        """Return the number of blocks that each process holds, of all or of the given blocks."""
         found: dict[Holder, int] = {}
         with self.registry.lock:
             rows = [(row.holder, one) for row, one in self.export.rows.items()]
@@ -329,10 +329,10 @@ class Arena:
     # Messages ---------------------------------------------------------------------------------
 
     def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
-        """Add a block's export to the registry, so that a message can reserve it; else refuse.
+        """Add a block's export to the registry, so that a message can reserve the block.
 
-        Refused are a handle of an earlier life, a freed block that ``holder`` does not hold, and a
-        withdrawn handle. The caller holds the lock.
+        Return a refusal if the handle is of an earlier life, if it was withdrawn, or if the block
+        was freed and ``holder`` does not hold it. The caller holds the lock.
         """
         if not 0 <= index < self.fresh or not generation % 2:
             return _STALE
@@ -363,8 +363,9 @@ class Arena:
         export.generations = (generation,)
         self.registry.exports.add(export)
         self.reserved[index] = unit
-        # This statement comes after the unit is added. A thread that frees the block stores the
-        # generation first and then reads the dict. So one of the two threads sees the other.
+        # This load comes after the unit is added. A thread that frees the block stores the
+        # generation and then reads the dict. So at least one of the two threads sees the other's
+        # store.
         unit.is_retired = words.load(self.words, at) != generation
         return None
 

@@ -55,7 +55,7 @@ class OwnerConnection:
     owner, this
         The exporting and the calling process.
     run_dir
-        The directory with the path of the owner's server.
+        The run directory, which contains the socket of the owner's lease server.
     state
         The lock of the process's state, which guards the holds.
     """
@@ -74,7 +74,7 @@ class OwnerConnection:
         self._state = state
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
-        """Sockets that are connecting, so that a forked child can close them."""
+        """Sockets that are connecting. The list lets a forked child close them."""
         self.lock = ordered_lock(Rank.CONNECTION)
         """Held from a request until its reply has been read."""
         self._link: Link | None = None
@@ -94,7 +94,7 @@ class OwnerConnection:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the exporting process still runs; False if it was never connected."""
+        """Whether the exporting process runs; False if this process never connected to it."""
         return not self.is_owner_dead(within_s=0.0)
 
     @property
@@ -128,7 +128,7 @@ class OwnerConnection:
         reservations
             The number that came with each handle in a message, else 0. For a RESERVE: new numbers.
         reported
-            This process's number for the exporter's whitelist.
+            This process's number for the vendor's whitelist.
         deadline, kind
             The deadline of the whole call, and the type of the request.
 
@@ -158,7 +158,8 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # A later request may reach another program of the owner.
+                            # A later request may reach another program of the owner, which has
+                            # other rows. So each answer keeps its table.
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
                         # A call gets all of its exports or none, so it requests no more.
@@ -183,9 +184,9 @@ class OwnerConnection:
         close_each(leased.row)
 
     def hold(self, leased: Leased) -> bool:
-        """Write the granted generation into the row; False if the exporter has begun another one.
+        """Write the granted generation into the row, and keep the memory until :meth:`end`.
 
-        The memory stays until :meth:`end`.
+        Return False if the exporter has begun another generation.
         """
         assert leased.holds is not None  # noqa: S101 - request() has set it
         with self._state:
@@ -360,15 +361,16 @@ class OwnerConnection:
                 if not alive:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
-                # A server with many connections closes the oldest one. So connect and repeat the
-                # request.
+                # A server with many connections closes the oldest of them. So connect again, and
+                # repeat the request.
                 left_s = deadline.remaining_s
                 if not left_s:
                     raise deadline.passed(self.owner) from None
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_RECONNECT_S)
             except DriverError:
-                # The reply did not fit and stays unread, so this connection is not used again.
+                # This process has no room for the reply's descriptors, and the reply stays unread.
+                # So this connection is not used again.
                 self._disconnect()
                 raise
             except ProtocolError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's end of one importer's connection: bytes in, bytes and descriptors out."""
+"""The server's end of one importer's connection. It receives bytes, and sends descriptors, too."""
 
 import array
 import errno
@@ -54,7 +54,7 @@ class ServerConnection:
     connection
         The socket.
     buffer
-        A buffer for one message and one more byte.
+        A buffer for one message and one more byte, which shows that a message is too long.
     """
 
     __slots__ = (
@@ -164,7 +164,7 @@ class ServerConnection:
         Parameters
         ----------
         in_flight
-            Limits the descriptors that may be sent.
+            Counts the unread descriptors that were sent to other users, and limits their number.
 
         Raises
         ------
