@@ -37,7 +37,7 @@ def no_thread(name: str) -> DriverError:
 
 @contextmanager
 def name_descriptor_limit(call: str) -> Iterator[None]:
-    """Turn the system's error for too many open files into one that names the limit."""
+    """Turn the system's error for too many open files into an error that names the limit."""
     try:
         yield
     except OSError as error:

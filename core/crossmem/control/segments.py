@@ -144,7 +144,8 @@ def _after_fork_in_child() -> None:
 def _unmap_inherited() -> None:
     """Unmap segments that another thread of the parent had mapped and not protected yet.
 
-    No variable may contain such an address, so the segments are found by name.
+    Possibly no variable contains the address of such a segment yet. So the segments are found by
+    name.
     """
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():

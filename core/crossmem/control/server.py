@@ -121,7 +121,7 @@ class LeaseServer:
         if not self._thread.is_alive():
             start_thread(self._thread)
 
-    # What the exporter's own threads call -------------------------------------------------
+    # Methods for the exporter's own threads -----------------------------------------------
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Let the thread call a handler whenever a descriptor can be read."""
@@ -384,7 +384,7 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _lose(self, holder: Holder) -> None:
-        """End all leases of a dead process. Its unread messages may end reservations, too."""
+        """End all leases of a dead process."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 # Unread messages of the dead process may end reservations of messages that it

@@ -121,8 +121,8 @@ class Status(IntEnum):
     EXITING = 4
     FAILED = 5
     FULL = 6
-    """The sender's messages have reserved as much as the limit allows. Some of it may be free
-    later."""
+    """The sender's messages have reserved as many exports as the limit allows. The request may
+    succeed later, when some of these reservations have ended."""
     TOO_MANY = 7
     """One message asks for more reservations than the limit ever allows."""
     WITHDRAWN = 8
@@ -286,7 +286,7 @@ def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
 
 
 def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
-    """Make REPLY records that refuse exports. The first contains the reason for all of them."""
+    """Make REPLY records that refuse exports. The first record contains the reason for all."""
     reason = refusal.reason.encode(errors="backslashreplace")[:1000]
     others = _REPLY.pack(refusal.status, 0) * (count - 1)
     return b"".join((_REPLY.pack(refusal.status, len(reason)), reason, others))

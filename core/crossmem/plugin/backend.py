@@ -28,9 +28,9 @@ class Availability:
         everything is installed but cannot work, for example because there is no device or no
         permission to use it.
     reason
-        Why not, in one clause of at most 120 characters. In messages, the backend's name precedes
-        the reason. A longer reason is cut in messages and kept whole in the details. Only
-        ``"available"`` needs no reason.
+        Why this machine cannot use the backend, in one clause of at most 120 characters. In
+        messages, the backend's name precedes the reason. A longer reason is cut in messages and
+        kept whole in the details. Only ``"available"`` needs no reason.
     details
         Further text, such as every path that was tried, one per line.
 

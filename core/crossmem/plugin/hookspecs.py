@@ -67,7 +67,7 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     Raises
     ------
     Exception
-        Recorded as this plugin's failure. None of its hooks is called again.
+        Recorded as this plugin's failure. None of the plugin's hooks is called again.
 
     Notes
     -----
@@ -145,8 +145,8 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
     Raises
     ------
     BackendNotFoundError
-        This plugin does not emulate the interface. The message lists those that it emulates. Users
-        see this error only if no plugin has the emulation.
+        This plugin does not emulate the interface. The message lists the interfaces that the plugin
+        emulates. Users see this error only if no plugin has the emulation.
     CrossmemError
         This plugin has the emulation but cannot run it, for example without a compiler.
 

@@ -56,7 +56,7 @@ class DeviceSpec:
 
     @classmethod
     def parse(cls, text: object, *, origin: str = "") -> Self:
-        """Parse ``text``; ``origin`` names its variable, for messages.
+        """Parse ``text``; ``origin``, for messages, names the variable that contains the text.
 
         Raises
         ------
@@ -203,7 +203,7 @@ def choose(
         except (BackendNotFoundError, BackendUnavailableError, ConfigurationError) as error:
             if named.source is Source.ARGUMENT:
                 raise
-            # The name comes from the variable and not from the caller, so the message names both.
+            # The caller did not name the device, so the message names the variable and its value.
             msg = f"{VARIABLES['device']}={settings.device!r}: {clause(error.message, 140)}"
             raise type(error)(
                 msg,

@@ -81,7 +81,7 @@ class ArrayIndex:
         """New entries by number. The next lookup, or one addition in many, moves them into the
         lists."""
         self._gone: deque[_Anchor] = deque()
-        """The references of dead entries. The callback of each reference adds it."""
+        """The references of dead entries. The callback of each reference adds the reference."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:

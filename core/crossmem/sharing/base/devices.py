@@ -355,7 +355,7 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
         make = LocalDevice.public or LocalDevice
         made = tuple(make(process, driver, info, runtime) for info in driver.devices())
         found = table.found.setdefault((backend, runtime), made)
-        # The answer is recorded now, because a forked child must not call the driver for it.
+        # This capability is recorded now, because a forked child must not ask the driver for it.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found

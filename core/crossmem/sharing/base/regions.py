@@ -69,7 +69,7 @@ class RegionIndex(Generic[_T]):
         """
         self.remove(what)
         region = _Region(start, start + nbytes, space, next(self._numbers))
-        # In this order: remove() finds the number by the region.
+        # The region is stored first, because remove() finds the region's number through it.
         self._regions[what] = region
         self._objects[region.number] = what
         self._new.append((start, region.number))
