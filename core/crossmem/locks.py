@@ -2,8 +2,8 @@
 """The locks of crossmem, and the one order in which a thread takes them.
 
 A thread that holds a lock takes only locks of a higher rank, or the same lock again. A thread holds
-locks of rank ``STATE`` and above only briefly: under them it calls no driver, plugin, observer or
-finaliser, and closes no descriptor of a peer.
+a lock of rank ``STATE`` or above only briefly. It calls no driver, plugin, observer or finaliser
+under such a lock, and closes no descriptor of a peer.
 
 Every lock is a ``threading.RLock``, because its ``with`` statement is safe against exceptions of
 signal handlers. ``acquire`` with a timeout is not safe: record its result with

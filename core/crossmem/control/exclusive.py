@@ -12,7 +12,7 @@ __all__ = ["Deaths", "claim"]
 
 
 def claim(export: Export) -> Refusal | None:
-    """Refuse an exclusive export that a process holds; return None for all others.
+    """Refuse an exclusive export that a process holds; return None for any other export.
 
     If no process holds the exclusive export yet, its earlier grants become stale. The caller holds
     the lock.

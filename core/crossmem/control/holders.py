@@ -43,8 +43,8 @@ class HolderTable:
         connection
             The connection.
         request
-            The request, with the process's own claims: its start time and session. They are used if
-            the kernel does not report the process itself.
+            The request, with the process's own claims: its start time and session. The server uses
+            these claims if the kernel does not report the process itself.
 
         Raises
         ------

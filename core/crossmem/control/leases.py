@@ -197,7 +197,7 @@ def name_holders(leases: Iterable[Lease]) -> str:
     found = {kind: ", ".join(map(str, sorted(one))) for kind, one in pids.items()}
     parts = [found[False] and f"process {found[False]}"]
     parts.append(found[True] and f"an unreceived message of process {found[True]}")
-    return " and ".join(filter(None, parts)) or "a process that is being answered"
+    return " and ".join(filter(None, parts)) or "a process that waits for a reply"
 
 
 def warn_of_leases(report: Iterable[tuple[Unit, object, Sequence[Lease]]]) -> None:

@@ -12,7 +12,7 @@ __all__ = ["name_descriptor_limit", "no_descriptors", "no_thread"]
 
 
 def no_descriptors(call: str) -> DriverError:
-    """Return the error for a process that is out of descriptors; it names the limit."""
+    """Return the error for a process that is out of descriptors. The error names the limit."""
     return DriverError(
         "this process has no descriptor left for shared memory",
         call=call,
@@ -24,7 +24,7 @@ def no_descriptors(call: str) -> DriverError:
 
 
 def no_thread(name: str) -> DriverError:
-    """Return the error for a process that can start no thread; it names the limit."""
+    """Return the error for a process that can start no thread. The error names the limit."""
     return DriverError(
         f"the {name}'s thread cannot be started",
         call="pthread_create",

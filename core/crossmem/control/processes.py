@@ -130,7 +130,8 @@ def own_uid() -> int | None:
 def is_anybody(uid: int) -> bool:
     """Whether a uid stands for all users without a number in this user namespace.
 
-    A user to whom the namespace gives this number cannot be distinguished from them.
+    A user to whom the namespace gives this number cannot be distinguished from the users without a
+    number.
     """
     try:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))

@@ -83,7 +83,7 @@ class LeaseRegistry:
                 refusal = self.exports.refusal(handle.allocation, handle.export)
                 # If the export is stale, an earlier call has withdrawn it: nothing is left to do.
                 is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
-                return None if is_gone else Refusal(Status.UNKNOWN, "the export is of other memory")
+                return None if is_gone else Refusal(Status.UNKNOWN, "the handle names other memory")
             refusal = self._refusal_of_core(handle)
             if refusal is None and not unit.is_retired:
                 if export not in unit.withdrawn:

@@ -45,8 +45,8 @@ def seal(unit: Unit) -> bool:
     if is_held(unit):
         return False
     if not IS_ORDERED:
-        # On such a processor, an importer's last store to the memory may become visible after the 0
-        # that ended its hold. The second barrier orders both.
+        # This processor reorders stores: an importer's last store to the memory may become visible
+        # after the 0 that ended its hold. The second barrier orders the two stores.
         words.barrier()
     return True
 

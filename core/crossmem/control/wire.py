@@ -14,7 +14,7 @@ IMPORT client to server nonce, identity of the peer, then one record for each ex
 RESERVE client to server as IMPORT: reservations of a message, without the memory itself
 REPLY  server to client one record for each export asked for; descriptors travel alongside
 END    client to server numbers of reservations that end
-HINT   client to server slots whose lease has ended, if the exporter asked for that
+HINT   client to server slots whose hold has ended, if their generation has changed
 ====== ================ =======================================================================
 """
 

@@ -140,7 +140,8 @@ class VendorDriver(Driver):
                     # The addresses are released, but the thread's previous device could not be made
                     # current again. The thread's next call makes the previous device current.
                     _log.warning(
-                        "this thread gets its device back with its next call", exc_info=True
+                        "the next call of this thread makes its previous device current again",
+                        exc_info=True,
                     )
 
         def map_at(memory: Block | Imported, pointer: int) -> Mapped:

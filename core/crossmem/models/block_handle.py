@@ -218,7 +218,7 @@ def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     slot, units = _GEOMETRY.unpack_from(shared, len(shared) - _GEOMETRY.size)
     stride = units * BLOCK_ALIGNMENT
     if arena.export:
-        raise refuse(f"export {arena.export} of a pool, which has one")
+        raise refuse(f"export {arena.export} of a pool; a pool has only export 0")
     if not 0 < stride <= arena.nbytes:
         raise refuse(f"blocks of {stride} bytes in a pool of {arena.nbytes}")
     return PoolCore.of(arena, slot, stride)

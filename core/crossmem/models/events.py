@@ -70,7 +70,8 @@ class Event:
     owner_pid
         Process that allocated the memory.
     peer_pid
-        The other process, by its pid in this namespace; 0 if it is not visible or does not exist.
+        Pid of the other process in this namespace; 0 if that process is not visible, or if the
+        event has no other process.
     detail
         A text for people.
     """

@@ -37,7 +37,7 @@ class Availability:
     Raises
     ------
     ConfigurationError
-        The state is not one of the three, or a reason is missing.
+        The state is none of these three values, or a reason is missing.
     """
 
     state: AvailabilityState

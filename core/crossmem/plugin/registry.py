@@ -208,7 +208,7 @@ class Registry:
         return Availability("available") if self.runtime_of(name) else offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
-        """Return a backend that is usable on this machine, or raise the reason why it is not.
+        """Return a backend that is usable on this machine, or raise an error that says why not.
 
         If a runtime is named, the probe is not called: an emulated runtime needs no vendor library.
         The load of the driver shows whether the runtime works.
@@ -365,7 +365,7 @@ class Registry:
         This takes no lock, and starts no discovery: no event occurs before the use of a backend.
         """
         if held := forbidden_ranks():
-            msg = f"observers are told while a lock is held: {', '.join(held)}"
+            msg = f"an observer is called while a lock is held: {', '.join(held)}"
             raise LockOrderError(msg)
         for name, function, takes_event in self._observers:
             try:

@@ -135,8 +135,8 @@ class Device(LocalDevice):
             ``timeline_levels``. None: the strongest that the device offers.
         allow
             The processes that may open the timeline; None: all processes of the same user (C13).
-            Each of them can write the words of all timelines with the same ``allow``, because these
-            words lie in one page.
+            Each of these processes can write the words of all timelines with the same ``allow``,
+            because these words lie in one page.
 
         Returns
         -------

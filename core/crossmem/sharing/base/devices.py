@@ -232,7 +232,7 @@ def list_devices(process: Process) -> list[LocalDevice]:
         try:
             found.extend(_devices_of(process, backend, None))
         except PLUGIN_FAULTS:
-            # A backend that fails to load must not hide the devices of the others. ``crossmem
+            # A backend that fails to load must not hide the devices of other backends. ``crossmem
             # devices`` shows the reason.
             _log.warning("backend %r has no devices", backend, exc_info=True)
     return found

@@ -137,7 +137,7 @@ class Process:
         """Whether this thread holds a lock of the state, so that a release here could deadlock.
 
         Finalisers and signal handlers may run at any point, even while their thread holds such a
-        lock. If an object ends in them, its resources are released later.
+        lock. If an object ends in such code, its resources are released later.
         """
         for notify in self._notifies:
             try:
