@@ -14,7 +14,7 @@ Python reader expects::
     ├── OutOfMemoryError        (MemoryError)          the device has no room
     ├── InvalidHandleError      (ValueError)           no export made these bytes
     ├── StaleHandleError        (LookupError)          the memory was freed, or the handle withdrawn
-    ├── OwnerGoneError          (ConnectionError)      the exporting process is dead
+    ├── OwnerGoneError          (ConnectionError)      the exporting process is dead or exiting
     ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process did not answer in time
     ├── WaitTimeoutError        (TimeoutError)         another process did not act in time
     ├── QueueFullError          (queue.Full, TimeoutError)   no buffer became free in time
