@@ -14,7 +14,7 @@ Python reader expects::
     ├── OutOfMemoryError        (MemoryError)          the device has no room
     ├── InvalidHandleError      (ValueError)           no export made these bytes
     ├── StaleHandleError        (LookupError)          the memory was freed, or the handle withdrawn
-    ├── OwnerGoneError          (ConnectionError)      the exporting process is dead
+    ├── OwnerGoneError          (ConnectionError)      the exporting process is dead or exiting
     ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process did not answer in time
     ├── WaitTimeoutError        (TimeoutError)         another process did not act in time
     ├── QueueFullError          (queue.Full, TimeoutError)   no buffer became free in time
@@ -62,7 +62,8 @@ _MAX_TEXT: Final = 200
 """The most characters of a message, and of a hint."""
 
 _CHECKED: Final = os.environ.get("CROSSMEM_TEST_MESSAGES") == "1"
-"""Whether a message or hint that is too long raises an error itself. Only test runs set this."""
+"""Whether a message or hint that is too long raises an AssertionError. Only test runs set the
+variable."""
 
 
 class CrossmemError(Exception):
@@ -83,7 +84,7 @@ class CrossmemError(Exception):
 
     Notes
     -----
-    All errors survive pickling with their fields, so a worker can send one to its parent.
+    All errors survive pickling with their fields, so a worker can send an error to its parent.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class StaleHandleError(CrossmemError, LookupError):
 
 
 class OwnerGoneError(CrossmemError, ConnectionError):
-    """The exporting process is dead."""
+    """The exporting process is dead, is exiting, or has closed its lease server."""
 
 
 class OwnerUnresponsiveError(CrossmemError, TimeoutError):

@@ -164,7 +164,7 @@ def clause(text: str, most: int = _MAX_CLAUSE) -> str:
 def shorten(value: object, most: int = _MAX_SHOWN) -> str:
     """Return at most ``most`` characters of the ``repr`` of an untrusted value."""
     if isinstance(value, str | bytes):
-        # A long text is cut before repr(), which would otherwise process all of it.
+        # A long text is cut before repr(), which would otherwise process the whole text.
         value = value[: most + 1]
     try:
         shown = repr(value)

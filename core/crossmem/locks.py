@@ -2,8 +2,8 @@
 """The locks of crossmem, and the one order in which a thread takes them.
 
 A thread that holds a lock takes only locks of a higher rank, or the same lock again. A thread holds
-locks of rank ``STATE`` and above only briefly: under them it calls no driver, plugin, observer or
-finaliser, and closes no descriptor of a peer.
+a lock of rank ``STATE`` or above only briefly. It calls no driver, plugin, observer or finaliser
+under such a lock, and closes no descriptor of a peer.
 
 Every lock is a ``threading.RLock``, because its ``with`` statement is safe against exceptions of
 signal handlers. ``acquire`` with a timeout is not safe: record its result with
@@ -68,14 +68,14 @@ _held = threading.local()
 
 
 class DebugLock:
-    """A reentrant lock that asserts the order. For test runs."""
+    """A reentrant lock that asserts the lock order, for test runs."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self._lock = threading.RLock()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002
-        """Take the lock; raise :class:`LockOrderError` if the thread holds one of higher rank."""
+        """Take the lock; raise :class:`LockOrderError` if the thread has a lock of higher rank."""
         mine: list[DebugLock] = _held.__dict__.setdefault("locks", [])
         highest = max((one.rank for one in mine), default=self.rank)
         if blocking and highest > self.rank and self not in mine:
@@ -111,7 +111,7 @@ def ordered_lock(rank: Rank) -> threading.RLock:
 def forbidden_ranks() -> tuple[str, ...]:
     """Return the locks of this thread under which no driver, plugin or finaliser may run.
 
-    Empty unless locks are checked.
+    The result is empty unless :data:`CHECKED` is true.
     """
     held: list[DebugLock] = getattr(_held, "locks", [])
     return tuple(one.rank.name for one in held if one.rank not in _DRIVERS_RUN_UNDER)

@@ -60,7 +60,7 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     Raises
     ------
     CrossmemError
-        An exporter cannot be reached. At the other exporters, the reservations have ended.
+        An exporter cannot be reached. The reservations of the other exporters' memory have ended.
     pickle.UnpicklingError
         The bytes are not a message.
     """
@@ -186,11 +186,11 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor in crossmem's memory that cannot be sent as a handle.
+    """Return a copy of a tensor that lies in crossmem's memory and cannot be sent as a handle.
 
-    A tensor without elements cannot be sent as a handle, for example, nor a tensor in memory that
-    this process inherited through fork. Without the copy, PyTorch would send the tensor's whole
-    storage, which is the whole allocation. For other arrays, return None.
+    Examples are a tensor without elements, and a tensor in memory that this process inherited
+    through fork. Without the copy, PyTorch would send the tensor's whole storage, which is the
+    whole allocation. For other arrays, return None.
     """
     try:
         found = describe(array)

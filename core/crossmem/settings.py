@@ -136,7 +136,7 @@ class Settings:
     Raises
     ------
     ConfigurationError
-        A field has a value that its variable could not have.
+        The value of a field is invalid.
     """
 
     device: str | None = None
@@ -156,7 +156,7 @@ class Settings:
     """Seconds that a normal exit waits for the leases of other processes and for messages."""
 
     max_reservations: int = 4096
-    """How many allocations of this process the messages of one sender may reserve."""
+    """The largest number of this process's exports that the messages of one sender may reserve."""
 
     barrier: str = "membarrier"
     """How accesses to shared words are ordered. ``"membarrier"``: a system call of the exporter

@@ -3,9 +3,9 @@
 
 ``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
 of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies.
-Therefore a thread for which peers or applications wait never closes a peer's descriptor, except one
-that the driver has opened. A peer must not fill the descriptor table with slow descriptors: see
-:func:`is_behind`.
+Therefore a thread for which peers or applications wait never closes a peer's descriptor, unless the
+driver has imported memory by the descriptor. A peer must not fill the descriptor table with slow
+descriptors: see :func:`is_behind`.
 """
 
 import array
@@ -38,7 +38,8 @@ same number."""
 
 _MAX_CLOSERS: Final = 8
 _CREDENTIALS: Final = socket.CMSG_SPACE(12)
-"""Space for the sender's pid, user and group, and for no descriptor: the kernel then opens none."""
+"""Space for the sender's pid, user and group. It has no room for descriptors, so the kernel opens
+none of the sender's descriptors in this process."""
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _NO_LINGER: Final = bytes(8)
 """A ``struct linger`` with ``l_onoff`` = 0: a close does not wait for unsent data."""
@@ -94,7 +95,7 @@ def close_aside(closing: list[int] | list[socket.socket]) -> None:
     ----------
     closing
         Descriptors from a peer, or connections with unread descriptors. Each leaves the list before
-        it is closed. A second call with one list is harmless.
+        it is closed. A second call with the same list is harmless.
     """
     if closing:
         _closing.append(closing)
@@ -167,14 +168,14 @@ def _close_all(closer: object) -> None:
             closing = _closing.popleft()
         except IndexError:
             _closers.discard(closer)
-            # A thread that queued a list just before this may have found eight closers and started
-            # none. So this closer checks the queue again.
+            # A thread may have queued a list just before this closer left the set. If that thread
+            # found eight closers, it started none. So this closer checks the queue again.
             if not _closing or len(_closers) >= _MAX_CLOSERS:
                 return
             _closers.add(closer)
             continue
-        # If this process forks now, the child finds the rest of the list here and closes its
-        # copies.
+        # If this process forks now, the child finds the rest of the list in ``_in_work``, and
+        # closes its copies of these descriptors.
         _in_work[closer] = closing
         while closing:
             try:

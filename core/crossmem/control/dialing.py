@@ -117,8 +117,8 @@ def _connect(
             refused.append(isinstance(error, ConnectionRefusedError))
         else:
             return connection
-    # A dying process closes its sockets shortly before its death is visible. A normal exit also
-    # removes its path.
+    # A dying process closes its sockets shortly before its death is visible. A process that exits
+    # normally also removes the path of its server.
     dying_s = _DYING_S if belongs_to(owner) else 0.0
     if pidfd is not None and is_dead(pidfd, dying_s):
         raise owner_gone(owner, "died")

@@ -33,7 +33,7 @@ _SOCKETS: Final = Path("/proc/net/unix")
 
 
 def _name(owner: ProcessIdentity) -> str:
-    """Derive the name from the identity, so that a handle cannot name another server."""
+    """Derive a server's name from its owner's identity. So a handle cannot name another server."""
     return hashlib.blake2b(owner.to_bytes(), digest_size=12).hexdigest()
 
 
@@ -92,7 +92,7 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
     -------
     tuple
         The listening sockets, and the path that the caller unlinks at the end. If another process
-        holds the abstract address, that socket is missing: importers then use the path.
+        holds the abstract address, only the first socket is returned, and importers use the path.
 
     Raises
     ------
@@ -180,7 +180,8 @@ def _prepare(run_dir: Path) -> None:
 def _sweep(run_dir: Path) -> None:
     """Remove the sockets of dead processes; other processes may sweep at the same time.
 
-    Other files stay. A socket that cannot be removed stays for the next process.
+    Other files stay. The next server that starts tries again to remove a socket that this process
+    could not remove.
     """
     for path in (*server_paths(run_dir), *run_dir.glob(f"*{_UNFINISHED}")):
         with contextlib.suppress(OSError):

@@ -50,7 +50,10 @@ class EventQueue:
         )
 
     def tell(self) -> None:
-        """Notify owners of deaths, and send events to observers in order. No lock is held."""
+        """Notify owners of deaths, and send events to observers in order.
+
+        The caller holds no lock.
+        """
         self.deaths.tell()
         while self._events:
             try:

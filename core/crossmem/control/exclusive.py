@@ -12,10 +12,10 @@ __all__ = ["Deaths", "claim"]
 
 
 def claim(export: Export) -> Refusal | None:
-    """Refuse an exclusive export that a process holds; return None for all others.
+    """Refuse an exclusive export that a process holds; return None for any other export.
 
-    An earlier grant becomes stale if no process holds the exclusive export by it yet. The caller
-    holds the lock.
+    If no process holds the exclusive export yet, its earlier grants become stale. The caller holds
+    the lock.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def claim(export: Export) -> Refusal | None:
     is_held = any(one.export == number for one in list(export.unit.leases.values()))
     if not is_held and slot is not None:
         slot.move_on(is_live=True)
-        # After the barrier, a process that saw the old generation has its word in the row.
+        # After the barrier, a process that saw the old generation has its word in its row.
         words.barrier()
         is_held = words.any_of(export.rows.values(), slot.at)
     return Refusal(Status.TAKEN, "another process holds it") if is_held else None
@@ -45,10 +45,10 @@ class Deaths:
         self._exports.update((one, None) for one in exports if one.on_death is not None)
 
     def tell(self) -> None:
-        """Notify the owners. The lock is not held."""
+        """Notify the owners. The caller does not hold the lock."""
         while self._exports:
             with suppress(KeyError):
-                # Another thread may take the last export.
+                # Another thread may have taken the last export since the check.
                 export, _ = self._exports.popitem()
                 if export.on_death is not None:
                     export.on_death()

@@ -19,7 +19,7 @@ __all__ = ["ExportEnds"]
 
 
 class ExportEnds:
-    """Removes exports that no process holds from the registry.
+    """Removes from the registry the exports that no process holds.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class ExportEnds:
         unit
             The memory.
         withdrawn
-            One of its exports; None: all of them.
+            The export of the memory to remove; None: all exports of the memory.
         """
         for export in list(unit.exports.values()) if withdrawn is None else (withdrawn,):
             slot = export.slot
@@ -88,7 +88,7 @@ class ExportEnds:
             The kernel refuses the barrier. Until a repeated call succeeds, an importer with an
             earlier grant may still begin to hold.
         """
-        # From here on, every request for the export is refused.
+        # From here on, every request for the export without a reservation is refused.
         export.unit.withdrawn.add(export)
         self._end(export)
 

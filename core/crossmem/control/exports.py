@@ -49,7 +49,7 @@ class ExportTable:
         return list({id(one.unit): one.unit for one in exports}.values())
 
     def refusal(self, allocation: int, export: int, *, is_reserved: bool = False) -> Refusal | None:
-        """Return why every requester is refused an export, None if it can be leased.
+        """Return why a request for an export is refused, None if the export can be leased.
 
         Parameters
         ----------
@@ -79,8 +79,8 @@ class ExportTable:
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
         if is_live:
-            # The allocation lives, but the table does not have its export. So the export was
-            # withdrawn, and its last holder has ended.
+            # The allocation lives, but the export is not importable. So the export was withdrawn,
+            # and its last hold may have ended.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return Refusal(Status.STALE, "the allocation was freed")
 

@@ -31,7 +31,7 @@ class HolderTable:
         self._holders: dict[tuple[int, int, int], Holder] = {}
         """The watched processes. The key is the pid, a number, and the user. The number
         distinguishes processes whose pid is not visible: it is their pidfd's number, or their
-        session if the kernel gives no such number. For a visible pid it is 0."""
+        session if the kernel gives no such number. If the pid is visible, the number is 0."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold memory."""
 
@@ -43,8 +43,8 @@ class HolderTable:
         connection
             The connection.
         request
-            The request, with the process's own claims: its start time and session. They are used if
-            the kernel does not report the process itself.
+            The request, with the process's own claims: its start time and session. The server uses
+            these claims if the kernel does not report the process itself.
 
         Raises
         ------
@@ -131,8 +131,8 @@ class HolderTable:
     def close(self) -> None:
         """Close every descriptor. A second call does nothing.
 
-        A process calls this method at its exit. A child that is forked after that calls it again,
-        and must not close other files that have the same numbers by then.
+        A process calls this method at its exit. A child that is forked after that calls the method
+        again. The child must not close other files that have got the same numbers since.
         """
         for holder in list(self._holders.values()):
             _close_pidfd(holder)

@@ -34,8 +34,8 @@ class HoldTable:
         """A control segment, this process's row for it, and whether this process uses fences. The
         key is the segment's number."""
         self._holders: dict[int, set[object]] = {}
-        """The objects of this process that hold a slot. While there is one, the word in the row is
-        not 0. The key is the slot."""
+        """The objects of this process that hold a slot. While a slot has such an object, the slot's
+        word in the row is not 0. The key is the slot."""
 
     def add(self, number: int, descriptors: Sequence[int]) -> None:
         """Map a control segment and the row that belongs to it. The caller closes both descriptors.
@@ -66,7 +66,7 @@ class HoldTable:
     def hold(self, slot: int, generation: int, holder: object) -> bool:
         """Add a holder to a slot; return False if the slot has another generation by now.
 
-        :meth:`end` ends the hold, even if this raises.
+        :meth:`end` ends the hold, even if this method raises.
 
         Raises
         ------

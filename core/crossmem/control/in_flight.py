@@ -69,7 +69,7 @@ class InFlight:
             close_connection(connection)
 
     def forget_read(self) -> None:
-        """Close the connections whose peers have read everything or have closed them."""
+        """Close each connection whose peer has read everything, or has closed the connection."""
         for connection in [one for one in self._sent if _is_read(one)]:
             del self._sent[connection]
             if connection in self._closing:

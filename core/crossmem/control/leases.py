@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holders of leases, and the leases that no row records: own leases, and reservations."""
+"""The holders of leases, and the leases that no row records.
+
+No row records the reservations of messages, or the leases of this process on its own memory.
+"""
 
 import logging
 import os
@@ -77,13 +80,13 @@ class Row:
 
 
 class Lease(NamedTuple):
-    """A lease: one process, or one message, holds an import of one export.
+    """A lease: one process, or one message, holds one export.
 
     Parameters
     ----------
     number
-        A secret number that gives the right to end the lease. This process, or the receivers of the
-        message, know it. It is 0 for a lease in a row.
+        A secret number that gives the right to end the lease. Only this process, or the sender and
+        the receivers of the message, know the number. A lease in a row has the number 0.
     unit
         The memory that the lease keeps.
     export
@@ -93,7 +96,7 @@ class Lease(NamedTuple):
     since
         The time of the grant, in seconds since the epoch.
     in_message
-        Whether the lease is a message's reservation, by which no process has the memory open.
+        Whether the lease is a message's reservation. No process has memory open by a reservation.
     """
 
     number: int
@@ -194,7 +197,7 @@ def name_holders(leases: Iterable[Lease]) -> str:
     found = {kind: ", ".join(map(str, sorted(one))) for kind, one in pids.items()}
     parts = [found[False] and f"process {found[False]}"]
     parts.append(found[True] and f"an unreceived message of process {found[True]}")
-    return " and ".join(filter(None, parts)) or "a process that is being answered"
+    return " and ".join(filter(None, parts)) or "a process that waits for a reply"
 
 
 def warn_of_leases(report: Iterable[tuple[Unit, object, Sequence[Lease]]]) -> None:

@@ -12,7 +12,7 @@ __all__ = ["name_descriptor_limit", "no_descriptors", "no_thread"]
 
 
 def no_descriptors(call: str) -> DriverError:
-    """Return the error for a process that is out of descriptors; it names the limit."""
+    """Return the error for a process that is out of descriptors. The error names the limit."""
     return DriverError(
         "this process has no descriptor left for shared memory",
         call=call,
@@ -24,7 +24,7 @@ def no_descriptors(call: str) -> DriverError:
 
 
 def no_thread(name: str) -> DriverError:
-    """Return the error for a process that can start no thread; it names the limit."""
+    """Return the error for a process that can start no thread. The error names the limit."""
     return DriverError(
         f"the {name}'s thread cannot be started",
         call="pthread_create",
@@ -37,7 +37,7 @@ def no_thread(name: str) -> DriverError:
 
 @contextmanager
 def name_descriptor_limit(call: str) -> Iterator[None]:
-    """Turn the system's error for too many open files into one that names the limit."""
+    """Turn the system's error for too many open files into an error that names the limit."""
     try:
         yield
     except OSError as error:

@@ -20,12 +20,12 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""Connections of other users that wait to be closed may take at most the limit of descriptors,
-divided by this number."""
+"""Other users cannot connect while more connections wait to be closed than the limit of
+descriptors, divided by this number."""
 
 
 class Listeners:
-    """Accepts connections while this process has descriptors for more.
+    """Accepts connections while this process has free descriptors.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class Listeners:
     def _accept(self, listener: socket.socket) -> None:
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if is_behind(soft // _CLOSING_PART) and is_abstract(listener):
-            # If the kernel cannot refuse descriptors, other users could fill this process's table
-            # with theirs. They connect only at the abstract address: the path belongs to this
-            # process's user.
+            # If the kernel cannot refuse descriptors, other users could fill this process's
+            # descriptor table with their descriptors. Other users can connect only at the abstract
+            # address, because the path belongs to this process's user.
             self._pause((listener,))
             return
         try:
@@ -95,8 +95,8 @@ class Listeners:
         while self._sockets:
             close_connection(self._sockets.pop())
         if self._path is not None:
-            # If the run directory is read-only by now, the next server that starts there removes
-            # the path.
+            # The run directory may be read-only by now. Then the path stays until a server starts
+            # there and can remove it.
             with suppress(OSError):
                 self._path.unlink()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines about peers: at most one a second about each, and ten a second about all."""
+"""Log lines about peers: at most one a second about each peer, and ten a second about all peers."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ can fork many processes."""
 
 
 class PeerLog:
-    """Limits the log lines about each process and about all, and counts the omitted lines.
+    """Limits the log lines about each process and about all processes. It counts omitted lines.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class PeerLog:
         self._lines = 0
         """Number of lines in this second, including omitted ones."""
         self._unwritten = 0
-        """Omitted lines about peers that had no line in that second."""
+        """Number of omitted lines that the next line about any peer reports."""
 
     def warning(self, pid: int, text: str, error: BaseException | None = None) -> None:
         """Write a line.

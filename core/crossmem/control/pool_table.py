@@ -27,7 +27,7 @@ class _Arena(Protocol):
 
 
 class PoolTable:
-    """The pools of this process, and the rows of its holds on its own blocks."""
+    """The pools of this process, and the rows in which it holds blocks of its own pools."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}
@@ -51,7 +51,10 @@ class PoolTable:
         return row
 
     def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
-        """Let a message reserve the wanted block, or return the refusal; ignore other exports."""
+        """Let a message reserve the wanted block, or return the refusal.
+
+        Do nothing if the wanted export is not a block of a pool.
+        """
         arena = self.arenas.get(wanted.allocation)
         if arena is None or not wanted.export:
             return None

@@ -40,8 +40,8 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""A buffer that is large enough for a ``struct statfs``, whose first word is the file system's
-type."""
+"""Words of a buffer that is large enough for a ``struct statfs``. Its first word is the file
+system's type."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -130,7 +130,8 @@ def own_uid() -> int | None:
 def is_anybody(uid: int) -> bool:
     """Whether a uid stands for all users without a number in this user namespace.
 
-    A user to whom the namespace gives this number cannot be distinguished from them.
+    A user to whom the namespace gives this number cannot be distinguished from the users without a
+    number.
     """
     try:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
@@ -143,7 +144,7 @@ def is_anybody(uid: int) -> bool:
 
 
 def is_dead(pidfd: int, wait_s: float = 0.0) -> bool:
-    """Whether the process behind a pidfd has ended, reaped or not, or ends within a time."""
+    """Whether the process behind a pidfd has ended, reaped or not, or ends within ``wait_s``."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(wait_s * 1000))
@@ -220,8 +221,8 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     Returns
     -------
     bool
-        False if ``/proc`` cannot prove it: ``/proc`` belongs to another pid namespace, or hides the
-        process (``hidepid``).
+        False also if ``/proc`` cannot prove that: ``/proc`` belongs to another pid namespace, or
+        hides the process (``hidepid``).
 
     Raises
     ------
@@ -254,13 +255,13 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0
     Returns
     -------
     int or None
-        None if this process cannot find out: the owner is in another pid namespace, the kernel
-        has no pidfds, or ``/proc`` hides the owner.
+        None if this process cannot identify the owner: the owner is in another pid namespace, the
+        kernel has no pidfds, or ``/proc`` hides the owner.
 
     Raises
     ------
     ProcessLookupError
-        That process is dead.
+        The exporting process is dead.
     """
     if owner.pid_namespace != this.pid_namespace:
         return None

@@ -129,10 +129,11 @@ class Export:
     """For a pool's block: the generations whose handles messages have reserved. Empty for other
     memory."""
     is_arena: bool = False
-    """Whether this exports a pool's whole memory. Only processes whose death the kernel
-    reports may import it."""
+    """Whether this is the export of a pool's whole memory. Only processes whose death the kernel
+    reports may import such an export."""
     is_exclusive: bool = False
-    """Whether only one process at a time may hold it: a place in a queue."""
+    """Whether only one process at a time may hold the export. Examples are the rings and places of
+    queues."""
     on_death: Callable[[], object] | None = None
     """Called after the death of a process that was granted the export. The lease server's thread or
     a thread of the application calls it, without a lock."""
@@ -151,7 +152,7 @@ class Export:
         if are_many or nbytes > MAX_PAYLOAD_NBYTES:
             msg = (
                 f"the driver exported {len(payloads)} payloads of {nbytes} bytes and "
-                f"{len(descriptors)} descriptors; a lease carries {MAX_PAYLOADS}, "
+                f"{len(descriptors)} descriptors; a lease carries at most {MAX_PAYLOADS}, "
                 f"{MAX_PAYLOAD_NBYTES} and {MAX_GRANT_DESCRIPTORS}"
             )
             hint = "allocate less at once, or ask the author of the backend for larger blocks"

@@ -57,7 +57,7 @@ class LeaseRegistry:
         """The exports that were granted, which rows may hold. The key is the number of the slot."""
         self._ends = ExportEnds(self.exports, self.slots, self.granted, self.events)
 
-    # What the exporter's own threads call -------------------------------------------------
+    # Methods for the exporter's own threads -----------------------------------------------
 
     def publish(self, export: Export) -> None:
         """Make an export importable."""
@@ -83,7 +83,7 @@ class LeaseRegistry:
                 refusal = self.exports.refusal(handle.allocation, handle.export)
                 # If the export is stale, an earlier call has withdrawn it: nothing is left to do.
                 is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
-                return None if is_gone else Refusal(Status.UNKNOWN, "the export is of other memory")
+                return None if is_gone else Refusal(Status.UNKNOWN, "the handle names other memory")
             refusal = self._refusal_of_core(handle)
             if refusal is None and not unit.is_retired:
                 if export not in unit.withdrawn:
@@ -251,7 +251,7 @@ class LeaseRegistry:
                     rows.reopen(unit)
 
     def cut_off(self, unit: Unit) -> bool:
-        """Refuse new holds of memory, and return whether it has no holder; at exit."""
+        """Refuse new holds of memory at exit, and return whether the memory has no holder."""
         with self.lock:
             unit.is_retired = True
             return rows.seal(unit)
@@ -270,7 +270,7 @@ class LeaseRegistry:
             ]
 
     def tell(self) -> None:
-        """Notify the owners of idle memory, and send events to observers. The lock is not held."""
+        """Notify owners of idle memory, and send events. The caller does not hold the lock."""
         for unit in list(self._idle):
             unit.on_idle()
             # The unit leaves the queue last: after an interrupt, its owner is notified again.
@@ -278,7 +278,7 @@ class LeaseRegistry:
                 self._idle.remove(unit)
         self.events.tell()
 
-    # What the lease server's thread calls -------------------------------------------------
+    # Methods for the lease server's thread ------------------------------------------------
 
     def receive(self, number: int, export: Export, holder: Holder) -> Holder | None:
         """Transfer a message's reservation to its receiver, which ends it after opening the memory.
@@ -345,7 +345,7 @@ class LeaseRegistry:
         """Wait for a condition that peers bring about; False if the time is over."""
         return self._waiters.wait(is_over, timeout_s)
 
-    # Under the lock ------------------------------------------------------------------------
+    # Methods whose caller holds the lock ---------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
         """Whether a reservation is for an export, or for a block if the export is a pool's."""

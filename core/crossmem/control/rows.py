@@ -28,9 +28,9 @@ def is_held(unit: Unit) -> bool:
 
 
 def seal(unit: Unit) -> bool:
-    """Refuse new holds of memory, and return whether it has no holder.
+    """Refuse new holds of memory, and return whether the memory has no holder.
 
-    Each holder sends a hint when it ends its hold, so the owner can sleep until then.
+    Each holder sends a hint when it ends its hold, so the owner can sleep until the hint.
     """
     if not unit.was_granted:
         return True
@@ -45,8 +45,8 @@ def seal(unit: Unit) -> bool:
     if is_held(unit):
         return False
     if not IS_ORDERED:
-        # On such a processor, an importer's last store to the memory may become visible after the 0
-        # that ended its hold. The second barrier orders both.
+        # This processor reorders stores: an importer's last store to the memory may become visible
+        # after the 0 that ended its hold. The second barrier orders the two stores.
         words.barrier()
     return True
 
@@ -89,5 +89,5 @@ def leases_of(unit: Unit) -> tuple[Lease, ...]:
 def ended_of(export: Export) -> list[Any]:
     """Return the rows that held an export and hold it no longer."""
     slot = export.slot
-    assert slot is not None  # noqa: S101 - it has rows
+    assert slot is not None  # noqa: S101 - an export with rows has a slot
     return [row for row in export.since if not words.load(export.rows[row], slot.at)]

@@ -41,7 +41,7 @@ BLOCKS_AT: Final = 2
 """Number of slots of a pool before the slots of its blocks. The first slot is that of the arena.
 For the second slot, the word in the control segment is the distance between blocks."""
 HEADER_WORDS: Final = 8
-"""Number of words at the beginning of a segment, before those of the slots."""
+"""Number of words at the beginning of a segment, before the words of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS
 
 _PAGE_NBYTES: Final = os.sysconf("SC_PAGESIZE")
@@ -144,7 +144,8 @@ def _after_fork_in_child() -> None:
 def _unmap_inherited() -> None:
     """Unmap segments that another thread of the parent had mapped and not protected yet.
 
-    No variable may contain such an address, so the segments are found by name.
+    Possibly no variable contains the address of such a segment yet. So the segments are found by
+    name.
     """
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
@@ -166,8 +167,8 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     descriptors
         Receives the descriptor to pass on. The caller closes it, even if this raises.
     is_written_by_maker
-        True: this process writes, and all others can only read. False: the receiver writes, and
-        this process reads.
+        True: this process writes, and all other processes can only read. False: the receiver
+        writes, and this process reads.
 
     Raises
     ------

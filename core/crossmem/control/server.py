@@ -3,9 +3,9 @@
 
 The thread reads, decides and answers. It never frees memory, synchronises a device or waits for a
 peer. It records ended leases, and other threads free the memory. No other thread uses the
-connections. Signal handlers run in the main thread, so they cannot interrupt this one. An
-application thread that needs the importers' latest messages asks this thread to read them
-(:meth:`LeaseServer.catch_up`).
+connections. Signal handlers run in the main thread, so they cannot interrupt the server's thread.
+An application thread that needs the importers' latest messages asks the server's thread to read
+them (:meth:`LeaseServer.catch_up`).
 """
 
 import logging
@@ -57,7 +57,7 @@ _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _MAX_UNREAD: Final = 300
-"""The most messages that are read from a connection before it is closed. A socket buffers fewer."""
+"""The most messages that are read from a connection before it is closed. A socket buffers less."""
 
 
 class LeaseServer:
@@ -121,7 +121,7 @@ class LeaseServer:
         if not self._thread.is_alive():
             start_thread(self._thread)
 
-    # What the exporter's own threads call -------------------------------------------------
+    # Methods for the exporter's own threads -----------------------------------------------
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Let the thread call a handler whenever a descriptor can be read."""
@@ -270,9 +270,9 @@ class LeaseServer:
     def _read_ends(self, connection: ServerConnection) -> None:
         """Read a peer's END messages before its connection is closed.
 
-        Other messages need no answer: the peer repeats its requests on another connection, or it is
-        dead. The number of messages is limited, because a forked child of a dead peer may send
-        without end.
+        Other messages need no answer: the peer repeats its requests on another connection, or the
+        peer is dead. The number of messages is limited, because a forked child of a dead peer may
+        send without end.
         """
         with suppress(EOFError, ProtocolError):
             for kind, _request, body in connection.receive(_MAX_UNREAD):
@@ -384,7 +384,7 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _lose(self, holder: Holder) -> None:
-        """End all leases of a dead process. Its unread messages may end reservations, too."""
+        """End all leases of a dead process."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 # Unread messages of the dead process may end reservations of messages that it

@@ -22,7 +22,7 @@ REGISTERED: Final = 1
 """A mode: the writer is registered for ``membarrier``, so an exporter's barrier orders its
 accesses."""
 FENCED: Final = 2
-"""A mode: the writer is not registered. It uses fences, and so must the other side."""
+"""A mode: the writer is not registered and uses fences. The other side must use fences, too."""
 OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
 """The mode that this process writes into the control segments that it makes."""
 
@@ -78,7 +78,7 @@ class SlotTable:
         self._count = 0
 
     def take(self) -> Slot:
-        """Return the lowest free slot, live, from a new segment if necessary.
+        """Return the lowest free slot with a new odd generation. Add a segment if necessary.
 
         Raises
         ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of threads, and waits for threads. Exceptions of signal handlers are safe (law C30)."""
+"""The start of threads, and the waits of threads. A signal handler may raise in them (law C30)."""
 
 import logging
 import threading

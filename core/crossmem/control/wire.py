@@ -14,7 +14,7 @@ IMPORT client to server nonce, identity of the peer, then one record for each ex
 RESERVE client to server as IMPORT: reservations of a message, without the memory itself
 REPLY  server to client one record for each export asked for; descriptors travel alongside
 END    client to server numbers of reservations that end
-HINT   client to server slots whose lease has ended, if the exporter asked for that
+HINT   client to server slots whose hold has ended, if their generation has changed
 ====== ================ =======================================================================
 """
 
@@ -121,8 +121,8 @@ class Status(IntEnum):
     EXITING = 4
     FAILED = 5
     FULL = 6
-    """The sender's messages have reserved as much as the limit allows. Some of it may be free
-    later."""
+    """The sender's messages have reserved as many exports as the limit allows. The request may
+    succeed later, when some of these reservations have ended."""
     TOO_MANY = 7
     """One message asks for more reservations than the limit ever allows."""
     WITHDRAWN = 8
@@ -286,7 +286,7 @@ def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
 
 
 def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
-    """Make REPLY records that refuse exports. The first contains the reason for all of them."""
+    """Make REPLY records that refuse exports. The first record contains the reason for all."""
     reason = refusal.reason.encode(errors="backslashreplace")[:1000]
     others = _REPLY.pack(refusal.status, 0) * (count - 1)
     return b"".join((_REPLY.pack(refusal.status, len(reason)), reason, others))

@@ -23,8 +23,8 @@ __all__ = ["any_of", "barrier", "fence", "load", "observe", "release", "store"]
 
 
 load: Final[Callable[[memoryview, int], int]] = getitem
-"""Return a word. Both this function and :data:`store` are C code. So no signal handler runs in
-between, if a caller checks a word and stores another."""
+"""Return a word. Both this function and :data:`store` are C code. So no signal handler runs between
+the check of a loaded word and a store that directly follows the check."""
 
 store: Final = cast("Callable[[memoryview, int, int], None]", setitem)
 """Write a word."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver contract. A backend implements it in one class, by a vendor's calls.
+"""The driver contract. A backend implements it in one class, with a vendor's calls.
 
 crossmem's core owns identities, reference counts, leases, bounds checks and locks. A driver
 translates calls and keeps no state per import. Any thread may call any method, also concurrently
@@ -33,7 +33,7 @@ DRIVER_API_VERSION: Final = 1
 
 
 class CopyKind(StrEnum):
-    """The sides of a copy that are host memory."""
+    """The kinds of memory on both sides of a copy."""
 
     HOST_TO_DEVICE = "host-to-device"
     DEVICE_TO_HOST = "device-to-host"
@@ -197,16 +197,16 @@ class Driver(ABC):
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
         """Return the abilities of a device for memory of a mechanism; None: the preferred one.
 
-        ``mechanisms`` is the same for every argument, and core passes only mechanisms in it. The
-        first call for a device may make vendor calls, later calls must not. Core calls this once
-        per device, mechanism and process.
+        The field ``mechanisms`` is the same for every argument. Core passes only mechanisms from
+        this field. The first call for a device may make vendor calls, later calls must not. Core
+        calls this once per device, mechanism and process.
         """
 
     def refusal(self, ordinal: int, mechanism: str) -> UnsupportedError | None:  # noqa: ARG002
         """Return the error for a mechanism that the backend has and this device does not offer.
 
-        None, the default, if there is no such mechanism, or no more to say. Called when an
-        application has asked for a mechanism that is not in the device's capabilities.
+        Return None, the default, if the backend has no such mechanism, or knows no reason. Called
+        when an application has requested a mechanism that is not in the device's capabilities.
         """
         return None
 
@@ -298,8 +298,8 @@ class Driver(ABC):
     ) -> Imported:
         """Open another process's memory for a device of this process.
 
-        Called once for each (allocation, device, access), without a lock of core that another
-        import needs. After success the driver owns ``exported.descriptors``. If this raises, core
+        Called once for each (allocation, device, access). Core holds no lock that another import
+        needs. After success the driver owns ``exported.descriptors``. If this method raises, core
         closes the descriptors that are still in ``exported.descriptors``.
 
         Parameters
@@ -322,7 +322,7 @@ class Driver(ABC):
 
     @abstractmethod
     def close(self, imported: Imported) -> None:
-        """Close an import. It is not mapped any more."""
+        """Close an import that is not mapped now."""
 
     @abstractmethod
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:

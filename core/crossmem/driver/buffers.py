@@ -93,9 +93,8 @@ def address_of(data: Any) -> Iterator[tuple[int, int]]:
 class ViewAnchor:
     """Keeps memory in use.
 
-    Every view, array or tensor of the memory holds a reference to this object.
-
-    A weak reference to the anchor therefore shows whether any view is alive.
+    Every view, array or tensor of the memory holds a reference to this object. Therefore a weak
+    reference to the anchor shows whether any view is alive.
 
     Parameters
     ----------

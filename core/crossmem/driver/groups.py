@@ -62,8 +62,8 @@ class AddressRanges(Protocol):
     def map_at(self, memory: Block | Imported, pointer: int) -> Mapped:
         """Map the whole capacity of memory at reserved addresses.
 
-        An import keeps its access. It may have been mapped with ``remappable=False``; that mapping
-        still exists then.
+        An import keeps its access. If the import was mapped with ``remappable=False``, that mapping
+        still exists.
         """
         ...
 
@@ -82,8 +82,8 @@ class Foreign:
     Parameters
     ----------
     base, nbytes
-        Start and size of the vendor's allocation around the address. The size is 0 if these bounds
-        are unknown; then there is an obstacle.
+        Start and size of the vendor's allocation around the address. If these bounds are unknown,
+        the size is 0 and ``obstacle`` is set.
     exposed_base, exposed_nbytes
         The memory that importers of an export of that allocation can reach. It contains the
         neighbours of the allocation if the vendor puts several allocations into one block.
@@ -116,7 +116,7 @@ class ForeignMemory(Protocol):
         ...
 
     def adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
-        """Return a block that stands for memory without an obstacle. Its owner stays the same.
+        """Return a block that stands for memory without an obstacle. The memory keeps its owner.
 
         The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
         which need not be a multiple of the granularity. The block can be used like an allocated
@@ -226,7 +226,7 @@ def check_groups(driver: Driver) -> list[str]:
         (any(one.foreign_memory for one in said), ForeignMemory),
         (any(one.vendor_queues for one in said), VendorQueues),
         (any("event" in one.timeline_levels for one in said), StreamEvents),
-        # Devices without streams have the level without the group.
+        # Devices without streams have the level "word" without the group.
         (
             _offers(driver, Streams) and any("word" in one.timeline_levels for one in said),
             StreamWords,

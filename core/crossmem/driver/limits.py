@@ -7,7 +7,7 @@ __all__ = ["descriptor_hint"]
 
 
 def descriptor_hint() -> str:
-    """Return the hint for a process that is out of descriptors; it names the limit."""
+    """Return the hint for a process that is out of descriptors. The hint names the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         return (

@@ -37,8 +37,8 @@ def candidates(
 ) -> tuple[str, ...]:
     """Return paths to load, in order: the loaded copy, the loader's choice, the folders.
 
-    A process that already has a copy must call that copy, because another copy does not know its
-    memory.
+    If the process has loaded a copy already, it must call that copy: another copy does not know the
+    memory that the process has allocated.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def candidates(
     loaded = (
         f"/{path}"
         for line, _, path in (entry.partition("/") for entry in maps.splitlines())
-        # A mapping of a file that is only read is not executable.
+        # If a program only reads the file, its mapping of the file is not executable.
         if PurePath(path).name.startswith(stem) and "x" in line.split()[_PERMISSIONS]
     )
     elsewhere = (str(PurePath(folder, name)) for folder in folders for name in names)

@@ -22,7 +22,7 @@ class VendorQueue:
         The bytes by which other processes attach the queue; at most 112.
     reference
         The driver's own reference to the queue. The driver sets it to None right before the vendor
-        call that ends the queue here, and back if the vendor refuses.
+        call that ends the queue here, and restores it if the vendor refuses.
     """
 
     ordinal: int
@@ -40,7 +40,8 @@ class VendorBuffer:
         The device.
     pointer
         Address of the data in this process. The driver sets it to 0 right before the vendor call
-        that frees the buffer, and back if the vendor refuses; and when the buffer was handed over.
+        that frees the buffer, and restores it if the vendor refuses. The driver also sets it to 0
+        when the buffer was handed over.
     capacity
         Size of the data area in bytes.
     length
@@ -86,7 +87,7 @@ class VendorQueues(Protocol):
         ordinal
             The device.
         payload
-            The payload of :class:`VendorQueue` in the owner. It is untrusted.
+            The ``payload`` of the owner's :class:`VendorQueue`. It is untrusted.
         role
             What this process does with the queue.
         mechanism
@@ -102,15 +103,15 @@ class VendorQueues(Protocol):
         ...
 
     def close_queue(self, queue: VendorQueue) -> None:
-        """End the use of a queue here; if this process has created it, for all processes.
+        """End this process's use of a queue. The creator's call ends the queue for all processes.
 
-        The buffers in a queue that its creator closes are freed. Waits of other threads and
-        processes end with an error of the vendor.
+        If the creator closes the queue, the buffers in the queue are freed. Waits of other threads
+        and processes end with an error of the vendor.
         """
         ...
 
     def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
-        """Permit a process a role in a queue that this process has created.
+        """Let another process take a role in a queue that this process has created.
 
         Called on the lease server's thread before the process attaches the queue, under the rules
         of :meth:`crossmem.driver.Driver.grant`.
@@ -147,15 +148,15 @@ class VendorQueues(Protocol):
         user_data
             At most 96 bytes; zeros fill the rest.
         timeout_s
-            The longest wait, at most a second; 0 looks once. Signal handlers do not run during a
-            call of the vendor, so core repeats short waits.
+            The longest wait, at most a second. 0: one attempt without a wait. Signal handlers do
+            not run during a call of the vendor, so core repeats short waits.
         """
         ...
 
     def dequeue(self, queue: VendorQueue, timeout_s: float) -> VendorBuffer | None:
         """Receive the next buffer; return None if the queue stayed empty.
 
-        Core frees it. If the vendor cannot say what was received, the method frees the buffer, and
-        raises.
+        Core frees the buffer. If the vendor cannot describe a received buffer, this method frees
+        the buffer and raises.
         """
         ...

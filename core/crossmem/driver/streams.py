@@ -33,8 +33,8 @@ class StreamWords(Protocol):
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
         """Make a host page accessible to every device of the driver; return its device address.
 
-        Core calls this at most once at a time for a page. The page is shared memory, and other
-        processes register it with their drivers, too.
+        Core registers a page again only after :meth:`unregister_host`. The page is shared memory,
+        and other processes register it with their drivers, too.
         """
         ...
 
@@ -120,7 +120,7 @@ class StreamWork(Protocol):
     """
 
     def create_stream(self, ordinal: int) -> int:
-        """Create a stream whose work is not ordered with that of any other stream."""
+        """Create a stream whose work is not ordered with the work of any other stream."""
         ...
 
     def destroy_stream(self, ordinal: int, stream: int) -> None:

@@ -47,7 +47,8 @@ _STREAM_METHODS: Final = {
     )
     for name in STREAM_GROUPS[group]
 }
-"""For each method of the groups for streams, whether a driver offers its group."""
+"""For each method of the groups for streams: a function that returns the driver if it offers the
+method's group, else None."""
 
 
 class TracingDriver(Driver):

@@ -14,7 +14,7 @@ __all__ = ["QUEUE_METHODS", "QueueTracer"]
 _PAYLOAD_NBYTES: Final = 112
 
 QUEUE_METHODS: Final = frozenset(name for name in vars(VendorQueues) if not name.startswith("_"))
-"""The methods of the group."""
+"""The names of the methods of :class:`VendorQueues`."""
 
 
 class QueueTracer:
@@ -41,7 +41,7 @@ class QueueTracer:
 
     @property
     def live(self) -> dict[str, int]:
-        """Number of queues and buffers that are not released yet. The lock is held."""
+        """Number of queues and buffers that are not released yet. The caller holds the lock."""
         return {"vendor queues": len(self._queues), "vendor buffers": len(self._buffers)}
 
     def _queue_rule(self, queue: VendorQueue) -> tuple[bool, str]:
@@ -127,7 +127,7 @@ class QueueTracer:
     def dequeue(self, queue: VendorQueue, timeout_s: float) -> VendorBuffer | None:
         """Trace the receipt of a buffer."""
         with self._lock:
-            # Another thread may close the queue meanwhile, so that is no fault.
+            # Another thread may close the queue during this call, so a closed queue is no fault.
             self._note("dequeue")
         buffer = self._inner.dequeue(queue, timeout_s)
         if buffer is not None:

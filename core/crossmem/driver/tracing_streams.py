@@ -26,7 +26,7 @@ STREAM_GROUPS: Final = {
     ),
     "StreamWork": frozenset({"create_stream", "destroy_stream", "copy_async"}),
 }
-"""The methods of each group."""
+"""The names of the methods of each group."""
 
 
 class StreamTracer:
@@ -54,7 +54,10 @@ class StreamTracer:
 
     @property
     def live(self) -> dict[str, int]:
-        """Number of pages, events and streams that are not released yet. The lock is held."""
+        """Number of pages, events and streams that are not released yet.
+
+        The caller holds the lock.
+        """
         return {
             "registrations": len(self._pages),
             "events": len(self._events),

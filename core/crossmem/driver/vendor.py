@@ -2,7 +2,7 @@
 """The common base of vendor drivers. It makes a device current during each call of a mechanism.
 
 A mechanism keeps the vendor's objects in the ``reference`` of the block or import until they are
-released. So a method that releases resources can be called at any time, and repeated.
+released. So core can call a method that releases resources at any time, and can repeat the call.
 """
 
 import logging
@@ -138,9 +138,10 @@ class VendorDriver(Driver):
                     if reserved.pointer:
                         raise
                     # The addresses are released, but the thread's previous device could not be made
-                    # current again. The thread's next call makes it current.
+                    # current again. The thread's next call makes the previous device current.
                     _log.warning(
-                        "this thread gets its device back with its next call", exc_info=True
+                        "the next call of this thread makes its previous device current again",
+                        exc_info=True,
                     )
 
         def map_at(memory: Block | Imported, pointer: int) -> Mapped:
@@ -191,7 +192,7 @@ class VendorDriver(Driver):
     def _undo(error: BaseException, step: Callable[[Any], object], what: object) -> None:
         """Release the resources of a failed method.
 
-        If that fails too, the first error gets a note.
+        If the release fails, too, the first error gets a note.
         """
         try:
             step(what)

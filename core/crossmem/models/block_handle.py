@@ -59,8 +59,8 @@ class PoolCore:
         The first twelve bytes of each handle.
     start
         The checksum of the header, with a zero in the checksum's place, and of ``shared``. The
-        checksum of a handle continues this value over the handle's other bytes. So a process that
-        has the pool open computes the checksum only over those.
+        checksum of a handle continues this value over the handle's other bytes. So
+        :meth:`BlockHandle.to_bytes` computes a checksum only over the other bytes.
     """
 
     arena: ShareableHandle
@@ -88,8 +88,8 @@ class BlockHandle(ShareableHandle):
     __slots__ = ("_parts",)
 
     _parts: list[Any]
-    """The pool, the numbers of this block and part, and the wire form or None. They are in one
-    list, because the write of each slot of an immutable object costs a call of its descriptor."""
+    """The pool, the numbers of this block and part, and the wire form or None. Each write of a slot
+    of an immutable object costs a call of the slot's descriptor. So all three are in one list."""
 
     def __init__(self, pool: PoolCore, fields: Fields, blob: bytes | None = None) -> None:
         """Make a handle of a part of a block. Only the pool's owner begins new generations."""
@@ -196,7 +196,7 @@ def _decode_block(blob: bytes) -> BlockHandle:
     head = blob[: HEADER.size - 4]
     pool = _decode_pool(blob[BLOCK_START:], head)
     checksum = int.from_bytes(blob[HEADER.size - 4 : HEADER.size], "little")
-    # The checksum covers the shared bytes of this handle, and not those of a known pool.
+    # The checksum must cover the shared bytes as they were received, so pool.start is not used.
     start = crc32(blob[BLOCK_START:], crc32(head + bytes(4)))
     if crc32(blob[HEADER.size : BLOCK_START], start) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
@@ -218,7 +218,7 @@ def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     slot, units = _GEOMETRY.unpack_from(shared, len(shared) - _GEOMETRY.size)
     stride = units * BLOCK_ALIGNMENT
     if arena.export:
-        raise refuse(f"export {arena.export} of a pool, which has one")
+        raise refuse(f"export {arena.export} of a pool; a pool has only export 0")
     if not 0 < stride <= arena.nbytes:
         raise refuse(f"blocks of {stride} bytes in a pool of {arena.nbytes}")
     return PoolCore.of(arena, slot, stride)

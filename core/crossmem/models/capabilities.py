@@ -86,8 +86,8 @@ class Capabilities:
     ``"host"``: a signal waits on the host until the stream's work is complete."""
 
     vendor_queues: bool = False
-    """Queues of this mechanism are the vendor's, with what the vendor keeps of the laws of queues.
-    The mechanism shares nothing else: it has no allocations. The optional group
+    """Queues of this mechanism are queues of the vendor. They keep those laws of queues that the
+    vendor keeps. The mechanism shares nothing else: it has no allocations. The optional group
     :class:`crossmem.driver.VendorQueues` is implemented."""
 
     lease_end: LeaseEnd = "process"

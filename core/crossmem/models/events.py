@@ -15,7 +15,7 @@ class EventKind(StrEnum):
     ADOPTED = "adopted"
     """This process adopted memory of another library."""
     EXPORTED = "exported"
-    """An allocation was exported for the first time with these arguments."""
+    """An allocation was exported. A repeated export with the same arguments is no event."""
     IMPORTED = "imported"
     """This process opened another process's memory."""
     RELEASED = "released"
@@ -31,22 +31,22 @@ class EventKind(StrEnum):
     RESERVED = "reserved"
     """A message reserves this process's memory from now on."""
     RESERVATION_ENDED = "reservation-ended"
-    """A message's reservation ended: it was received or discarded."""
+    """A message's reservation ended, because the message was received or discarded."""
     RESERVATION_LOST = "reservation-lost"
     """A message's reservation ended because its sender died. Without a pidfd, the end of the
     sender's connection counts as its death."""
     RECEIVED = "received"
-    """An object in a message of Ray was sent as a handle, so the receiver gets the sender's
+    """This process received an object in a message of Ray as a handle, so it uses the exporter's
     memory."""
     RECEIVED_COPY = "received-copy"
-    """An object in a message of Ray was received as a copy, because the sender is on another
-    node."""
+    """This process received an object in a message of Ray as a copy, because the sender is on
+    another node."""
     WITHDRAWN = "withdrawn"
     """An export of this process was withdrawn: no further process can import it."""
     DENIED = "denied"
     """A process requested memory that it may not import."""
     RECLAIMED = "reclaimed"
-    """Freed blocks of a pool can be allocated again; the detail says how many."""
+    """Freed blocks of a pool can be allocated again; ``detail`` contains their number."""
     FREED = "freed"
     """The device has freed memory."""
     GIVEN_UP = "given-up"
@@ -70,7 +70,8 @@ class Event:
     owner_pid
         Process that allocated the memory.
     peer_pid
-        The other process, by its pid in this namespace; 0 if it is not visible or does not exist.
+        Pid of the other process in this namespace; 0 if that process is not visible, or if the
+        event has no other process.
     detail
         A text for people.
     """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of a handle: the bytes that all slices of an export share. This module decodes it."""
+"""The core of a handle: the bytes that all slices of an export share.
+
+This module packs and decodes the core.
+"""
 
 import struct
 from functools import lru_cache
@@ -35,7 +38,7 @@ FLAG_RAW: Final = 2
 FLAG_BLOCK: Final = 4
 """The handle names a block of a pool (:mod:`crossmem.models.block_handle`)."""
 FLAG_READY: Final = 8
-"""The handle contains another one and a timeline (:mod:`crossmem.models.ready_handle`)."""
+"""The handle contains another handle and a timeline (:mod:`crossmem.models.ready_handle`)."""
 
 # allocation, export, secret, nbytes, capacity, lengths of backend, mechanism, device and raw bytes
 _FIXED: Final = struct.Struct("<QI16sQQBBBH")

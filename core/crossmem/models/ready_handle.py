@@ -56,7 +56,7 @@ class ReadyHandle(ShareableHandle):
     generation: int = _of_base("generation")
 
     def __getattr__(self, name: str) -> Any:
-        # The handle of a block has more fields.
+        # The base may be the handle of a block, which has more fields.
         return getattr(self.base, name)
 
     @override

@@ -28,16 +28,16 @@ class Availability:
         everything is installed but cannot work, for example because there is no device or no
         permission to use it.
     reason
-        Why not, in one clause of at most 120 characters. In messages, the backend's name precedes
-        the reason. A longer reason is cut in messages and kept whole in the details. Only
-        ``"available"`` needs no reason.
+        Why this machine cannot use the backend, in one clause of at most 120 characters. In
+        messages, the backend's name precedes the reason. A longer reason is cut in messages and
+        kept whole in the details. Only ``"available"`` needs no reason.
     details
         Further text, such as every path that was tried, one per line.
 
     Raises
     ------
     ConfigurationError
-        The state is not one of the three, or a reason is missing.
+        The state is none of these three values, or a reason is missing.
     """
 
     state: AvailabilityState

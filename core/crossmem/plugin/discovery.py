@@ -178,7 +178,7 @@ class Catalog:
             try:
                 name, version = distribution.name or "", distribution.version
                 if _normalized(name) in seen:
-                    continue  # an earlier one on sys.path hides it
+                    continue  # an earlier copy on sys.path hides this one
                 seen.add(_normalized(name))
                 points = distribution.entry_points.select(group=PROJECT_NAME)
             except PLUGIN_FAULTS as error:

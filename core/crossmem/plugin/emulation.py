@@ -14,7 +14,9 @@ _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationRequest:
-    """The requested emulation. None means the value in the environment, or the default.
+    """The requested emulation.
+
+    A field that is None takes its value from the environment, or else has the default.
 
     Parameters
     ----------
@@ -26,7 +28,7 @@ class EmulationRequest:
         Memory of each device, such as ``"8GiB"``.
     faults
         Calls that shall fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or
-        ``CALL=CODE:SKIP:COUNT``. They end with the emulation. A lasting emulation has no faults.
+        ``CALL=CODE:SKIP:COUNT``. The faults end with the emulation. A lasting emulation has none.
     strict
         Whether the emulation records forbidden and undefined uses, and denies the host access to
         device addresses.

@@ -5,8 +5,8 @@ Hooks are for discovery and observation only. After a driver is loaded, crossmem
 
 A plugin is a module, or any object with these functions. An entry point in the group ``crossmem``
 or the variable ``CROSSMEM_PLUGINS`` names the plugin. The plugin marks its implementations with
-:data:`crossmem.plugin.hookimpl`, and may omit parameters that they do not need. Rules for all
-hooks:
+:data:`crossmem.plugin.hookimpl`. An implementation may omit parameters that it does not need. Rules
+for all hooks:
 
 - The import of the module must not import a vendor's package, load a vendor's library or touch a
   device, because every process that uses crossmem imports the hooks of every plugin.
@@ -45,7 +45,7 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
 
     When: during discovery, which the first use of any backend starts; not at ``import crossmem``.
     How often: once per process, and once more in a child that was forked during discovery.
-    Thread: the first thread that uses a backend; others wait for it.
+    Thread: the first thread that uses a backend; other threads wait for it.
     Must not: import a vendor's package, load a library, touch a device, call crossmem or call
     ``find_runtime``. This hook only describes backends. :attr:`Backend.probe` and
     :attr:`Backend.load` do the work.
@@ -62,12 +62,12 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     -------
     Iterable[Backend]
         The backends, in any order. Their names must be unique among all plugins: if two plugins
-        offer one name, that name is refused until one of them is disabled.
+        offer one name, that name is refused until one of the plugins is disabled.
 
     Raises
     ------
     Exception
-        Recorded as this plugin's failure. None of its hooks is called again.
+        Recorded as this plugin's failure. None of the plugin's hooks is called again.
 
     Notes
     -----
@@ -145,8 +145,8 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
     Raises
     ------
     BackendNotFoundError
-        This plugin does not emulate the interface. The message lists those that it emulates. Users
-        see this error only if no plugin has the emulation.
+        This plugin does not emulate the interface. The message lists the interfaces that the plugin
+        emulates. Users see this error only if no plugin has the emulation.
     CrossmemError
         This plugin has the emulation but cannot run it, for example without a compiler.
 
@@ -165,7 +165,7 @@ def crossmem_event(event: Event) -> None:
     How often: once for each event in each process that sees it. An import of memory that the
     process already has open is not an event, and neither is a slice.
     Thread: for actions of the application, the acting thread; for actions of other processes
-    (leases, denials, losses), the lease server's; for deferred frees, the thread that ran them.
+    (leases, denials, losses), the lease server's; for a deferred free, the thread that frees.
     Several threads may call the hook at once.
     Must not: block, wait for another process, call crossmem, or raise. The lease server answers
     no importer while an observer runs, and the thread may hold locks of crossmem.

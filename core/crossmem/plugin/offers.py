@@ -137,7 +137,7 @@ class Offer:
         Returns
         -------
         list
-            The parent's drivers. The child loads its own if that is allowed.
+            The parent's drivers. The child loads new drivers if it may use the backends.
         """
         self._lock = threading.RLock()
         inherited, self._drivers = list(self._drivers.values()), {}

@@ -138,7 +138,6 @@ class Registry:
                     # This import comes late, because importlib.metadata is slow to import.
                     from crossmem.plugin.discovery import Catalog  # noqa: PLC0415
 
-                    # This comes last, so a child that is forked before discovers plugins itself.
                     catalog = Catalog(self.runtime)
                     catalog.discover(
                         self._entry_points,
@@ -149,6 +148,7 @@ class Registry:
                     self._discovering = False
                 catalog.check_runtimes(self._runtimes)
                 self._observe(catalog)
+                # This comes last, so a child that is forked earlier discovers the plugins itself.
                 self._catalog = catalog
             return self._catalog
 
@@ -186,8 +186,8 @@ class Registry:
         Raises
         ------
         BackendNotFoundError
-            No plugin offers the backend. The message lists the known ones. The details list plugins
-            that failed or are disabled.
+            No plugin offers the backend. The message lists the known backends. The details list
+            plugins that failed or are disabled.
         BackendUnavailableError
             The name is ambiguous, or the backend was written for another plugin interface.
         """
@@ -208,7 +208,7 @@ class Registry:
         return Availability("available") if self.runtime_of(name) else offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
-        """Return a backend that is usable on this machine, or raise the reason why it is not.
+        """Return a backend that is usable on this machine, or raise an error that says why not.
 
         If a runtime is named, the probe is not called: an emulated runtime needs no vendor library.
         The load of the driver shows whether the runtime works.
@@ -269,7 +269,7 @@ class Registry:
         Raises
         ------
         CrossmemError
-            The error of a plugin that knows the runtime, if no other answers; else
+            No plugin answers. If a plugin knows the runtime and raises, its error is raised, else
             BackendUnavailableError.
         """
         what = f"runtime {shorten(name, 30)} of {shorten(api, 30)}"
@@ -300,7 +300,7 @@ class Registry:
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                # The error of a wrong request is raised below, so it is not logged here.
+                # The error of a wrong request is raised below, so the debug level is enough here.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
@@ -365,7 +365,7 @@ class Registry:
         This takes no lock, and starts no discovery: no event occurs before the use of a backend.
         """
         if held := forbidden_ranks():
-            msg = f"observers are told while a lock is held: {', '.join(held)}"
+            msg = f"an observer is called while a lock is held: {', '.join(held)}"
             raise LockOrderError(msg)
         for name, function, takes_event in self._observers:
             try:

@@ -56,7 +56,7 @@ class DeviceSpec:
 
     @classmethod
     def parse(cls, text: object, *, origin: str = "") -> Self:
-        """Parse ``text``; ``origin`` names its variable, for messages.
+        """Parse ``text``; ``origin``, for messages, names the variable that contains the text.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Candidate:
     plugins
         The plugins that offer the backend.
     priority
-        Priority of the backend; None if it is used only when named, or must not be used.
+        Priority of the backend; None if the backend is used only when named, or must not be used.
     availability
         Whether the backend can be used on this machine.
     chosen
@@ -203,7 +203,7 @@ def choose(
         except (BackendNotFoundError, BackendUnavailableError, ConfigurationError) as error:
             if named.source is Source.ARGUMENT:
                 raise
-            # The name comes from the variable and not from the caller, so the message names both.
+            # The caller did not name the device, so the message names the variable and its value.
             msg = f"{VARIABLES['device']}={settings.device!r}: {clause(error.message, 140)}"
             raise type(error)(
                 msg,
@@ -223,7 +223,7 @@ def choose(
 
 
 def _nothing_found(ranked: Sequence[Backend], registry: Registry) -> BackendUnavailableError:
-    """Return the error for a machine on which no backend can be used without its name."""
+    """Return the error for a machine on which no backend can be used without being named."""
     lines = []
     for one in ranked:
         availability = registry.availability(one.name)
@@ -312,7 +312,7 @@ def _named(spec: str | DeviceSpec | None, settings: Settings) -> Choice | None:
 
 
 def _ranked(registry: Registry) -> list[Backend]:
-    """Return the backends that may be used without their name, the preferred one first."""
+    """Return the backends that may be used without being named, the preferred one first."""
     # A name that several plugins offer is left out: errors say how to resolve the conflict.
     able = [(one.priority, one) for one in registry.backends() if one.priority is not None]
     return [one for _, one in sorted(able, key=lambda pair: (-pair[0], pair[1].name))]

@@ -6,9 +6,10 @@ message: in an object store, in a waiting or running call, or in a result. Ray a
 receivers of the token. A receiver keeps the token as long as it keeps the memory, and forwards both
 together. When no living process has the token any more, the sender releases the memory.
 
-Ray begins to count a token when the message is complete, and does not tell the serialiser when that
-is. The sender must keep the token until then. Therefore, the token lives as long as the ``tie``, an
-object that the sender holds during the send. All messages with the same tie share one token.
+Ray begins to count a token when the message is complete. The sender must keep the token until that
+moment, and Ray does not notify the serialiser of it. Therefore, the token lives as long as the
+``tie``, an object that the sender holds during the send. All messages with the same tie share one
+token.
 """
 
 import logging
@@ -69,7 +70,7 @@ def token_for(tie: Any, kept: object) -> Any:
 
 
 def keep_token(tie: Any, token: Any) -> None:
-    """Keep a received token as long as ``tie`` lives, which keeps the memory in this process."""
+    """Keep a received token as long as ``tie`` lives, so while this process has the memory."""
     with _lock:
         # A process that receives its own memory must not keep its own token, or it would never
         # release the memory.
@@ -86,7 +87,7 @@ def _let_go(token: bytes) -> None:
     """Release memory that no message keeps any more. A thread of Ray calls this."""
     _reserved.pop(token, None)
     try:
-        # The finalisers of the memory have only queued the releases. This makes them.
+        # The finalisers of the memory have only queued the releases. This call executes them.
         drain()
     except Exception:  # noqa: BLE001 - logged with its traceback
         _log.exception("memory reserved by a Ray message could not be released")

@@ -52,14 +52,14 @@ def register() -> None:
 
 
 def _register_library(name: str) -> None:
-    """Register for the arrays of a library that was just used for the first time."""
+    """Register a serialiser for the arrays of a library at the library's first use."""
     _register(ADAPTERS[name].classes(require(name))[0], _reduce_array)
 
 
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
-    # setdefault, because a second thread would find the serialiser of crossmem here, which the
-    # first thread has registered.
+    # A second thread would find crossmem's serialiser here, because the first thread has registered
+    # it. So setdefault keeps the entry of the first thread.
     _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 

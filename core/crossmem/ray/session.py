@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The uses of Ray's private interface, and the check for them.
 
-crossmem needs four facts and functions of Ray that have no public name. :func:`check` looks for
-them, so that a Ray without them is refused at once:
+crossmem needs four facts and functions of Ray that have no public name. :func:`check` refuses a Ray
+without the first three:
 
-- whether Ray is serialising a message. Ray's pickler also writes data that others store, such as
-  checkpoints and functions, and these must not contain handles;
+- whether Ray is serialising a message. Ray's pickler also writes data that is stored, such as
+  checkpoints and functions, and stored data must not contain handles;
 - the end of the last reference to an object, in any process of the cluster;
 - the lock that Ray holds while a deserialiser runs. A deserialiser that waited for Ray would block
   all other deserialisers of the process, and Ray itself, which deserialises awaited objects before
   it continues;
-- whether this thread is the one on which Ray deserialises awaited objects, which must not wait.
+- whether this thread is the thread on which Ray deserialises awaited objects; that thread must not
+  wait.
 """
 
 import threading
@@ -107,7 +108,7 @@ def is_answering_thread() -> bool:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Return a context in which a deserialiser can wait while others of this process run."""
+    """Return a context in which a deserialiser can wait while other deserialisers run."""
     lock = _worker().function_actor_manager.lock
     depth = 0
     try:

@@ -135,8 +135,8 @@ class Device(LocalDevice):
             ``timeline_levels``. None: the strongest that the device offers.
         allow
             The processes that may open the timeline; None: all processes of the same user (C13).
-            Each of them can write the words of all timelines with the same ``allow``, because these
-            words lie in one page.
+            Each of these processes can write the words of all timelines with the same ``allow``,
+            because these words lie in one page.
 
         Returns
         -------
@@ -148,7 +148,7 @@ class Device(LocalDevice):
         UnsupportedError
             The device does not offer the level.
         BackendNotFoundError
-            The backend ``host`` is missing, whose memory contains the value.
+            The backend ``host`` is missing. Its memory contains the value.
         OutOfMemoryError, DriverError
             There is no memory for the value.
         """
@@ -180,7 +180,7 @@ class Device(LocalDevice):
             Capacity of a buffer, in bytes.
         delivery
             ``"one"``: each buffer goes to one consumer. ``"each"``: each buffer goes to every
-            consumer that opened the queue before the put. These consumers cannot write to it.
+            consumer that opened the queue before the put, and the consumers cannot write to it.
         overflow
             If no buffer is free: ``"wait"`` lets :meth:`Queue.allocate` wait, ``"raise"`` lets it
             raise, and ``"drop"`` drops the oldest buffer that no consumer has.
@@ -211,7 +211,7 @@ class Device(LocalDevice):
         process = drain()
         if process is not self._process:
             refuse_foreign_device(self)
-        # Most programs make no queue, and their start does not pay for it.
+        # This import comes late, because most programs make no queue.
         from crossmem.sharing.queues.making import make_queue  # noqa: PLC0415
 
         return make_queue(

@@ -300,7 +300,7 @@ def test_who_holds_is_said_in_words() -> None:
     def lease(pid: int, *, in_message: bool = False) -> Lease:
         return Lease(pid, Unit(1, None, lambda: None), 0, Holder(pid, 0), 0.0, in_message)
 
-    assert name_holders([]) == "a process that is being answered"
+    assert name_holders([]) == "a process that waits for a reply"
     assert name_holders([lease(12), lease(3), lease(3)]) == "process 3, 12"
     assert (
         name_holders([lease(4), lease(7, in_message=True)])

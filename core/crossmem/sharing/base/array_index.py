@@ -78,10 +78,10 @@ class ArrayIndex:
         """Entries sorted by start address, in one list for each bit length of the size. The entries
         of a list have similar sizes, so only a few entries before an address can contain it."""
         self._new: dict[int, _Spot] = {}
-        """New entries by number. The next lookup, or one addition in many, moves them into the
-        lists."""
+        """New entries. The key is the number. The next lookup, or one addition in many, moves the
+        entries into the lists."""
         self._gone: deque[_Anchor] = deque()
-        """The references of dead entries. The callback of each reference adds it."""
+        """The references of dead entries. The callback of each reference adds the reference."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:

@@ -59,7 +59,7 @@ class Record:
 
 
 class Call(Record):
-    """A call that waits in the queue, because the thread that wanted it held a lock."""
+    """A call that waits in the queue, because the thread that requested the call held a lock."""
 
     __slots__ = ("_call",)
 
@@ -165,7 +165,7 @@ class DeferredWork:
 
     def _is_pending(self) -> bool:
         # A second thread may have freed memory just before the first thread added the memory to
-        # ``waiting``. Such a record would keep the reaper alive.
+        # ``waiting``. The record of this memory would keep the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting)
 

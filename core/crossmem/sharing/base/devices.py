@@ -232,7 +232,7 @@ def list_devices(process: Process) -> list[LocalDevice]:
         try:
             found.extend(_devices_of(process, backend, None))
         except PLUGIN_FAULTS:
-            # A backend that fails to load must not hide the devices of the others. ``crossmem
+            # A backend that fails to load must not hide the devices of other backends. ``crossmem
             # devices`` shows the reason.
             _log.warning("backend %r has no devices", backend, exc_info=True)
     return found
@@ -355,7 +355,7 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
         make = LocalDevice.public or LocalDevice
         made = tuple(make(process, driver, info, runtime) for info in driver.devices())
         found = table.found.setdefault((backend, runtime), made)
-        # The answer is recorded now, because a forked child must not call the driver for it.
+        # This capability is recorded now, because a forked child must not ask the driver for it.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found

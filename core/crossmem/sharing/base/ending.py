@@ -65,8 +65,8 @@ class Endable:
         deferred = process.deferred
         ready = deferred.ready
         if ready or deferred.idle:
-            # A dropped object counts as a user of this one until its record is released, so queued
-            # records are released first.
+            # A dropped object counts as a user of this object until its own record is released. So
+            # queued records are released first.
             process.drain()
         with process.state:
             self._refuse_if_used(self._ended_by)
@@ -101,8 +101,8 @@ class Endable:
         except BusyError:
             if error is None:
                 raise
-            # The error inside the "with" says more than BusyError, and its traceback may keep views
-            # alive. So the object ends later, with its last reference.
+            # The error inside the "with" block says more than BusyError, and its traceback may keep
+            # views alive. So the object ends later, with its last reference.
             self._is_left = True
 
     def __del__(self) -> None:
@@ -122,10 +122,11 @@ class Endable:
 
 
 def end_later(one: Endable) -> None:
-    """Queue the resources of an object for their release; if it is in use, with its last reference.
+    """Queue the resources of an object for their release.
 
-    A finaliser alone could lose them to a signal handler that raises at its entry. The caller
-    continues with deferred work afterwards, or is deferred work.
+    If the object is in use, its finaliser queues them later. The finaliser alone is not enough: if
+    a signal handler raises at the entry of the finaliser, the resources are lost. The caller
+    continues with deferred work afterwards, or is itself part of the deferred work.
     """
     process, one._is_left = one._process, True
     with process.state:

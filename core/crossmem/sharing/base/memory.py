@@ -44,7 +44,7 @@ class Memory(Copyable):
 
         The view and all objects derived from it keep this object alive. While one of them exists,
         the memory cannot be unmapped or freed. A forked child reads and writes the same memory
-        through an inherited view, but cannot make new views. It keeps the pages until its end.
+        through an inherited view, but cannot make new views. The pages stay until the child ends.
 
         Raises
         ------
@@ -117,8 +117,8 @@ class Memory(Copyable):
         """Return the memory, or a part of it, as a PyTorch tensor, without a copy.
 
         The arguments are those of :meth:`as_array`, without negative strides, which PyTorch does
-        not have. PyTorch has no read-only tensors either: if the device or the kernel protects this
-        memory, a write to the tensor kills the process.
+        not have. PyTorch has no read-only tensors either: if this memory is read-only and the
+        device or the kernel enforces that, a write to the tensor kills the process.
 
         Returns
         -------

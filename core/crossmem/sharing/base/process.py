@@ -93,8 +93,8 @@ class Process:
         :attr:`is_inside` calls it to find out whether this thread holds the lock. No thread ever
         waits for these conditions."""
         # This program may have replaced another program by exec, with the same pid and start time.
-        # The numbers of that program must not occur again (C6). So numbers begin with the CPU time
-        # of the process in microseconds. The earlier program used more than a microsecond for each
+        # The other program's numbers must not occur again (C6). So numbers begin with the CPU time
+        # of the process in microseconds. The other program used more than a microsecond for each
         # number, so its numbers were smaller.
         self.numbers = count(time.process_time_ns() // 1000 + 1)
         self.deferred = DeferredWork()
@@ -137,7 +137,7 @@ class Process:
         """Whether this thread holds a lock of the state, so that a release here could deadlock.
 
         Finalisers and signal handlers may run at any point, even while their thread holds such a
-        lock. If an object ends in them, its resources are released later.
+        lock. If an object ends in such code, its resources are released later.
         """
         for notify in self._notifies:
             try:

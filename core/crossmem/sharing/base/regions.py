@@ -50,7 +50,7 @@ class RegionIndex(Generic[_T]):
         self._objects: dict[int, _T] = {}
         """The objects. The key is the number of the region."""
         self._keys: list[_Key] = []
-        """Sorted keys, including those of objects that were removed since the last update."""
+        """Sorted keys, including the keys of objects that were removed since the last update."""
         self._new: deque[_Key] = deque()
         """Keys that the next lookup adds to the list."""
 
@@ -69,7 +69,7 @@ class RegionIndex(Generic[_T]):
         """
         self.remove(what)
         region = _Region(start, start + nbytes, space, next(self._numbers))
-        # In this order: remove() finds the number by the region.
+        # The region is stored first, because remove() finds the region's number through it.
         self._regions[what] = region
         self._objects[region.number] = what
         self._new.append((start, region.number))
