@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's buffers, and their hand-over by queues.
 
-The vendor's waits poll, so this module adds nothing but typed errors and exact times.
+The vendor's waiting calls poll the queue. This module adds only typed errors and exact time limits.
 """
 
 import ctypes
@@ -31,12 +31,13 @@ __all__ = ["MAX_BUFFER_NBYTES", "MAX_QUEUES", "About", "Attached", "HandOvers", 
 MAX_BUFFER_NBYTES: Final = 4 << 30
 """The limit that the vendor documents."""
 MAX_QUEUES: Final = 4096
-"""The ids of queues are smaller."""
+"""Every id of a queue is below this number."""
 _NORMAL: Final = 0
 _USER_NBYTES: Final = 96
 _PAUSE_S: Final = 1e-3
 _BUSY_S: Final = 0.02
-"""The least time for which a busy queue is tried again: a process uses it for microseconds."""
+"""The shortest time for which a call is repeated on a busy queue. A process keeps a queue busy for
+microseconds."""
 
 
 class About(Protocol):
@@ -53,7 +54,7 @@ class Attached:
 
     number: int
     is_own: bool
-    """Whether this process has created it."""
+    """Whether this process created the queue."""
     granted: dict[tuple[int, int | None], int] = field(default_factory=dict)
     """The permissions of other processes. The key is pid and start time."""
 
@@ -81,9 +82,10 @@ class HandOvers:
     vendor
         The runtime.
     tdt
-        Its functions for queues and buffers.
+        The runtime's functions for queues and buffers.
     about
-        Names the device in errors. Buffers need no current device, but an opened one.
+        Names the device in errors. Buffers need no current device, but the device must have been
+        opened.
     """
 
     def __init__(self, vendor: Vendor, tdt: Any, about: About) -> None:
@@ -187,7 +189,7 @@ class HandOvers:
     def _undo(
         self, error: BaseException, buffer: VendorBuffer, made: list[tuple[int, int]]
     ) -> None:
-        """Free what the vendor's last call has made."""
+        """Free the buffer that the vendor's last call returned, if that call succeeded."""
         if made and made[-1][1] == SUCCESS:
             buffer.reference = made[-1][0]
             # The address of the data may be unknown.
@@ -198,10 +200,10 @@ class HandOvers:
     # Waits --------------------------------------------------------------------------------
 
     def _repeat(self, call: str, once: Callable[[int], int], timeout_s: float) -> bool:
-        """Make a call that waits; return False if its time is up.
+        """Repeat a waiting call until it succeeds. Return False if the time is up.
 
-        If another process uses the queue at the same moment, the vendor does not wait, and answers
-        what it answers to a queue that was destroyed. So the call is tried again for a while.
+        If another process uses the queue at the same moment, the vendor does not wait. It returns
+        the same code as for a destroyed queue. So this code ends the wait only after a while.
         """
         began = time.monotonic()
         end = began + timeout_s
@@ -212,8 +214,8 @@ class HandOvers:
             now = time.monotonic()
             if code == SUCCESS:
                 return True
-            # The vendor has one code for a full or empty queue and for other failures, which do not
-            # take the time.
+            # FAILURE means a full or empty queue only if the call has waited for the whole time.
+            # Other failures return the same code earlier.
             is_late = code == FAILURE and now - start >= wait_ms / 1000 - _PAUSE_S
             if is_late or code in {QUEUE_EMPTY, QUEUE_FULL}:
                 return False

@@ -49,7 +49,7 @@ class Contexts:
 
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
-        # Reentrant: a signal handler may use the device while its thread opens it.
+        # Reentrant: a signal handler may use the device while the interrupted thread opens it.
         self._lock = threading.RLock()
         self._opened: dict[int, int] = {}
         self._thread = threading.local()
@@ -133,7 +133,7 @@ class Contexts:
                 del debts[0]
 
     def _enter(self, ordinal: int) -> _Debt | None:
-        """Make a device current; return the debt, None if it was current already."""
+        """Make a device current. Return the debt, None if the device was current already."""
         vendor, rt = self._vendor, self._vendor.rt
         self._settle()
         opened = self._open(ordinal)
@@ -160,7 +160,7 @@ class Contexts:
         return context or None
 
     def _open(self, ordinal: int) -> int:
-        """Return the default context of a device, which the first call opens."""
+        """Return the default context of a device. The first call opens the device."""
         context = self._opened.get(ordinal)
         if context is None:
             with self._lock:

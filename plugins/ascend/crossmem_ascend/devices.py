@@ -39,7 +39,7 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
 
 
 def _uuid_of(vendor: Vendor, ordinal: int) -> str | None:
-    """Return a device's UUID, None if the driver has none for it."""
+    """Return a device's UUID, None if the driver reports no UUID."""
     if not vendor.has("device_get_uuid"):
         return None
     uuid, code = vendor.rt.device_get_uuid(ordinal)

@@ -47,10 +47,10 @@ _MAX_TGID: Final = (1 << 31) - 1
 class AscendDriver(VendorDriver):
     """Memory of Ascend NPUs, through pyACL or a binding with pyACL's interface.
 
-    It has the methods of :class:`crossmem.driver.AddressRanges` if the runtime offers shareable
-    handles, those of :class:`crossmem.driver.StreamWords` if its streams write values, those of
-    :class:`crossmem.driver.VendorQueues` if the vendor offers queues between processes here,
-    and ``violations`` if the runtime is a checking emulation.
+    The driver has the methods of :class:`crossmem.driver.AddressRanges` if the runtime offers
+    shareable handles, those of :class:`crossmem.driver.StreamWords` if streams can write values,
+    and those of :class:`crossmem.driver.VendorQueues` if the vendor offers queues between
+    processes here. It has ``violations`` if the runtime is a checking emulation.
 
     Parameters
     ----------
@@ -213,8 +213,8 @@ class AscendDriver(VendorDriver):
                     hint="copy the memory to another allocation and export that",
                     backend=BACKEND,
                 )
-            # A thread other than the lease server's may run this, because a thread that frees
-            # memory also reads messages.
+            # This method may run in a thread other than the lease server's, because a thread that
+            # frees memory also reads messages. So it must choose the device.
             with self._current.on(block.ordinal):
                 mechanism.admit(block, tgids)
             owned.admitted.update(tgids)

@@ -2,7 +2,8 @@
 """Result codes of ACL and crossmem's error for each. The table has every documented code.
 
 The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. The runtime returns code 507899
-for every driver result without its own code, so its meaning depends on the call.
+for every result of the driver that has no code of its own. The meaning of 507899 therefore depends
+on the call.
 """
 
 from typing import Final, NamedTuple

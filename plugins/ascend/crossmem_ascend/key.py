@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing of ``malloc`` memory by key.
 
-The vendor's rules: every importer closes the key before its exporter does, and the exporter closes
-it before it frees the memory. The memory ends with the exporter. A key works between processes that
-use one device: across devices, neither synchronous copies nor copies with the host work.
+The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
+the key before it frees the memory. The memory ends with the exporter. A key works between processes
+that use one device: across devices, neither synchronous copies nor copies with the host work.
 """
 
 from dataclasses import dataclass
@@ -77,7 +77,8 @@ class Key(Mechanism):
         owned: _Keyed = block.reference
         close, key = self._rt.ipc_mem_close, owned.key
         if key:
-            # If the close fails, the memory stays: to free it under a key is undefined behaviour.
+            # If the close fails, the memory stays: freeing memory with an open key is undefined
+            # behaviour.
             owned.key = ""
             code = close(key)
             if code:

@@ -156,9 +156,9 @@ def open_acl() -> Acl:
 
 
 def open_tdt(acl: Acl) -> object | None:
-    """Return the functions for queues and buffers that go with a runtime, None without them.
+    """Return a runtime's functions for queues and buffers, None if there are none.
 
-    pyACL has none. They are those of the library that pyACL has loaded.
+    pyACL lacks these functions. With pyACL, they come from the library that pyACL has loaded.
     """
     if hasattr(acl, "tdt") or not isinstance(acl, ModuleType):
         return getattr(acl, "tdt", None)

@@ -177,8 +177,8 @@ RT: Final = {
     "value_write": Prototype("aclrtValueWrite", _POINTER, _U64, _UINT, _POINTER),
     "wait_and_reset_notify": Prototype("aclrtWaitAndResetNotify", _POINTER, _POINTER, _UINT),
     # Functions that pyACL lacks. mem_set_access takes one tuple for each device: flags, device
-    # number, type of location. The device number is that of the vendor's driver, independent of
-    # ASCEND_RT_VISIBLE_DEVICES.
+    # number, type of location. The device number is the number in the vendor's driver, independent
+    # of ASCEND_RT_VISIBLE_DEVICES.
     "mem_export_to_shareable_handle_v2": Prototype(
         "aclrtMemExportToShareableHandleV2",
         _POINTER,
@@ -219,4 +219,5 @@ TDT: Final = {
     "set_buf_data_len": Prototype("acltdtSetBufDataLen", _POINTER, _SIZE),
     "set_buf_user_data": Prototype("acltdtSetBufUserData", _POINTER, _POINTER, _SIZE, _SIZE),
 }
-"""Functions for queues and buffers. pyACL lacks them; its name for such a module is ``acl.tdt``."""
+"""Functions for queues and buffers. pyACL lacks them. In pyACL's style, their module is named
+``acl.tdt``."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's queues and buffers: the mechanism ``acltdt``.
 
-The vendor offers them between processes only to programs on the device's own processor (run mode
-device) that share a memory group, which somebody else has made.
+Processes can share them only if they run on the device's own processor (run mode device) and are
+members of one memory group. crossmem does not make this group.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ _SHARE_GROUP: Final = "SHAREGROUP_PRECONFIG"
 """If this variable exists, the vendor's queues work between the processes of a memory group."""
 _DEPTH_ATTR: Final = 1
 _MAX_DEPTH: Final = 8191
-"""The vendor's greatest depth is 8192, and a queue of a depth holds one buffer less."""
+"""The vendor's greatest depth is 8192, and a queue holds one buffer less than its depth."""
 _ID_NBYTES: Final = 4
 _BITS: Final[Mapping[QueueRole, int]] = {"produce": 4, "consume": 2}
 
@@ -79,10 +79,10 @@ class QueueMechanism(HandOvers):
     vendor
         The runtime.
     tdt
-        Its functions for queues and buffers.
+        The runtime's functions for queues and buffers.
     on, about
-        Make a device current, and name it in errors. Queues and buffers need no current device, but
-        the device must have been opened.
+        ``on`` makes a device current, and ``about`` names it in errors. Queues and buffers need no
+        current device, but the device must have been opened.
     """
 
     def __init__(self, vendor: Vendor, tdt: Any, on: About, about: About) -> None:
@@ -155,12 +155,12 @@ class QueueMechanism(HandOvers):
             answer = self._tdt.attach_queue(number, 0)
             bits = self._vendor.value("tdt.attach_queue", answer)
         if not bits & _BITS[role]:
-            msg = f"the vendor permits this process {bits} of the queue, which is not to {role}"
+            msg = f"the vendor's grant to this process (bits {bits}) does not include {role!r}"
             raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
         return VendorQueue(ordinal, payload, Attached(number, is_own=False))
 
     def close_queue(self, queue: VendorQueue) -> None:
-        """Destroy an own queue."""
+        """Destroy a queue that this process created. Do nothing for an attached queue."""
         destroy = self._tdt.destroy_queue
         with self._about(queue.ordinal, "close"):
             # Neither a signal handler nor another thread runs between this statement and the call.
@@ -172,12 +172,12 @@ class QueueMechanism(HandOvers):
                 self._vendor.check("tdt.destroy_queue", code)
 
     def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
-        """Permit a process a role."""
+        """Give a process the vendor's permission for a role."""
         if not peer.pid:
-            msg = "the vendor grants queues by pid, and this process has none here"
+            msg = "the vendor grants queues by pid, and the owner does not see this process's pid"
             raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
         with self._about(queue.ordinal, "open_queue"):
-            # A grant may replace an earlier one of the same process.
+            # A grant may replace the process's earlier grant, so it repeats the earlier roles.
             attached = attached_in(queue)
             process = peer.pid, process_start_time(peer.pid)
             bits = attached.granted.get(process, 0) | _BITS[role]

@@ -102,7 +102,7 @@ the export returns 207000."""
 
 
 class Rt(Protocol):
-    """``acl.rt``, as far as it is used. Functions outside of `COMMON` may be missing."""
+    """The functions of ``acl.rt`` in use. Functions outside of `COMMON` may be missing."""
 
     # Devices and contexts.
     def get_run_mode(self) -> tuple[int, int]: ...
@@ -169,7 +169,7 @@ class Rt(Protocol):
     def value_wait(self, pointer: int, value: int, flag: int, stream: int, /) -> int:
         """Let a stream wait for a word.
 
-        With flag 0, it waits until the word minus the value, as an int64, is not negative.
+        With flag 0, the wait ends when the word minus the value, as an int64, is not negative.
         """
         ...
 
@@ -227,7 +227,7 @@ class Vendor:
             self.check("init", code)
 
     def missing(self, functions: frozenset[str]) -> list[str]:
-        """Return those functions of ``acl.rt`` that this runtime lacks."""
+        """Return which of the given functions of ``acl.rt`` this runtime lacks."""
         return sorted(name for name in functions if not hasattr(self.rt, name))
 
     def has(self, function: str) -> bool:

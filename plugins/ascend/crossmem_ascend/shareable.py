@@ -2,8 +2,8 @@
 """Sharing by shareable handles of physical memory.
 
 The vendor's rules: a physical handle is exported once, mapped whole, and freed after it is
-unmapped. The pages live until every process has freed its handle. An export has the whitelist or
-not, and this choice is final.
+unmapped. The pages live until every process has freed its handle. An export checks a whitelist or
+admits all processes, and this choice is final.
 """
 
 import struct

@@ -128,7 +128,7 @@ def _run(command: Sequence[str], what: str) -> None:
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
-        # The message has the first error without its position, which is in a temporary file.
+        # The message has the first error. It leaves out the position, which names a temporary file.
         fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
             f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",

@@ -23,7 +23,7 @@ _SUFFIX: Final = ".json"
 
 
 def read_calls(folder: Path) -> Mapping[str, int]:
-    """Return the calls of all processes that wrote to a folder; log failed writes."""
+    """Return the calls of all processes that wrote to a folder. Log each incomplete file."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*")):
         try:

@@ -2,7 +2,7 @@
 """Reads from an ELF file which other libraries and symbols a shared library needs.
 
 This module reads only the parts that the dynamic loader reads, and only 64-bit little-endian files.
-Vendors build no others for Linux.
+For Linux, vendors build only such files.
 """
 
 import mmap

@@ -28,7 +28,8 @@ _kept: Final[dict[int, object]] = {}
 def _declared(library: Library, folder: Path) -> Any:
     """Return the FFI object with a library's declarations."""
     if stamp_of(folder) != stamp(library):
-        # A printed environment names a built library, and may be used after an upgrade of crossmem.
+        # A printed environment names a built library. Programs may use it after an upgrade of
+        # crossmem.
         raise ConfigurationError(
             f"another version of crossmem built it, or {shorten(str(folder))} is damaged",
             hint=f"run `crossmem emulate {library.name} --print-env` again for a new environment, "

@@ -5,7 +5,7 @@
  * This file is not linked with Python and needs none of Python's headers: it looks the functions
  * below up in the process. If the process is a Python interpreter, it contains these functions,
  * whether Python is linked statically or not. If the process is a C program, this file loads the
- * shared library of the interpreter that built it.
+ * shared library of the interpreter that built the emulated library.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,7 +41,8 @@ static struct {
     void (*PyOS_AfterFork_Child)(void);
 } cm_python;
 
-/* The thread that holds this mutex never waits for the GIL: the GIL's holder may wait for it. */
+/* A thread that holds this mutex never waits for the GIL, because the holder of the GIL may wait
+ * for this mutex. */
 static pthread_mutex_t cm_mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Guarded by the mutex: the number of threads in a first call, and the wait for their end. */
 static int cm_starting;
@@ -229,7 +230,8 @@ static void cm_before_fork(void)
     pthread_mutex_lock(&cm_mutex);
     cm_fork_state = CM_KNOWN;
     if (cm_loaded > 0 && cm_python.Py_IsInitialized() && cm_python.PyGILState_Check()) {
-        /* This thread holds the GIL, which a first call needs. A wait for it would deadlock. */
+        /* This thread holds the GIL, which a first call in another thread needs. To wait for the
+         * end of that call would be a deadlock. */
         pthread_mutex_unlock(&cm_mutex);
         return;
     }
@@ -265,7 +267,8 @@ static void cm_after_fork_in_child(void)
     cm_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     cm_over = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     if (cm_starting && !atomic_load(&cm_ready)) {
-        /* The import locks of that thread are never released in this child. */
+        /* The thread that makes the first call does not exist in this child, so nothing releases
+         * the import locks that it held. */
         atomic_store(&cm_ready, -1);
         cm_complain("this process was forked while another thread made the first call", "");
     }

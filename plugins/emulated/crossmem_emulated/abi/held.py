@@ -19,7 +19,7 @@ __all__ = ["HeldFolder", "remove_abandoned"]
 
 _LOCK: Final = "lock"
 _GONE: Final = ".gone"
-"""The suffix of a folder that is being removed, so that nothing is left at its old path."""
+"""A folder gets this suffix before its removal, so that its old path is free at once."""
 
 _ATTEMPTS: Final = 100
 _held: Final[set[int]] = set()
@@ -65,7 +65,7 @@ class HeldFolder:
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the folders of this user whose processes are dead.
 
-    Several processes may do so at the same time.
+    Several processes may call this function at the same time.
     """
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):

@@ -89,7 +89,7 @@ def prepare(
     request
         The settings of the emulation.
     environ
-        The environment variables of the programs. Those of the emulation are added.
+        The environment variables of the programs. The result adds the variables of the emulation.
 
     Raises
     ------

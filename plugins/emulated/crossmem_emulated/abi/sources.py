@@ -24,7 +24,7 @@ def declarations(library: Library) -> str:
 
 
 def stamp(library: Library) -> str:
-    """Return a text that is equal only if a built library and the binding fit each other."""
+    """Return a text by which the binding recognises that a built library fits it."""
     text = f"{__version__}\0{declarations(library)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huawei's ACL without hardware: an object with the interface of pyACL (``import acl``).
 
-Rules, result codes and lifetimes follow Huawei's documents. The rules also cover what one process
-of an emulated host does with another's memory, such as an import. docs/reference/acl-rules.md lists
-the rules and their tests.
+Rules, result codes and lifetimes follow Huawei's documents. The rules also cover uses of memory of
+another process on the same emulated host, such as an import. docs/reference/acl-rules.md lists the
+rules and their tests.
 """
 
 import os
@@ -184,7 +184,7 @@ class Acl:
     def crossmem_fault(self) -> CrossmemError | None:
         """Return the emulation's own error that made this thread's last call fail, or None.
 
-        The vendor has no code for such an error, so the call returned a general one.
+        The vendor has no code for such an error, so the call returned a general code.
         """
         return self._process.fault
 

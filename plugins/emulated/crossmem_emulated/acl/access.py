@@ -117,7 +117,7 @@ def _reserve_mem_address_no_uc_memory(
 ) -> int:
     check_vmm(process)
     if not process.profile.fabric:
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "only A3 has such addresses")
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product does not have the function")
     process.check_opened("ACL-E1b", Code.RT_INVALID_HANDLE)
     if not size or flags not in {0, 1}:
         raise Refused(Code.INVALID_PARAM, f"size {size} or flags {flags} are invalid")

@@ -77,7 +77,7 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
             raise Refused(Code.RT_REPORT_TIMEOUT, text)
     stream, work = process.queues.reports[me].pop(0)
     process.thread.callback = work
-    # Other calls run meanwhile, because the function may wait for them.
+    # The lock is free while the function runs, because the function may wait for other calls.
     process.lock.release()
     try:
         work.run()

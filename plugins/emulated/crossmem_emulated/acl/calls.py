@@ -2,7 +2,7 @@
 """Calling conventions of pyACL: positional arguments, results that end in the error code.
 
 A function of the emulation follows the conventions of Python: it returns its outputs, or raises
-:class:`Refused`. :meth:`AclProcess.bind` makes from it the function that a program calls.
+:class:`Refused`. :meth:`AclProcess.bind` converts it to the function that a program calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,7 +68,8 @@ class Entry:
     has_code
         Whether the function returns a code. If not, it returns its only output.
     is_exclusive
-        Whether the vendor forbids that several threads call such functions at the same time.
+        Whether the function is not thread-safe: calls of all functions with this mark must not
+        overlap.
     """
 
     name: str

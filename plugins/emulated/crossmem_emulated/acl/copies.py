@@ -26,8 +26,8 @@ _DIRECTIONS: Final = {
     (True, False): Kind.DEVICE_TO_HOST,
     (True, True): Kind.DEVICE_TO_DEVICE,
 }
-"""The kind of a copy. The key has two values: whether the source is on a device, and then whether
-the target is."""
+"""The kind of a copy. The key has two values: whether the source is on a device, and whether the
+target is on a device."""
 
 _SIDES: Final = {kind: sides for sides, kind in _DIRECTIONS.items()}
 _SAME_DIRECTION: Final = {
@@ -110,7 +110,8 @@ def _check_arguments(
 
 def _check_direction(process: AclProcess, call: str, kind: int, target: Side, source: Side) -> Kind:
     real = _DIRECTIONS[source.device is not None, target.device is not None]
-    # A program on the device's own processor has the device's memory in reach of its host pointers.
+    # A program on the device's own processor accesses the device's memory by host pointers, so the
+    # kind does not matter.
     asked = Kind.DEFAULT if process.profile.is_on_device else Kind(kind)
     asked = _SAME_DIRECTION.get(asked, asked)
     if asked not in {Kind.DEFAULT, real}:
@@ -141,7 +142,7 @@ def _is_far(process: AclProcess, side: Side) -> bool:
 
 
 def _check_devices(process: AclProcess, target: Side, source: Side, *, is_async: bool) -> None:
-    """Refuse a copy from device to device, or within one, that the vendor does not support."""
+    """Refuse a copy between devices, or within a device, that the vendor does not support."""
     origins = target.origins | source.origins
     if target.device == source.device:
         is_far = _is_far(process, target) or _is_far(process, source)
@@ -284,7 +285,8 @@ def fill(
 
 
 def _write(side: Side, pattern: bytes) -> None:
-    # Each part begins and ends at a page boundary, so it contains only whole patterns.
+    # All parts begin and end at multiples of the pattern's size, so each part contains only whole
+    # patterns.
     for place, size in side.parts:
         if len(pattern) == 1:
             ctypes.memset(place, pattern[0], size)

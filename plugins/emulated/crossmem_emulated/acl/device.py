@@ -96,7 +96,7 @@ def _reset_device_force(process: AclProcess, device: int) -> None:
 
 
 def _finish_default(process: AclProcess, state: DeviceState) -> None:
-    """Finish the work of a device's default context. The caller drops that of other contexts."""
+    """Finish the work of the default context. The caller drops the work of other contexts."""
     default = state.default
     if default is not None and process.finish(
         *(one for one in process.streams.values() if one.context == default.handle)
@@ -108,7 +108,7 @@ def _finish_default(process: AclProcess, state: DeviceState) -> None:
 def _get_device(process: AclProcess) -> int:
     context = process.context
     if context is None:
-        # Programs test for a context with this call, so it is no violation.
+        # Programs test with this call whether they have a context, so the failure is no violation.
         raise Refused(Code.RT_CONTEXT_NULL, "this thread has no current context")
     return context.device
 

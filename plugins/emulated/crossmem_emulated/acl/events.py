@@ -118,7 +118,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. A wait is work that only has to come after other work."""
+    """Do nothing. A wait in a stream is empty work that comes after the work of the event."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -309,7 +309,7 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
 
 
 def _pending(process: AclProcess, event: Event) -> int:
-    """Return the number of the incomplete record of another process's event, 0 if it has none."""
+    """Return the number of an incomplete record of a foreign event, 0 if no record is pending."""
     if not event.is_foreign or event.stream is not None:
         return 0
     with process.machine.transaction() as tables:
@@ -319,7 +319,7 @@ def _pending(process: AclProcess, event: Event) -> int:
 
 
 def _wait_for_another(process: AclProcess, event: Event, pending: int, timeout_ms: int) -> None:
-    """Wait for the completion of another process's event. Other calls run meanwhile."""
+    """Wait for the completion of another process's event. Other calls may run during the wait."""
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while _pending(process, event) == pending:
         if deadline is not None and time.monotonic() > deadline:

@@ -31,8 +31,9 @@ def _copy_rows(
 ) -> None:
     """Copy rows of bytes.
 
-    ``target`` and ``source`` are the address of the first row, and the distance between the begins
-    of two rows in bytes. ``extent`` is the number of bytes in a row, and the number of rows.
+    ``target`` and ``source`` are the address of the first row, and the distance in bytes from the
+    start of a row to the start of the next row. ``extent`` is the number of bytes in a row, and the
+    number of rows.
     """
     (to, to_pitch), (start, pitch), (width, height) = target, source, extent
     if not width or not height:
@@ -84,9 +85,11 @@ class Places:
     Parameters
     ----------
     first
-        Index of the first of these copies. They end before ``first`` of the next ``Places``.
+        Index of the first of these copies. The copy with the index ``first`` of the next ``Places``
+        has other locations.
     target, source
-        Location of the copies' targets, and of their sources: its number and its type.
+        Location of the copies' targets, and location of their sources. A location is a number and a
+        type.
     is_reserved_used
         Whether a reserved field is not 0.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory that ACL allocates or the program registers, and questions about an address."""
+"""Host memory that ACL allocates or the program registers, and queries about an address."""
 
 import ctypes
 import mmap
@@ -114,7 +114,7 @@ def _host_unregister(process: AclProcess, pointer: int) -> None:
     del process.registered[pointer]
 
 
-# What an address belongs to ---------------------------------------------------------------
+# Queries about addresses ------------------------------------------------------------------
 
 
 @entry("rt.pointer_get_attributes", "k", 0)

@@ -44,7 +44,7 @@ class KeyImport:
     device: int
     """Host-wide index of the device for which the memory was imported."""
     references: int = 1
-    """The number of imports by this process that it has not closed."""
+    """The number of imports of the key that this process has not closed."""
 
 
 def _check_keys(process: AclProcess) -> None:
@@ -250,7 +250,7 @@ def check_peer_access(process: AclProcess, device: int, index: int, flags: int) 
     index
         Host-wide index of the device on which the memory lies.
     flags
-        If bit 0 is set, the import gives the access instead.
+        If bit 0 is set, the import enables the access and is not refused.
     """
     home = process.ordinal_of(index)
     if process.visible[device] == index or home is None:
@@ -332,9 +332,9 @@ def _close_import(process: AclProcess, opened: KeyImport) -> None:
 
 
 def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
-    """Return why imported memory is gone, None if it is not.
+    """Return why imported memory is gone, None if it still exists.
 
-    ``"closed"``: its exporter closed the key. ``"dead"``: its exporter is dead.
+    ``"closed"``: the exporter closed the key. ``"dead"``: the exporter is dead.
     """
     with process.machine.transaction() as tables:
         row = tables.execute(

@@ -114,7 +114,7 @@ def _record_notify(process: AclProcess, handle: int, stream_handle: int) -> None
 def _take(process: AclProcess, number: int) -> bool:
     """Reset a notify if it is recorded.
 
-    Return whether a wait for the notify ends: it was recorded, or it does not exist any more.
+    Return whether a wait for the notify ends: the notify was recorded, or does not exist any more.
     """
     with process.machine.transaction() as tables:
         statement = "UPDATE acl_notify SET is_recorded = 0 WHERE number = ? AND is_recorded"
@@ -154,7 +154,7 @@ def _check_ipc(process: AclProcess) -> None:
 
 
 def _exported(process: AclProcess, tables: sqlite3.Connection, number: int) -> tuple[str, bool]:
-    """Return a notify's key (``""``: none yet), and whether imports check its whitelist.
+    """Return a notify's key, empty before the export, and whether imports check its whitelist.
 
     Refuse a notify that another process created.
     """

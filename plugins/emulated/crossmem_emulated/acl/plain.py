@@ -28,7 +28,7 @@ type of the addresses."""
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Pages of which small allocations get parts, from the beginning to the end."""
+    """Pages that small allocations share. Each new allocation gets the next part."""
 
     pages: Pages
     region: Region

@@ -52,7 +52,7 @@ class Stream:
     """0 if the stream continues after a failed task, 1 if it stops. No task fails here."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
-    """The thread that calls the functions of the application that are work of the stream."""
+    """The thread that calls the application's functions in this stream."""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +150,8 @@ class AclProcess:
         self.journal = Journal(self.machine)
         self.faults = Faults(self.machine)
         self._forks = forks.generation()
-        # These two live in ordinary memory, so a forked child inherits their values.
+        # In the vendor's library, these two values are in ordinary memory, so a forked child
+        # inherits them.
         self.initialized = False
         self.init_references = 0
         self._begin()
@@ -169,7 +170,7 @@ class AclProcess:
         self.lock = threading.RLock()
         self.thread = threading.local()
         self._is_exclusive = False
-        """Whether a thread is in a call that must not overlap with others of its kind."""
+        """Whether a thread is in a call of a function that is not thread-safe."""
         self._errors = threading.local()
         self.space = Space(is_host_readable=not self.strict)
         self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
@@ -182,7 +183,8 @@ class AclProcess:
         self.physical: dict[int, Any] = {}
         """The physical memory that this process allocated or imported. The key is the handle."""
         self.opened_keys: dict[str, Any] = {}
-        """The memory that this process imported by key. The key is the text."""
+        """The memory that this process imported by key. The key of an entry is the IPC key's
+        text."""
         self.slabs: list[Any] = []
         """The pages from which small allocations get memory."""
         self.accesses: dict[int, set[int]] = {}
@@ -218,7 +220,7 @@ class AclProcess:
         try:
             with self._turn():
                 if is_overlapping:
-                    text = "another thread is in such a call, and they are not thread-safe"
+                    text = "another thread is in a call that is not thread-safe"
                     self.violate(called.name, "ACL-Q35", text)
                 outputs = self._call(called, values)
                 one = len(called.blanks) == 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The editions of ACL's rules: an edition of the documents, or a generation of drivers.
 
-The documents and the drivers' sources contradict each other in some points. There, a profile whose
-``answers`` is ``"documents"`` refuses what the documents forbid, and a profile whose ``answers`` is
-``"driver"`` does what the sources do.
+The documents and the drivers' sources contradict each other in some points. In these points, a
+profile whose ``answers`` is ``"documents"`` refuses each use that the documents forbid. A profile
+whose ``answers`` is ``"driver"`` behaves as the sources do.
 """
 
 from dataclasses import dataclass, field, replace
@@ -56,9 +56,9 @@ class Profile:
     attributes
         Types of physical memory that can be allocated.
     disables_validation
-        What an export with flag 1 does. ``"yes"``: it exports the handle for all processes.
-        ``"no"``: it refuses the flag. ``"late"``: it exports the handle with its whitelist, and
-        then returns 207000.
+        The effect of flag 1 of an export. ``"yes"``: the handle is exported for all processes.
+        ``"no"``: the flag is refused. ``"late"``: the handle is exported with a whitelist, and then
+        the call returns 207000.
     newer
         Whether the edition has the functions that were added after CANN 8.0: those for version 2 of
         shareable handles, those that set and get the access to a mapping, and those that return an

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process loses on a device that it resets.
+"""Releases the objects of a process on a device that the process resets.
 
 The documents say that a reset first finishes the work of the default context. They do not say which
 objects remain. Here, the process loses all its objects on the device: memory, imports, mappings,
@@ -60,7 +60,7 @@ def release_device(process: AclProcess, device: int) -> None:
 
 def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
     if piece.origin is Origin.BUFFER:
-        # The memory of a group belongs to no context.
+        # A buffer lies in the memory of a memory group, which belongs to no context.
         return False
     if piece.origin in {Origin.PHYSICAL, Origin.IMPORTED}:
         return piece.source in physical

@@ -69,7 +69,7 @@ def export(
     if is_late:
         raise Refused(
             Code.RT_FEATURE_NOT_SUPPORT,
-            "this driver cannot switch off the validation of pids; it exported the handle with it",
+            "this driver cannot switch off the validation of pids: the handle has a whitelist",
             outputs=(value,),
         )
     return value
@@ -141,7 +141,11 @@ def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int
 
 
 def check_peer(process: AclProcess, call: str, device: int, index: int) -> None:
-    """Record a violation if a device without access to another device imports its memory."""
+    """Record a violation if memory is imported for a device without access to the memory's device.
+
+    ``device`` is the number in this process of the device for which the memory is imported.
+    ``index`` is the host-wide index of the device that holds the memory.
+    """
     home = process.ordinal_of(index)
     if index != HOST and process.visible[device] != index:
         state = process.devices.get(device)

@@ -14,7 +14,7 @@ _ALL_FLAGS: Final = 0x3F
 _LEAST_PRIORITY: Final = 7
 _STOP_ON_FAILURE: Final = 1
 _FAILURE_MODE: Final = 1
-"""The attribute of a stream that says its failure mode. No other attribute is emulated."""
+"""The number of a stream's attribute "failure mode". No other attribute is emulated."""
 
 
 def find_stream(process: AclProcess, handle: int) -> Stream:

@@ -67,7 +67,7 @@ class AclBinding:
         return self.finish(name, Code.INVALID_PARAM, "an argument is null")
 
     def finish(self, name: str, code: int, text: str | None) -> int:
-        """Record the end of a call for later queries, and return its code."""
+        """Return the code of a call. Record a failure for queries of the last error."""
         if code:
             self._thread.last = int(code)
             self.acl.rename_error(name, text)
@@ -77,7 +77,7 @@ class AclBinding:
         return lambda *arguments: function(self, name, *arguments)
 
     def _convert(self, name: str) -> Callable[..., int]:
-        """Return the Python function for a C function, if the C types say how to convert.
+        """Return the Python function for a C function whose C types determine the conversion.
 
         A parameter that is a pointer to a number or to a pointer gets an output. Such parameters
         have the order of the emulation's outputs. ``char *`` is text. Every other parameter is an

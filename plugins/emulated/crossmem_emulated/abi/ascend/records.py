@@ -32,7 +32,7 @@ class Caller(Protocol):
         ...
 
     def finish(self, name: str, code: int, text: str | None) -> int:
-        """Record the end of a call for later queries, and return its code."""
+        """Return the code of a call. Record a failure for queries of the last error."""
         ...
 
 
@@ -143,7 +143,7 @@ def _ipc_open_event_handle(binding: Caller, name: str, handle: Any, event: Any) 
 
 
 def _config(binding: Caller, config: Any) -> dict[str, Any] | None:
-    """Return a configuration, None if its count exceeds its attributes."""
+    """Return a configuration, None if it has a count of attributes but no attributes."""
     if config == binding.ffi.NULL or not config.numAttrs:
         return {}
     if config.attrs == binding.ffi.NULL:
@@ -197,7 +197,11 @@ def _pointer_get_attributes(binding: Caller, name: str, pointer: Any, attributes
 
 
 def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
-    """Copy in a batch. The last arguments are an output for the failed copy and a stream."""
+    """Copy in a batch.
+
+    The last arguments are the output for the failed copy, except in version 2, and the stream of an
+    asynchronous batch.
+    """
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]
     places = arguments[8:]
@@ -211,7 +215,7 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
         (_address(ffi, to), room, _address(ffi, start), size)
         for to, room, start, size in zip(targets, rooms, sources, sizes, strict=True)
     ]
-    # If there are more attributes than copies, the emulation refuses them, so the rest is not read.
+    # The emulation refuses more attributes than copies, so at most one attribute too many is read.
     listed = [
         Places(
             int(indexes[one]),
@@ -224,7 +228,7 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     stream = [_address(ffi, places[-1])] if "Async" in name else []
     outputs, code = binding.call(name, copies, listed, *stream)
     if fail is not None:
-        # The output is -1 if the emulation names no single copy as the cause.
+        # The output is -1 after a success, and if the emulation names no single copy as the cause.
         fail[0] = outputs[0] if code and outputs else int(ffi.cast("size_t", -1))
     return code
 
@@ -314,7 +318,7 @@ def _mem_set_pid_to_shareable_handle(
 
 
 def _share_of(ffi: Any, share: Any, kind: int) -> int | bytes:
-    """Return a program's shareable handle; other kinds are refused later."""
+    """Return a program's shareable handle, 0 for an unknown kind, which the emulation refuses."""
     if kind == PLAIN:
         return int(ffi.cast("uint64_t *", share)[0])
     return bytes(ffi.buffer(share, FABRIC_HANDLE_NBYTES)) if kind == FABRIC else 0
@@ -378,7 +382,7 @@ def _export_key(
 ) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
-    # Only pyACL uses the rest of the buffer.
+    # Only pyACL limits the length of the buffer, so the emulation gets the length of a key at most.
     room = min(length, KEY_NBYTES)
     outputs, code = binding.call(name, *exported, room, flags)
     if outputs is not None:

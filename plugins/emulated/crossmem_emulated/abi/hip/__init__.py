@@ -58,12 +58,13 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The entry of each function that has the entry of another function. Keys lack the prefix."""
+"""The entry of each C function that has the entry of another function. The keys lack the prefix
+``hip``."""
 
 
 def _entry_of(name: str) -> str | None:
     """Return CuPy's name of a function, None if the emulation has no entry for it."""
-    # The module's import has registered the entries.
+    # The import of ``crossmem_emulated.hip`` has registered the entries.
     rest = name.removeprefix("hip")
     for one in (rest, rest.removesuffix("_spt")):
         entry = _ENTRIES.get(one, one[:1].lower() + one[1:])

@@ -29,7 +29,7 @@ _OF_ROCM_5: Final = "libamdhip64.so.5"
 def _runtime(soname: str) -> Runtime:
     options = Options.from_environ(os.environ)
     profile = options.hip_profile
-    # A program that was linked with this name uses ROCm 5's numbers, whatever the edition of rules.
+    # A program that was linked with this name uses the numbers of ROCm 5 with every profile.
     is_old = soname == _OF_ROCM_5
     if is_old and not os.environ.get(_PROFILE_VARIABLE, "").strip():
         profile = "rocm5"

@@ -94,7 +94,7 @@ class _Devices:
         return self._convert.runtime.refuse("deviceGetPCIBusId", INVALID_VALUE)
 
     def _write(self, place: Any, room: int, text: bytes) -> None:
-        """Write a string's prefix that fits, and its terminating zero."""
+        """Write as much of a string as fits, and a terminating zero."""
         cut = text[: room - 1] + b"\0"
         self._ffi.memmove(place, cut, len(cut))
 

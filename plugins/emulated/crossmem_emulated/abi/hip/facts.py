@@ -54,8 +54,8 @@ FACTS: Final[Mapping[str, Any]] = {
     "wallClockRate": 100_000,
 }
 """The value of each property. The key is the field of ``hipDeviceProp_t``, or an attribute without
-a field. Without an entry, a property is 0, such as each image attribute: the device has no
-images."""
+a field. A property without an entry is 0. For example, all attributes of images are 0, because the
+device has no images."""
 
 _FIRST_OF_AMD: Final = 10_000
 # The names of the attributes in the order of their numbers, which begin at 0. A dash marks a number

@@ -11,7 +11,7 @@ _ELEMENTS: Final = frozenset({4, 8, 16})
 """Valid element sizes of :c:func:`hipMemAllocPitch`, in bytes."""
 _DEVICE_POINTER, _HOST_POINTER = 3, 4
 _MANAGED: Final = frozenset({3, 4})
-"""The numbers of the type "managed memory": the first since ROCm 6, the second before."""
+"""The numbers of the type "managed memory": 3 since ROCm 6, and 4 before."""
 # Size of each attribute of an address, in bytes.
 _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
 
@@ -55,7 +55,7 @@ class _Memory:
     def host(self, place: Any, size: int, flags: int = 0) -> int:
         return int(self._convert.into("hostAlloc")(place, size, flags))
 
-    # What an address belongs to ---------------------------------------------------------------
+    # Queries about addresses ------------------------------------------------------------------
 
     def range_of(self, base: Any, size: Any, pointer: int) -> int:
         status, found = self._call("memGetAddressRange", pointer)
@@ -167,7 +167,7 @@ def _copies(convert: Converter) -> dict[str, Function]:
         "hipMemcpyPeerAsync": convert.plain("memcpyPeerAsync"),
         "hipMemcpy2D": convert.plain("memcpy2D"),
         "hipMemcpy2DAsync": convert.plain("memcpy2DAsync"),
-        # The argument is a struct. CuPy passes its address too.
+        # The argument is the address of a struct, as in CuPy.
         "hipMemcpy3D": convert.plain("memcpy3D"),
         "hipMemcpy3DAsync": convert.plain("memcpy3DAsync"),
         "hipMemset": convert.plain("memset"),

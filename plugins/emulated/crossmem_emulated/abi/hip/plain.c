@@ -16,7 +16,7 @@ EXPORTED float __gnu_h2f_ieee(unsigned short half)
     } else if (exponent) {
         bits = (exponent + 112) << 23 | fraction << 13;
     } else {
-        /* Small enough for a float to hold it exactly. */
+        /* A float holds every subnormal half exactly. */
         result = (float)fraction * 0x1p-24f;
         memcpy(&bits, &result, sizeof bits);
     }
@@ -105,7 +105,7 @@ EXPORTED size_t amd_dbgapi_get_build_id(void)
     return 0;
 }
 
-/* Whether calls are reported: they are not. */
+/* Switches reports of calls on or off. The emulation has no such reports. */
 EXPORTED _Bool hipEnableActivityCallback(unsigned int op, _Bool enable)
 {
     (void)op;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions whose names end in ``_spt``: their default stream belongs to the calling thread.
 
-The source of a program that is compiled for this mode has the usual names.
+A program calls these functions if it is compiled for this mode. Its source has the usual names.
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,7 @@ class _Virtual:
 
         The struct may have the layout of ROCm 5.2, or the later one.
         """
-        # No memory has type 0, so this program was not compiled for ROCm 6.
+        # No memory has type 0. If the later layout shows type 0, the struct has the older layout.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
         location = described.location
@@ -72,7 +72,7 @@ class _Virtual:
         if not descriptor:
             return self._convert.null("memImportFromShareableHandle")
         if descriptor >= _LOWEST_ADDRESS:
-            # Up to ROCm 6 the argument points to the descriptor.
+            # Before ROCm 7.1, the argument points to the descriptor.
             descriptor = self._ffi.cast("int *", descriptor)[0]
         return int(self._convert.into("memImportFromShareableHandle")(place, descriptor, kind))
 

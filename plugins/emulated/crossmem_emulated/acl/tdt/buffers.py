@@ -48,7 +48,7 @@ def find_head(process: AclProcess, handle: int) -> Buffer:
 
 
 def adopt(process: AclProcess, headers: Sequence[tuple[Header, Block]]) -> int:
-    """Make a chain of buffers of this process. Return the handle of its head."""
+    """Make buffers of this process from headers, as one chain. Return the handle of the head."""
     chain: list[Buffer] = []
     for header, block in headers:
         buffer = Buffer(next(process.handles), header.number, block, header.length, chain=chain)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues that copy data in and out. Programs on the host have only these."""
+"""Queues that copy data in and out. Programs on the host have only these queues."""
 
 import sqlite3
 from typing import NamedTuple
@@ -144,7 +144,8 @@ def _take(
 ) -> tuple[int, bool] | None:
     """Copy the first element to the program, and remove it from the queue.
 
-    Return the size of its data, and whether the data was lost; None if the queue is empty.
+    Return the size of the element's data, and whether the data was lost. Return None if the queue
+    is empty.
     """
     tables, pool = place
     check_right(pool, READ)

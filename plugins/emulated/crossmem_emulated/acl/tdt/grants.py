@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permissions of other processes to use a queue. Only share groups have them."""
+"""Permissions of other processes to use a queue. Only queues of a share group have permissions."""
 
 from crossmem.models.identity import process_start_time
 from crossmem_emulated.acl.calls import Refused, entry
@@ -47,7 +47,7 @@ def _attach_queue(process: AclProcess, qid: int, timeout_ms: int) -> int:
     with tables_of(process) as (tables, pool):
         check_right(pool, READ)
         me = process.machine.me(tables)
-        # A process that is refused, because it was granted nothing, is not attached.
+        # A refusal below rolls the transaction back, so the refused process is not attached.
         tables.execute(
             "INSERT OR IGNORE INTO acl_queue_user (queue, process) "
             "SELECT number, ? FROM acl_queue WHERE pool = ? AND id = ?",

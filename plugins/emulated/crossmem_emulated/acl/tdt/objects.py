@@ -22,7 +22,7 @@ _Object = TypeVar("_Object")
 
 @dataclass(slots=True, eq=False)
 class RouteQuery:
-    """Which routes a program asks for; None: not set."""
+    """The routes that a program queries. A field that the program has not set is None."""
 
     mode: int | None = None
     source: int | None = None
@@ -52,14 +52,14 @@ def _destroy(process: AclProcess, handle: int, kind: type) -> None:
 
 
 def _check_parameter(kind: int, nbytes: int, pointer: int, sizes: dict[int, int]) -> None:
-    """Refuse a parameter to set: its type, its size, and the address of its value."""
+    """Refuse to set a parameter if its type, its size or the address of its value is invalid."""
     if kind not in sizes or not pointer or not 0 < nbytes <= sizes[kind]:
         text = f"type {kind} with {nbytes} bytes at {pointer:#x} is no parameter"
         raise Refused(Code.INVALID_PARAM, text)
 
 
 def _check_room(kind: int, nbytes: int, pointer: int, sizes: dict[int, int]) -> None:
-    """Refuse a parameter to get: its type, and the size and address of the place for it."""
+    """Refuse to return a parameter if its type is invalid, or if the room for it is too small."""
     if kind not in sizes or not pointer or nbytes < sizes[kind]:
         text = f"type {kind} does not fit into {nbytes} bytes at {pointer:#x}"
         raise Refused(Code.INVALID_PARAM, text)
@@ -99,7 +99,7 @@ def _set_queue_attr(process: AclProcess, handle: int, kind: int, nbytes: int, po
         name += byte
         if len(name) > LONGEST_NAME:
             raise Refused(Code.INVALID_PARAM, f"the name has more than {LONGEST_NAME} bytes")
-    # Programs may have the address of the earlier name, so the memory stays.
+    # Programs may have the address of the earlier name, so the new name gets the same memory.
     attr.name.value = bytes(name)
 
 
