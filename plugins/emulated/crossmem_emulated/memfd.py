@@ -353,8 +353,8 @@ class MemfdDriver(Driver):
         source = mapped.source
         if mapped.pointer:
             try:
-                # After an interrupt, the application may repeat this call. The repetition is
-                # harmless, because the addresses are still reserved.
+                # After an interrupt, a repeated call covers the addresses a second time. This is
+                # harmless, because they are still reserved.
                 memory.cover(mapped.pointer, source.capacity)
             except SystemCallError as error:
                 raise self._translate(error, "unmap", source.ordinal, source.capacity) from None

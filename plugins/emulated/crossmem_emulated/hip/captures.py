@@ -64,7 +64,7 @@ def _capture_of(process: HipProcess, handle: int) -> Capture | None:
     if stream.is_legacy and is_capture_in_way(process, stream.device):
         # The query is no violation, and does not break the capture.
         raise Refused(
-            Status.CAPTURE_IMPLICIT, "a stream is captured for which the legacy stream waits"
+            Status.CAPTURE_IMPLICIT, "the legacy stream waits for a stream that is captured"
         )
     return stream.capture
 

@@ -166,7 +166,7 @@ def _time_of(event: Event) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing. A wait for an event only orders the work before and after it."""
+    """Do nothing. A wait for an event only delays the later work of the stream."""
 
 
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
