@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device addresses of one process: the reserved ones, and the memory at them.
+"""The device addresses of one process: the reserved regions, and the memory that is mapped there.
 
 A strict emulation returns addresses that the host cannot access, like a real device's: an access
 kills the process at that point. The emulation itself uses other addresses for the same memory. A
@@ -20,7 +20,7 @@ from crossmem_emulated.pages import HOST, Pages
 __all__ = ["BLOCK_NBYTES", "Piece", "Region", "Space", "numbers"]
 
 BLOCK_NBYTES: Final = 2 << 20
-"""Size of the huge pages of devices. Device addresses are reserved at multiples of it."""
+"""Size of the huge pages of devices. Device addresses are reserved at multiples of this size."""
 
 numbers: Final = itertools.count(1).__next__
 """Gives each piece of memory a number that is unique in this process."""
@@ -55,7 +55,7 @@ class Piece:
     start, nbytes
         The first address, and the size in bytes.
     region
-        The region that contains it.
+        The region that contains the piece.
     pages, offset
         The memory, and the offset of its first byte.
     origin
@@ -65,8 +65,8 @@ class Piece:
     is_small
         Whether the memory has small pages.
     is_part
-        Whether several pieces lie in memory that is mapped as a whole. Then this piece maps nothing
-        itself.
+        Whether the piece is a part of memory that is mapped as a whole, for several pieces. If so,
+        the piece has no mapping of its own.
     keys
         Keys by which the memory is exported.
     is_read_only
@@ -175,21 +175,22 @@ class Space:
         )
 
     def show(self, backing: int, nbytes: int, start: int) -> None:
-        """Let the host read and write at device addresses, in a lax emulation."""
+        """Map memory at device addresses in a lax emulation, so that the host can access it."""
         if self._is_host_readable:
             memory.duplicate_at(backing, _whole_pages(nbytes), start)
 
     def overlapping(self, pointer: int, nbytes: int) -> list[Piece]:
-        """Return the pieces that have a byte in a range, in order."""
+        """Return the pieces that overlap a range, in the order of their addresses."""
         first = max(0, bisect_right(self._piece_starts, pointer) - 1)
         last = bisect_left(self._piece_starts, pointer + nbytes, lo=first)
         found = [self.pieces[start] for start in self._piece_starts[first:last]]
         return [one for one in found if one.end > pointer]
 
     def spans(self, pointer: int, nbytes: int) -> Iterator[tuple[Piece, int, int]]:
-        """Yield the pieces in a range, each with the emulation's address and number of its bytes.
+        """Yield each piece in a range, with the address and the size of its part in the range.
 
-        Unmapped parts are omitted, so the numbers may not sum up to ``nbytes``.
+        The address is the one at which the emulation itself uses the memory. Unmapped parts of the
+        range are omitted, so the sum of the sizes may be less than ``nbytes``.
         """
         for piece in self.overlapping(pointer, nbytes):
             first = max(pointer, piece.start)

@@ -47,7 +47,7 @@ class Emulated:
 
 @pytest.fixture
 def emulate() -> Iterator[Callable[..., Emulated]]:
-    """Return a function: ``emulate("hip", devices=4)`` gives an emulated library.
+    """Return a function: ``emulate("hip", devices=4)`` returns an emulated library.
 
     Each library has a separate host, which is removed at the end of the test.
     """

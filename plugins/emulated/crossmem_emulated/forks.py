@@ -21,7 +21,7 @@ def expect() -> None:
 
     Otherwise the children would keep the memory alive.
     """
-    global _is_expected  # noqa: PLW0603 - of the process, as the memory is
+    global _is_expected  # noqa: PLW0603 - one value for the process
     _is_expected = True
 
 

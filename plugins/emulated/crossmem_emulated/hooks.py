@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the plugin. They open and load nothing before a driver is requested."""
+"""The hooks of the plugin. They import a driver or an emulation only when a program requests it."""
 
 import os
 import sys

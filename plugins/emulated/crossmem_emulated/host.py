@@ -16,7 +16,7 @@ from crossmem_emulated.memory import PAGE_NBYTES
 __all__ = ["CHECKED_NBYTES", "HostDriver"]
 
 CHECKED_NBYTES: Final = 64 << 20
-"""Size from which an allocation checks the limits. Smaller ones are too frequent for the check."""
+"""Size from which an allocation checks the limits. Smaller allocations are too frequent for it."""
 
 _FRESH_S: Final = 0.1
 """The time for which one reading of the limits is valid, in seconds."""
@@ -48,8 +48,8 @@ class HostDriver(MemfdDriver):
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         # The bytes that may still be allocated after one reading of the limits, and the time until
-        # which that reading is valid. If two threads allocate at once, one update may be lost. This
-        # is harmless, because one reading allows only half of the free memory.
+        # which the reading is valid. If two threads allocate at once, one update may be lost. The
+        # lost update is harmless, because one reading allows only half of the free memory.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(

@@ -89,7 +89,7 @@ class Faults:
             return int(made.lastrowid or 0)
 
     def remove(self, number: int) -> None:
-        """Remove a fault that is not used up."""
+        """Remove a fault, if calls of it are left."""
         with self._machine.transaction() as tables:
             tables.execute("DELETE FROM fault WHERE number = ?", (number,))
         self._version = None

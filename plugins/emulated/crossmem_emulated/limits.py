@@ -94,7 +94,7 @@ class Limits:
                 int(text.split(f"{name}:", 1)[1].split(maxsplit=1)[0]) * _KIB for name in _MEMINFO
             )
         except (OSError, IndexError):
-            # No limit is known without /proc. Sharing does not work then either.
+            # Without /proc, no limit is known. Sharing does not work without /proc either.
             return
         yield Limit(
             "the machine's memory",
@@ -110,8 +110,8 @@ class Limits:
     def _own_cgroups(self) -> Iterator[tuple[Path, _Files]]:
         """Yield the folder of each cgroup that limits this process: its own, and the ancestors.
 
-        In a container, the path may be that on the host, although the container sees its own cgroup
-        as the root. Folders that do not exist here are skipped.
+        In a container, ``/proc/self/cgroup`` may have the path on the host, although the container
+        sees its own cgroup as the root. The caller skips folders that do not exist.
         """
         try:
             lines = (self._proc / "self/cgroup").read_text("utf-8").splitlines()
@@ -131,7 +131,7 @@ class Limits:
 def _read_cgroup(
     folder: Path, files: _Files, machine_nbytes: int, swap_nbytes: int
 ) -> Limit | None:
-    """Return the limit of one cgroup; None if it cannot be read or is above the machine's."""
+    """Return the limit of one cgroup; None if it is unreadable or at least the machine's memory."""
     try:
         text = (folder / files.limit).read_text("ascii").strip()
         if text == _UNLIMITED or (total_nbytes := int(text)) >= machine_nbytes:

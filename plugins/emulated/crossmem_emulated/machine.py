@@ -3,8 +3,8 @@
 
 Vendor drivers live in the kernel, which sees every process, survives all of them and cleans up
 after each. Here an SQLite database replaces the kernel. A transaction is atomic, and the kernel
-releases the locks of a killed process, so a process that is killed at any instruction blocks no
-other one. The next process that reads the tables removes the entries of killed processes. The
+releases the locks of a killed process. So a process that is killed at any instruction blocks no
+other process. The next process that reads the tables removes the entries of killed processes. The
 memory itself is a memfd of the process that allocated it: it lives while any process maps it, and
 needs no deletion.
 
@@ -210,7 +210,7 @@ class Machine:
         return self._connection
 
     def _begin(self) -> None:
-        """Remove the entries of dead processes, and those that this process had before an exec."""
+        """Remove the entries of dead processes, and this process's entries from before an exec."""
         me = (*self.identity, os.getpid())
         with _beginning:
             with self.transaction() as tables:
@@ -251,7 +251,8 @@ class Machine:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield the tables; changes are kept if the outermost block ends without an exception.
 
-        No other process is in a transaction meanwhile, so the block must be short.
+        Other processes wait for the end of the block before they begin a transaction, so the block
+        must be short.
         """
         with self._lock:
             tables = self._opened()
@@ -277,7 +278,7 @@ class Machine:
             tables.execute("ROLLBACK")
 
     def undo(self, step: Callable[..., object], *arguments: object) -> None:
-        """Register a step for a rollback of the outermost transaction in progress."""
+        """Register a step that is executed if the outermost transaction in progress fails."""
         self._undo.callback(step, *arguments)
 
     @property
@@ -324,8 +325,8 @@ class Machine:
     def fault_of(self, error: Exception) -> CrossmemError | None:
         """Return the error for a database that the system makes unusable, None for another error.
 
-        The emulated vendor has no result code for this. Without this error, crossmem's driver would
-        report a failure of the vendor.
+        The emulated vendor has no result code for an unusable database. Without this error,
+        crossmem's driver would report a failure of the vendor.
         """
         code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_FULL or (code in _UNUSABLE and self._is_full()):
@@ -348,8 +349,7 @@ class Machine:
             found = os.statvfs(self.folder)
         except OSError:
             return False
-        # A file system that does not limit the number of files reports a number of 0, which is not
-        # full.
+        # A file system that does not limit the number of files reports the total 0. It is not full.
         has_no_files = found.f_files > 0 and not found.f_favail
         return has_no_files or found.f_bavail * found.f_frsize < _SPARE_NBYTES
 
@@ -362,8 +362,8 @@ class Machine:
         """Close the database; the next use opens it again."""
         with self._lock:
             if self._connection is not None and self._closing is not None:
-                # The finaliser does nothing while the process exits. So close() does not call the
-                # finaliser, and closes the connection itself.
+                # The finaliser does nothing while the process exits. So close() closes the
+                # connection itself, without the finaliser.
                 self._closing.detach()
                 _end(self._connection)
                 self._closing = self._connection = None
@@ -387,7 +387,7 @@ class Machine:
 
     def renew_after_fork(self) -> None:
         """Start again in a forked child. Connections that crossed the fork are never used."""
-        global _is_sqlite_lost  # noqa: PLW0603 - of the process
+        global _is_sqlite_lost  # noqa: PLW0603 - one value for the process
         # If another thread was using SQLite at the fork, SQLite's own locks stay held in this child
         # for ever. So the child cannot use any host.
         _is_sqlite_lost = _is_sqlite_lost or self._is_busy
@@ -397,8 +397,8 @@ class Machine:
         if self._closing is not None:
             self._closing.detach()
             # A connection crossed the fork, so the child cannot use this host. A new connection
-            # would trust SQLite's record of the locks of the old one, and a close of the old one
-            # would wait for a lock that no thread here releases.
+            # would rely on SQLite's record of the old connection's locks. A close of the old
+            # connection would wait for a lock that no thread of the child releases.
             _lost.add(self.identity)
 
 
@@ -420,15 +420,15 @@ def _end(connection: sqlite3.Connection) -> None:
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
-"""The identities of the hosts that this process cannot use any more, because it was forked at the
-wrong moment, or an ancestor was."""
+"""The identities of the hosts that this process cannot use any more, because this process or an
+ancestor was forked while a connection was open."""
 _is_sqlite_lost = False
-"""Whether this process can use no host any more, because of locks that were held at a fork."""
+"""Whether this process cannot use any host, because another thread used SQLite at a fork."""
 
 
 _beginning = threading.Lock()
-"""Held while this process enters a host. Another thread would otherwise remove the new entries as
-those of an earlier program."""
+"""A thread holds this lock while it enters the process into a host. Otherwise another thread could
+mistake the new entries for those of an earlier program, and remove them."""
 _known: set[tuple[int, int, int]] = set()
 """The hosts that this program has entered, each with the pid of the process at that time."""
 

@@ -134,7 +134,7 @@ class MemfdDriver(Driver):
         Raises
         ------
         OutOfMemoryError
-            There is no room. The block is not created then.
+            There is no room, so the block is not created.
         """
         block.capacity = capacity
 
@@ -162,8 +162,8 @@ class MemfdDriver(Driver):
         descriptor = block.reference
         if descriptor is not None:
             try:
-                # The kernel closes the descriptor even if close() reports an error, so it is
-                # cleared first.
+                # The kernel closes the descriptor even if close() reports an error, so the
+                # reference is cleared first.
                 block.reference = None
                 close(descriptor)
             except OSError as error:
@@ -241,8 +241,8 @@ class MemfdDriver(Driver):
             except OSError as error:
                 raise self._close_failed(imported.ordinal, error, "unmap") from None
         elif reference is not None and reference.mapped.pointer:
-            # An interrupt came right after this mapping was made, so core does not know it. This
-            # call unmaps it.
+            # An interrupt came right after this mapping was made, so core does not know the
+            # mapping. This call unmaps it.
             self.unmap(reference.mapped)
 
     @override
@@ -343,7 +343,7 @@ class MemfdDriver(Driver):
         except CrossmemError:
             raise
         except BaseException:
-            # If nothing was mapped yet, this call has no effect.
+            # If nothing was mapped yet, cover() has no effect.
             memory.cover(pointer, capacity)
             raise
         return mapped
@@ -353,8 +353,8 @@ class MemfdDriver(Driver):
         source = mapped.source
         if mapped.pointer:
             try:
-                # After an interrupt, a repeated call does the same again, which is harmless: the
-                # addresses are still reserved.
+                # After an interrupt, a repeated call covers the addresses a second time. This is
+                # harmless, because they are still reserved.
                 memory.cover(mapped.pointer, source.capacity)
             except SystemCallError as error:
                 raise self._translate(error, "unmap", source.ordinal, source.capacity) from None

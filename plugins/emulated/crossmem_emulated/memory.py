@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host memory from the kernel: memfds of a sealed size, and their mappings.
 
-No object stands for a mapping, because each of Python's ``mmap`` objects holds a descriptor.
-``mmap``, ``munmap`` and ``madvise`` are called through ctypes, and addresses are integers that
-belong to the caller. A function that raises leaves no descriptor and no mapping behind.
+Mappings are not Python's ``mmap`` objects, because each of these objects holds a descriptor.
+``mmap``, ``munmap`` and ``madvise`` are called through ctypes. An address is an integer, and the
+caller owns its mapping. A function that raises leaves no descriptor and no mapping behind.
 """
 
 import contextlib
@@ -135,8 +135,8 @@ def libc_error(call: str) -> SystemCallError:
 def creation_flags() -> int:
     """Return the flags for :func:`create` that this kernel supports.
 
-    Memory that cannot be executed is tried first, because a system may refuse executable memory.
-    Kernels before Linux 6.3 do not know the flag for it.
+    The function first tries the flag for memory that cannot be executed, because a system may
+    refuse executable memory. Kernels before Linux 6.3 do not know this flag.
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
@@ -161,7 +161,7 @@ def create(
     flags
         The result of :func:`creation_flags`.
     is_inherited
-        As for :func:`map_shared`.
+        Whether forked children inherit the mapping, as for :func:`map_shared`.
     unmapped_nbytes
         Number of bytes of the file after the mapped part.
 
@@ -202,7 +202,7 @@ def map_shared(
     protection
         The access of the mapping.
     is_inherited
-        Whether forked children inherit the mapping, which keeps the pages alive in them.
+        Whether forked children inherit the mapping. If so, each child keeps the pages alive.
     at
         The address in a reservation of :func:`reserve`; 0 for any address.
     """
@@ -233,7 +233,7 @@ def unmap(pointer: int, nbytes: int) -> None:
 
 
 def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
-    """Reserve addresses without memory, where any access faults, and return the first.
+    """Reserve addresses without memory, where any access faults, and return the first address.
 
     A forked child inherits the mappings in the reservation as :func:`map_shared` says. It does not
     inherit the addresses between them.
@@ -243,7 +243,7 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     nbytes
         Size in bytes, a multiple of the page size.
     alignment
-        Power of two of which the address is a multiple.
+        A power of two. The first address is a multiple of it.
     at
         The required address, 0 for any.
     """
@@ -284,7 +284,7 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
 def duplicate_at(source: int, nbytes: int, target: int) -> None:
     """Map memory a second time, at reserved addresses, without a descriptor.
 
-    A forked child has the second mapping if it has the first.
+    A forked child inherits the second mapping if it inherits the first.
     """
     # If the old size is 0, mremap() makes a second mapping of shared memory and keeps the first.
     if _mremap(source, 0, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _FAILED:
@@ -345,9 +345,9 @@ def is_mapped(start: int, nbytes: int) -> bool:
 def sealed_nbytes(descriptor: int) -> int | None:
     """Return the size in bytes of memory with a sealed size, None for other files.
 
-    The size is read after the seals, because only then it cannot change. A file of huge pages has
-    the same seals, but an access to a punched hole in it can raise SIGBUS. Therefore the file must
-    be on tmpfs.
+    The seals are read before the size, because only a sealed size cannot change. The file must be
+    on tmpfs: a file of huge pages has the same seals, but an access to a punched hole in it can
+    raise SIGBUS.
     """
     try:
         if fcntl(descriptor, F_GET_SEALS) & _SIZE_SEALS != _SIZE_SEALS:
@@ -389,7 +389,7 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
     Parameters
     ----------
     settings
-        Folder of the kernel's settings, for all sizes and for each.
+        Folder of the kernel's settings: a file for all sizes of huge pages, and one for each size.
     """
     for pattern in ("shmem_enabled", "hugepages-*/shmem_enabled"):
         for path in settings.glob(pattern):
@@ -402,24 +402,23 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
 def close_inherited() -> None:
     """Close, in a forked child, all descriptors of memory from the parent.
 
-    The search finds the descriptors by the memory's name. This works at any moment, and needs no
-    record in every allocation and import. The function closes no descriptor whose number now
-    belongs to another file.
+    The function finds the descriptors by the memory's name. So it works at any moment, allocations
+    and imports keep no record for it, and it closes no number that now belongs to another file.
     """
     try:
         # There may be many thousands of descriptors, for which pathlib would be slow.
         names = os.listdir("/proc/self/fd")  # noqa: PTH208
     except OSError:
-        # Without /proc, the parent has shared no memory: the identity of a process comes from
-        # there.
+        # Without /proc, the parent has shared no memory, because the identity of a process is read
+        # from /proc.
         return
     for name in names:
-        # One of the numbers was that of the listing itself, which is closed by now.
+        # One of the names is the descriptor of the listing itself, which os.listdir() has closed.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") not in _LINKS:  # noqa: PTH115
                 continue
-            # crossmem's descriptors are not inheritable. An inheritable one is the application's,
-            # for a program that it executes.
+            # crossmem's descriptors are not inheritable. The application made an inheritable
+            # descriptor, for a program that it executes.
             if not os.get_inheritable(int(name)):
                 close(int(name))
 
@@ -427,7 +426,7 @@ def close_inherited() -> None:
 def unmap_inherited() -> None:
     """Unmap, in a forked child, the parent's memory that children must not inherit.
 
-    The child has such a mapping only if the fork came between two steps of another thread: the
+    The child inherits such a mapping only if the fork came between two steps of another thread: the
     creation of the mapping, and its protection against inheritance.
     """
     try:

@@ -70,7 +70,8 @@ def _default_capacity() -> int:
 
 
 def _default_state() -> Path:
-    # The default folder lies in memory, so a reboot deletes it, as it ends all processes.
+    # The default folder lies in memory, so a reboot deletes the folder. A reboot also ends all
+    # processes of the emulated host.
     shared = Path("/dev/shm")  # noqa: S108 - Machine checks the owner of the folder
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
@@ -90,12 +91,13 @@ class Options:
     """Number of devices of the host (``CROSSMEM_EMULATED_DEVICES``)."""
 
     granularity: Literal["2MiB", "page"] = "2MiB"
-    """The size of which capacities are multiples (``CROSSMEM_EMULATED_GRANULARITY``)."""
+    """The unit of capacities (``CROSSMEM_EMULATED_GRANULARITY``)."""
 
     capacity_nbytes: int = field(default_factory=_default_capacity)
     """Bytes that one process may allocate on each device (``CROSSMEM_EMULATED_CAPACITY``).
 
-    Rounded down to the granularity.
+    The backend ``emulated`` rounds the value down to the granularity. The emulations of vendors
+    count the allocations of all processes of the emulated host together.
     """
 
     prefault: bool = False
@@ -108,7 +110,7 @@ class Options:
     poison: bool = False
     """Whether fresh memory is filled with 0xA5 (``CROSSMEM_EMULATED_POISON``).
 
-    Otherwise fresh memory is zero. Programs may rely on neither (law C2).
+    Otherwise fresh memory is zero. Programs may rely on neither content (law C2).
     """
 
     visible_devices: tuple[int, ...] | None = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search for accesses that do not wait for writes in slow streams (HIP-X13, ACL-X8).
 
-On a device, such an access usually comes after the write, so a program rarely fails. A slow stream
-delays the write, and this search reports the access even if no code checks the data.
+On a real device, the write is usually complete before such an access, so the program rarely fails.
+A slow stream delays the write, and this search reports the access even if no code checks the data.
 """
 
 import sqlite3
@@ -20,10 +20,10 @@ _Ranges = Iterable[tuple[int, int]]
 
 
 class Ordering:
-    """The pending writes of this process's slow streams, and of other processes'.
+    """The pending writes of the slow streams of this process and of other processes.
 
-    A write counts if a device could have done it by now: it waits for no program function, no
-    value, and no other stream.
+    A write counts only if a real device could already have done it: the write waits for no function
+    of the program, no value and no other stream.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Ordering:
         queues.ordering = self
 
     def submitted(self, stream: Queue, work: Work) -> None:
-        """Publish a write, for accesses by other processes."""
+        """Publish a write in the tables, so that other processes can check their accesses."""
         if not work.written or not self._queues.is_free(stream, work):
             return
         lost = suppress(HostLostError, sqlite3.OperationalError)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of an emulated device: charged to the device, accessible to every process of the host."""
+"""Memory that is charged to an emulated device. Each process of the emulated host can open it."""
 
 import os
 import sqlite3
@@ -22,8 +22,8 @@ HOST: Final = -1
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
 _LABEL: Final = struct.Struct("<16sQQQQqQ")
-"""A label in the file, behind the memory, if a descriptor alone must identify the memory: magic,
-host, file, device and size."""
+"""The label of memory that a descriptor alone must identify: magic, host, file, device and size.
+The label lies in the file, behind the memory."""
 _MAGIC: Final = b"crossmem pages"
 
 
@@ -93,9 +93,9 @@ class PageStore:
         nbytes
             Size in bytes, a multiple of the page size.
         is_labelled
-            Whether :meth:`receive` can identify the memory by a descriptor. The label for that lies
-            in the file and not in the tables, because a descriptor may outlive all holders in the
-            tables.
+            Whether :meth:`receive` can identify the memory by a descriptor. The label lies in the
+            file and not in the tables, because a descriptor may outlive all processes that hold the
+            memory in the tables.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class PageStore:
     def receive(self, descriptor: int) -> Pages | None:
         """Return labelled memory of this host by a descriptor, None for another file.
 
-        The caller closes the descriptor. The holders of the memory may all have ended.
+        The caller closes the descriptor. All processes that held the memory may have ended.
 
         Raises
         ------

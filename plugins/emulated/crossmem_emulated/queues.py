@@ -49,11 +49,11 @@ class Work:
     written: tuple[tuple[int, int], ...] = ()
     """The ranges of data that the work writes. A value for which streams wait is not data."""
     rows: list[int] = field(default_factory=list)
-    """The numbers under which other processes know the writes."""
+    """The numbers of the rows that show the pending writes to other processes."""
 
 
 class Queue(Protocol):
-    """A stream. This module uses only its work, which is in order."""
+    """A stream. This module uses only its pending work, which is in order."""
 
     queue: list[Work]
 
@@ -148,7 +148,7 @@ class Queues:
             self.ordering.ended(work)
 
     def is_free(self, stream: Queue, work: Work) -> bool:
-        """Whether work of a stream is free: it waits for no function and no event."""
+        """Whether work of a stream is free: it waits for no function, event or coupled stream."""
         before = [one for one in stream.queue if one.sequence <= work.sequence]
         coupled = self._coupled(stream, self._streams.values())
         return not any(one.caller or one.after for one in before) and not any(
@@ -183,7 +183,8 @@ class Queues:
     ) -> bool:
         """Execute the work of some streams, and the work for which these streams wait.
 
-        This method waits for functions of the program among the work. Other calls run meanwhile.
+        If the work includes functions of the program, this method waits for them. Other calls run
+        during the wait.
 
         Parameters
         ----------
@@ -201,7 +202,8 @@ class Queues:
         Returns
         -------
         bool
-            Whether other calls ran meanwhile. Then the state of the process may have changed.
+            Whether this method waited. Other calls may have changed the state of the process during
+            the wait.
         """
         limits = self._needed(streams, until)
         mine = getattr(self._thread, "callback", None)
@@ -224,16 +226,16 @@ class Queues:
         Returns
         -------
         bool
-            Whether all of it is done.
+            Whether all work of the streams is done.
         """
         limits = self._needed(streams, sys.maxsize)
         self._advance(limits)
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return the sequence numbers up to which streams must work, so that some can finish.
+        """Return the streams that must work before the given streams can finish.
 
-        The key is the stream.
+        The key is the stream. The value is the sequence number of its last necessary work.
         """
         limits: dict[Queue, int] = {}
         todo = [(one, until) for one in streams]
@@ -290,7 +292,8 @@ class Queues:
 
     def end_callback(self, stream: Queue, work: Work) -> None:
         """Continue with the work that waited for a function of the program."""
-        # The work may have left the stream meanwhile, for example because its memory was freed.
+        # While the function ran, the work may have left the stream, for example because its memory
+        # was freed.
         if work in stream.queue:
             stream.queue.remove(work)
         try:
@@ -302,7 +305,7 @@ class Queues:
     def lose(self, start: int, nbytes: int) -> Iterator[Work]:
         """Remove and yield the work that would access memory that is being released.
 
-        That work is never done.
+        The removed work is never done.
         """
         for stream in self._streams.values():
             for work in list(stream.queue):

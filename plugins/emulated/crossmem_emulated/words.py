@@ -90,7 +90,7 @@ def waiting(
     word: tuple[int, int],
     is_over: Callable[[], bool],
 ) -> Work:
-    """Return work that waits for a condition about a word, on a thread of its own.
+    """Return work that waits, on a thread of its own, until a word satisfies a condition.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def finish_later(lock: threading.RLock, finish: Callable[[], object]) -> None:
 
     def run() -> None:
         time.sleep(SLOW_S)
-        # If the host is lost, no other process waits for the work.
+        # If the emulated host is lost, no other process waits for the work.
         with lock, suppress(HostLostError, sqlite3.OperationalError):
             finish()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check whether this thread captures a graph, which crossmem's calls would break."""
+"""The check whether a graph is being captured. crossmem's calls would break the capture."""
 
 from typing import Final
 
@@ -23,7 +23,7 @@ def refuse_capture(vendor: Vendor) -> None:
     Raises
     ------
     BusyError
-        The message says what to do.
+        A stream is being captured. The hint says what to do.
     DriverError
         The vendor refused the query for another reason.
     """

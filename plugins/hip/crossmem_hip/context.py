@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of a device on any thread, and the restoration of the previous one (law C19).
+"""The choice of a device on any thread, and the restoration of the previous device (law C19).
 
 The current device belongs to the thread. Reading it creates no context. The vendor creates the
 device's own context, the only one that crossmem uses, at the first call that needs it. crossmem
@@ -35,7 +35,7 @@ class Current:
 
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:
-        """Make a device current for this thread, and restore the previous one afterwards."""
+        """Make a device current for this thread, and restore the previous device afterwards."""
         self._settle()
         previous = self._get()
         if previous == ordinal:
@@ -59,7 +59,7 @@ class Current:
             raise
 
     def _settle(self) -> None:
-        """Restore this thread's device, unless the application has chosen another one since."""
+        """Restore this thread's device, unless the application has chosen another device since."""
         owed: tuple[int, int] | None = getattr(self._thread, "owed", None)
         if owed is None:
             return

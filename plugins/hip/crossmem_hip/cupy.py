@@ -25,7 +25,7 @@ _NOT_FOUND: Final = "cannot open shared object file"
 
 
 def fault_of(family: Family) -> str:
-    """Import CuPy's runtime; return why it is not this vendor's, or an empty text if it is."""
+    """Import CuPy's runtime. Return why it cannot serve this vendor, or an empty text if it can."""
     try:
         module = import_module(RUNTIME)
     except ImportError as error:
@@ -47,7 +47,7 @@ def import_cupy(family: Family) -> Runtime:
     Raises
     ------
     BackendUnavailableError
-        CuPy is not installed, its libraries are not found, or it is for the other vendor.
+        CuPy is not installed, its libraries are not found, or CuPy is for the other vendor.
     """
     if fault := fault_of(family):
         raise BackendUnavailableError(fault, hint=family.install_hint, backend=family.backend)

@@ -45,7 +45,7 @@ def _count(vendor: Vendor) -> int:
     except vendor.error as error:
         status: int = error.status  # type: ignore[attr-defined]
         refusal = vendor.refusal("getDeviceCount", error)
-        # ROCm 5 returns "invalid device" if there is none.
+        # ROCm 5 returns "invalid device" if there is no device.
         if status not in {INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE}:
             raise refusal from error
         is_driver = status == INSUFFICIENT_DRIVER
@@ -84,8 +84,8 @@ def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:
 def _uuid_in(properties: dict[str, Any]) -> str | None:
     """Return a device's UUID in the format of the vendor's tool; CuPy has none for AMD."""
     uuid = properties.get("uuid")
-    # CuPy cuts the UUID at its first zero byte. Such a device is named by its bus id in every
-    # process.
+    # CuPy cuts the UUID at its first zero byte. A device with such a UUID is named by its bus id in
+    # every process.
     if not isinstance(uuid, bytes) or len(uuid) != len(UUID(int=0).bytes) or not any(uuid):
         return None
     return f"GPU-{UUID(bytes=uuid)}"

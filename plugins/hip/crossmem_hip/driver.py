@@ -41,11 +41,13 @@ _DEFAULT_STREAM: Final = 0
 class GpuDriver(VendorDriver):
     """Memory of AMD or NVIDIA GPUs, through CuPy's runtime or a binding with its interface.
 
-    It has the methods of :class:`crossmem.driver.AddressRanges` if a device offers virtual memory,
-    those of :class:`crossmem.driver.ForeignMemory` if the runtime knows the bounds of allocations,
-    those of :class:`crossmem.driver.StreamWords` and :class:`crossmem.driver.StreamEvents` if the
-    runtime has the functions and a device offers them, and ``violations`` if the runtime is a
-    checking emulation.
+    The driver has optional groups of methods:
+
+    - :class:`crossmem.driver.AddressRanges`, if a device offers virtual memory;
+    - :class:`crossmem.driver.ForeignMemory`, if the runtime knows the bounds of allocations;
+    - :class:`crossmem.driver.StreamWords` and :class:`crossmem.driver.StreamEvents`, if the runtime
+      has the functions and a device offers them;
+    - ``violations``, if the runtime is a checking emulation.
 
     Parameters
     ----------
@@ -54,7 +56,8 @@ class GpuDriver(VendorDriver):
     rt
         The module ``cupy.cuda.runtime``, or an emulation of it.
     streams
-        Returns the streams that the libraries of this process use now, besides the default one.
+        Returns the streams that CuPy and PyTorch use in the calling thread, without the default
+        stream.
     is_emulated
         Whether the runtime is an emulation within Python. CuPy and PyTorch call the vendor's
         library, which does not know the emulation's addresses. So they cannot have arrays in this

@@ -215,7 +215,7 @@ _AFTER_ON_CUDA: Final = {
     ),
     ("memMap", SMALLER_ON_CUDA): Meaning("the memory is smaller than the size to be mapped"),
 }
-"""The meanings of codes after some calls that HIP answers differently."""
+"""The meanings of codes after some calls, on CUDA only."""
 
 
 def names_of(family: Family) -> dict[int, str]:

@@ -70,7 +70,7 @@ class Family:
     tool
         Command that shows the devices.
     install_hint
-        What to do if the vendor's driver is missing, or both CuPy and the library are.
+        What to do if the vendor's driver is missing, or if both CuPy and the library are missing.
     dlpack_device_type
         The device's number in DLPack's ``dlpack.h``.
     stream_values
@@ -130,7 +130,7 @@ CUDA: Final = Family(
     install_hint="install NVIDIA's driver, and `pip install cupy-cuda13x` or only `pip install "
     "nvidia-cuda-runtime`; a container needs the NVIDIA Container Toolkit",
     dlpack_device_type=2,
-    # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of the functions' version 2.
+    # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, for version 2 of the functions.
     stream_values=122,
 )
 

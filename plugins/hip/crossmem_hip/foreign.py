@@ -82,8 +82,8 @@ def _attributes(vendor: Vendor, pointer: int) -> Any:
     """Return the runtime's attributes of an address.
 
     A thread that has not used a device has no context, and CUDA then reports no device address for
-    any memory. The query of the free memory gives the thread the context of its current device. It
-    keeps a context that the application has chosen, which a choice of the device would replace.
+    any memory. A query of the free memory gives such a thread the context of its current device.
+    Unlike ``setDevice``, the query does not replace a context that the application has chosen.
     """
     found = vendor.rt.pointerGetAttributes(pointer)
     if found.devicePointer or vendor.family.is_hip or not vendor.has("memGetInfo"):
@@ -111,7 +111,7 @@ def _why_of_no_device(
 def _is_hosts(vendor: Vendor, pointer: int) -> bool:
     """Whether memory that CuPy reports as a device's is pinned host memory.
 
-    CuPy translates type numbers as if all of them were those of ROCm 5.
+    CuPy translates the numbers of memory types as if every release had the numbers of ROCm 5.
     """
     if not vendor.family.is_hip or vendor.family.is_old(vendor.version):
         return False

@@ -41,7 +41,10 @@ def _probe(family: Family) -> Availability:
 
 
 def _has_devices(family: Family) -> bool:
-    """Whether the runtime finds devices without files, as on some systems and in emulations."""
+    """Whether the runtime finds devices.
+
+    Some systems, and the emulations, have devices without device files.
+    """
     from crossmem_hip.cupy import import_cupy  # noqa: PLC0415
     from crossmem_hip.library import open_runtime  # noqa: PLC0415
 

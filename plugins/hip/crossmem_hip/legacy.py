@@ -131,7 +131,7 @@ class Legacy(Mechanism):
     def import_(
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
-        # The vendors open memory and map it in one step, which is `map`.
+        # The vendors open and map memory in one step, so `map` makes the vendor's call.
         return Imported(ordinal, capacity, access, _Opened(self, exported.payloads[0], home))
 
     @override

@@ -33,7 +33,7 @@ _ADDED: Final = (
     "streamWriteValue64",
     *VIRTUAL,
 )
-"""The functions that CuPy lacks. CuPy has ``deviceGetAttribute``, which on CUDA knows fewer
+"""The functions that CuPy lacks, and ``deviceGetAttribute``: on CUDA, CuPy's function knows fewer
 attributes than the function of the driver library."""
 
 _STUBS: Final = ("hostRegister", "hostUnregister", "ipcGetEventHandle", "ipcOpenEventHandle")
@@ -92,8 +92,8 @@ class _Calls:
     def _attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         answer = self._functions.call(name, *arguments)
         if answer[-1] != _SUCCESS:
-            # getLastError clears the error. Otherwise the application would mistake it for a
-            # failure of its own calls.
+            # getLastError clears the vendor's last error. Otherwise the application would mistake
+            # this error for a failure of its own calls.
             self._functions.call("getLastError")
         return answer
 
@@ -215,7 +215,10 @@ def open_runtime(family: Family) -> Runtime:
 
 
 def extend(family: Family, module: Any) -> Runtime:
-    """Return CuPy's runtime with the missing functions, or unchanged without the library."""
+    """Return CuPy's runtime with the functions that it lacks.
+
+    If the vendor's library is missing, return CuPy's runtime unchanged.
+    """
     calls = _calls_beside_hip(family, module) if family.is_hip else _calls_beside_cuda(module)
     if calls is None:
         return cast("Runtime", module)

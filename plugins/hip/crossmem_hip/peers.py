@@ -22,18 +22,18 @@ class PeerAccess:
         self._vendor = vendor
 
     def reach_each_other(self, ordinal: int, others: Sequence[int]) -> bool:
-        """Whether a device and all others can use each other's memory; false if it is alone."""
+        """Whether a device and all others can use each other's memory; false without others."""
         return bool(others) and all(
             self._can(ordinal, one) and self._can(one, ordinal) for one in others
         )
 
     def enable(self, peer: int) -> None:
-        """Let the current device use the memory of another one.
+        """Let the current device use the memory of another device.
 
         The vendors document that opening a handle enables the access, but AMD's runtime did not do
-        so for years. This method queries the vendor at each call, because other code in the process
-        may have disabled the access. It never disables the access, because other code may rely on
-        it.
+        so for years. Each call of this method makes the vendor's call again, because other code in
+        the process may have disabled the access. crossmem never disables the access, because other
+        code may rely on it.
         """
         if not self._vendor.family.is_hip:
             return

@@ -27,10 +27,10 @@ _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
 """The number of each memory type since ROCm 6. The key is the type's number in ROCm 5."""
 
 _FD_BY_VALUE: Final = 70_100_000
-"""The first version whose import takes the descriptor itself. ROCm/rocm-systems #759 changed AMD's
-``rocdevice.cpp``, PyTorch's ``CUDASymmetricMemory.cu`` distinguishes the same versions, and
-kvcache-ai/Mooncake #1550 tried 7.0, 7.1 and 7.2. Earlier versions take a pointer to the descriptor,
-and would interpret the descriptor as an address."""
+"""The first version whose import takes the descriptor itself. Earlier versions take a pointer to
+the descriptor, and would interpret the descriptor as an address. Sources: ROCm/rocm-systems #759,
+which changed AMD's ``rocdevice.cpp``; PyTorch's ``CUDASymmetricMemory.cu``, which distinguishes the
+same versions; and kvcache-ai/Mooncake #1550, which tried 7.0, 7.1 and 7.2."""
 
 _CAPTURE_ACTIVE: Final = 1
 
@@ -68,7 +68,7 @@ class _PropertiesOfRocm5(ctypes.Structure):
 
 
 class _Attributes(ctypes.Structure):
-    """``hipPointerAttribute_t``; of ``cudaPointerAttributes``, the first four fields."""
+    """``hipPointerAttribute_t``. ``cudaPointerAttributes`` has the same first four fields."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -229,7 +229,7 @@ _KNOWLEDGE: Final[_Table] = {
     # as reserved.
     "deviceGetAttribute": (_INT_OUT, _INT, _INT),
     "memGetAddressRange": (_POINTER_OUT, _SIZE_OUT, _POINTER),
-    # The vendors write one, four or eight bytes.
+    # The vendors write one, four or eight bytes, which depends on the attribute.
     "pointerGetAttribute": (Out(ctypes.c_uint64), _INT, _POINTER),
 }
 """Functions of AMD's runtime library and of NVIDIA's driver library."""

@@ -4,8 +4,8 @@
 Pointers and streams are integers. IPC handles are 64 ``bytes``. A function that fails raises
 ``CUDARuntimeError``, on HIP too. Its ``status`` is the vendor's code. CuPy's module, the vendors'
 libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy has none of
-the vendors' calls for virtual memory. Here these calls follow the style of the others. Each member
-of the vendors' structs is a separate argument.
+the vendors' calls for virtual memory. In this interface, these calls have the style of CuPy's
+functions: each member of the vendors' structs is a separate argument.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -131,7 +131,7 @@ class StreamValues(Protocol):
         ...
 
     def deviceGetAttribute(self, attribute: int, device: int, /) -> int:
-        """Return a device's attribute. Its number is AMD's, or that of CUDA's driver library."""
+        """Return a device's attribute, by its number in HIP or in CUDA's driver library."""
         ...
 
 
@@ -176,14 +176,16 @@ class Runtime(VirtualMemory, StreamValues, Protocol):
     def ipcGetEventHandle(self, event: int, /) -> bytes: ...
     def ipcOpenEventHandle(self, handle: bytes, /) -> int: ...
 
-    # Streams and their work, for the conformance kit. Flag 1: not ordered with the default stream.
+    # Streams and their work, for the conformance kit. A stream with flag 1 is not ordered with the
+    # default stream.
     def streamCreateWithFlags(self, flags: int, /) -> int: ...
     def streamDestroy(self, stream: int, /) -> None: ...
     def memcpyAsync(
         self, target: int, source: int, size: int, kind: int, stream: int, /
     ) -> None: ...
 
-    # Memory of other libraries. CuPy lacks the last two, which :mod:`crossmem_hip.library` adds.
+    # Memory of other libraries. CuPy lacks memGetAddressRange and pointerGetAttribute, which
+    # :mod:`crossmem_hip.library` adds.
     def pointerGetAttributes(self, pointer: int, /) -> Any: ...
     def memGetAddressRange(self, pointer: int, /) -> tuple[int, int]: ...
     def memGetInfo(self) -> tuple[int, int]: ...
@@ -200,7 +202,8 @@ class Vendor:
     rt
         The runtime.
     streams
-        Returns the streams that the libraries of this process use now, besides the default one.
+        Returns the streams that CuPy and PyTorch use in the calling thread, without the default
+        stream.
 
     Raises
     ------
@@ -255,7 +258,7 @@ class Vendor:
     def refusal(self, function: str, error: Exception) -> CrossmemError:
         """Return the error for an exception of one of the runtime's functions.
 
-        A binding reports its own failures, which are not the vendor's, by ``crossmem_fault``.
+        If the binding itself failed, and not the vendor, the error is that of ``crossmem_fault``.
         """
         told: Callable[[], CrossmemError | None] | None = getattr(self.rt, "crossmem_fault", None)
         fault = told() if told is not None else None

@@ -49,7 +49,7 @@ def library_of(module: Any) -> ctypes.CDLL | None:
     """Return the functions of the copy of a library that a module calls.
 
     The loader looks functions up in the libraries with which the module is linked. The process may
-    have loaded another copy too, which does not know the module's allocations.
+    also have loaded another copy of the library, which does not know the module's allocations.
     """
     path = getattr(module, "__file__", None)
     return ctypes.CDLL(path) if path else None

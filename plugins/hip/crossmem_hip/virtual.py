@@ -149,7 +149,7 @@ class Virtual(Mechanism):
 
     @contextmanager
     def _handle_of(self, owned: _Physical, pointer: int) -> Iterator[int]:
-        """Yield the memory's handle. If it was released, retain it inside the ``with`` block."""
+        """Yield the memory's handle. A released handle is retained again for the ``with`` block."""
         if owned.handle:
             yield owned.handle
             return
@@ -203,7 +203,8 @@ class Virtual(Mechanism):
         copies: list[int] = []
         try:
             if not descriptor:
-                # A runtime of AMD that takes the descriptor itself treats 0 as no descriptor.
+                # CUDA, and AMD's runtimes that take the descriptor itself, treat 0 as no
+                # descriptor.
                 descriptor = call_into(copies, fcntl, descriptor, F_DUPFD_CLOEXEC, 1)
             with self._vendor.calling("memImportFromShareableHandle"):
                 call_into(made, self._rt.memImportFromShareableHandle, descriptor, _DESCRIPTOR)

@@ -32,7 +32,7 @@ class Util:
         """Return bytes of host memory.
 
         On a real host, a read at a device address returns other bytes or causes a page fault. A
-        strict emulation records the use, and returns bytes of the value 0xA5.
+        strict emulation records a violation, and returns bytes of the value 0xA5.
         """
         if not isinstance(pointer, int) or not isinstance(size, int):
             raise TypeError("acl.util.ptr_to_bytes args parse failed")

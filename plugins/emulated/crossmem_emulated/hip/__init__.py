@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
 
-Rules, result codes and lifetimes follow the vendors' documents or sources. The rules also cover
-what one process of an emulated host does with another's memory, such as an import.
-docs/reference/hip-rules.md lists the rules and their tests.
+Rules, result codes and lifetimes follow the vendors' documents or sources. The rules also cover the
+use of another process's memory, such as an import. docs/reference/hip-rules.md lists the rules and
+their tests.
 """
 
 import os
@@ -101,8 +101,8 @@ class Runtime:
     - virtual memory: ``memCreate``, ``memAddressReserve``, ``memMap`` and so on;
     - further functions that C programs call.
 
-    The docstring of each function is its signature. Every field of a vendor's struct is an argument
-    of its own.
+    The docstring of each function is its signature. Every field of a vendor's struct is a separate
+    argument.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class Runtime:
     def __init__(
         self,
         profile: str = "documented",
-        strict: bool = True,  # noqa: FBT001, FBT002 - as its users write it
+        strict: bool = True,  # noqa: FBT001, FBT002 - callers pass it by position
         *,
         options: Options | None = None,
         has_old_numbers: bool = False,
@@ -255,7 +255,7 @@ class Runtime:
     def refuse(self, name: str, status: int) -> int:
         """Make a call of the function ``name`` that fails with ``status``. Return the call's code.
 
-        The call first makes the checks that every call makes, and these may give another code.
+        The checks of every call come first. If one of them fails, its code is returned instead.
         """
         return self._process.refuse(name, status)
 

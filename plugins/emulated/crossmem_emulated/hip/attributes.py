@@ -50,7 +50,7 @@ _BEFORE_6: Final = {
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
     """Return the memory that contains an address.
 
-    An open maps whole pages. Only the exported allocation in them belongs to the opened memory.
+    The open of a handle maps whole pages. Of these pages, only the exported allocation counts.
     """
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is not Origin.IPC:
@@ -182,8 +182,9 @@ def _described(
 def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttributes:
     owner = _owner_of(process, pointer)
     if owner is None:
-        # AMD's documents refuse all such addresses, but no release since ROCm 6 does. CuPy relies
-        # on the result: it queries each host array before it copies the array.
+        # According to AMD's documents, the call refuses each address outside of allocations. No
+        # release since ROCm 6 does so. CuPy relies on the result: it queries each host array before
+        # it copies the array.
         if process.profile.is_before_6 or (process.profile.refuses_null and not pointer):
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         host = 0 if process.profile.is_hip else pointer

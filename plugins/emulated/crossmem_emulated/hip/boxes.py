@@ -61,7 +61,7 @@ class _Space:
     pointer
         First address.
     pitch
-        Distance between the begins of two rows in bytes; 0: the rows have no gaps.
+        Distance between the starts of consecutive rows in bytes; 0: the rows have no gaps.
     width
         Bytes in a row.
     height
@@ -85,9 +85,10 @@ class _Space:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def plane(self, start: tuple[int, int, int], extent: tuple[int, int, int]) -> Plane:
-        """Return the box that begins at ``start``, its first byte, row and plane.
+        """Return a box of this memory.
 
-        ``extent`` is the box's bytes in a row, rows in a plane, and planes.
+        ``start`` is the box's first byte in a row, first row and first plane. ``extent`` is its
+        number of bytes in a row, of rows in a plane, and of planes.
         """
         (x, y, z), (width, height, depth) = start, extent
         pitch, rows = self.pitch or x + width, self.height or y + height

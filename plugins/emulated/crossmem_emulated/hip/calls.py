@@ -2,8 +2,8 @@
 """Calling conventions of ``cupy.cuda.runtime``: the argument conversion of a compiled module.
 
 A function of the emulation follows the conventions of Python: it returns its result, or raises
-:class:`Refused`. :func:`entry` registers it with the signature in CuPy's docstring, which has the
-arguments and their C types.
+:class:`Refused`. :func:`entry` registers the function with the signature in CuPy's docstring. The
+signature names the arguments and their C types.
 """
 
 import re
@@ -46,8 +46,8 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     text
         The reason, for the record of a violation.
     rule
-        Id of the violated rule, such as ``"HIP-E6"``. None if a lawful program can get this code,
-        too, so that no violation is recorded.
+        Id of the violated rule, such as ``"HIP-E6"``. None if a program that keeps the rules can
+        get this code, too; no violation is recorded then.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:
@@ -215,7 +215,7 @@ def _number(kind: str, value: Any) -> Any:
         return value
     is_signed, bits, too_large = _INTEGERS[kind]
     # __index__ is not used here, because the wheel's Cython calls __int__, and so accepts a float.
-    # For an address, Cython accepts only an int, and no integer of NumPy.
+    # For an address, Cython accepts an int, but no integer of NumPy.
     if not isinstance(value, int):
         if kind == "intptr_t" or not hasattr(value, "__int__"):
             raise TypeError("an integer is required")

@@ -64,14 +64,17 @@ def _capture_of(process: HipProcess, handle: int) -> Capture | None:
     if stream.is_legacy and is_capture_in_way(process, stream.device):
         # The query is no violation, and does not break the capture.
         raise Refused(
-            Status.CAPTURE_IMPLICIT, "a stream is captured for which the legacy stream waits"
+            Status.CAPTURE_IMPLICIT, "the legacy stream waits for a stream that is captured"
         )
     return stream.capture
 
 
 @entry("streamGetCaptureInfo(intptr_t stream)")
 def _stream_get_capture_info(process: HipProcess, handle: int) -> tuple[int, int, int]:
-    """Return a capture's status, number and graph. Number and graph are 0 if it is not active."""
+    """Return a capture's status, number and graph.
+
+    Number and graph are 0 if there is no capture, or if the capture was broken.
+    """
     capture = _capture_of(process, handle)
     if capture is None:
         return _NONE, 0, 0
@@ -89,7 +92,10 @@ def _graph_destroy(process: HipProcess, graph: int) -> None:
 
 @entry("threadExchangeStreamCaptureMode(int mode) -> int")
 def _thread_exchange_stream_capture_mode(process: HipProcess, mode: int) -> int:
-    """Set the mode that says which calls a capture forbids to this thread. Return the old mode."""
+    """Set this thread's mode, which decides the calls that a capture forbids to the thread.
+
+    Return the old mode.
+    """
     if mode not in CAPTURE_MODES:
         raise Refused(Status.INVALID_VALUE, f"there is no mode {mode}", "HIP-X6")
     before: int = getattr(process.thread, "capture_mode", 0)

@@ -232,7 +232,7 @@ _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrPciDeviceId": 22,
     "cudaDevAttrWarpSize": 9,
 }
-"""The numbers of the device attributes in CuPy for ROCm, which has no others."""
+"""The numbers of the device attributes in CuPy for ROCm. CuPy for ROCm has no other attributes."""
 
 
 def constants_of(*, is_hip: bool) -> dict[str, int]:

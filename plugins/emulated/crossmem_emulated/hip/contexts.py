@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts of the vendors' driver APIs, which CuPy does not offer, and the reset of a device."""
+"""The driver APIs' functions for contexts, which CuPy lacks, and the reset of a device."""
 
 from crossmem_emulated.hip.blocks import HostBlock, free_piece, release_host
 from crossmem_emulated.hip.calls import Refused, entry
@@ -25,7 +25,8 @@ def _find(process: HipProcess, handle: int) -> Context:
 def _choose(process: HipProcess, context: Context) -> None:
     """Make a context's device the current device of the thread.
 
-    This applies to the profiles in which each device has one context. A pop does not switch back.
+    This applies to the profiles in which each device has one context. A pop of the context does not
+    restore the earlier device.
     """
     if not process.profile.has_contexts:
         process.thread.context = context.handle
@@ -126,7 +127,8 @@ def _device_primary_ctx_reset(process: HipProcess, device: int) -> None:
         check_safe(process)
         process.check_device(device)
         _reset(process, "devicePrimaryCtxReset", device)
-    # In the profiles that follow a runtime's sources, this call does nothing, for any number.
+    # In the profiles that follow a runtime's sources, this call does nothing. It accepts any device
+    # number.
 
 
 @entry("deviceReset()")

@@ -48,8 +48,8 @@ _SIDES: Final = {
     Kind.DEVICE_TO_DEVICE: (True, True),
     Kind.DEVICE_TO_DEVICE_NO_CU: (True, True),
 }
-"""The key is the kind of a copy. The value says whether the source is on a device, and then whether
-the target is."""
+"""The key is the kind of a copy. The value has two flags: whether the source is on a device, and
+whether the target is on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
                 f"{nbytes} bytes at {pointer:#x} end after the allocation",
                 "HIP-X4",
             )
-        # The address may belong to freed device memory, and then an access causes a page fault.
+        # If the address belonged to device memory that was freed, an access would cause a page
+        # fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
             text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -117,9 +118,9 @@ def _is_pageable(process: HipProcess, pointer: int) -> bool:
 def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, int]) -> None:
     """Finish a stream's copy if one end is memory that is not pinned.
 
-    ``ends`` are the first addresses of both ends. The caller may reuse that memory as soon as the
-    call has returned. So the copy must be done by then, even if a function of the application
-    precedes it in the stream.
+    ``ends`` are the first addresses of both ends. The caller may reuse memory that is not pinned as
+    soon as the call returns. So the copy must be complete before the call returns, even if a
+    function of the application precedes the copy in the stream.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
@@ -160,8 +161,8 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         if side.is_device is None or side.is_device == claimed:
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
-        # The kind may say that an address is a device's, while no device has this address. Then the
-        # memory may have been freed.
+        # If the kind names a device and no device has this address, the device memory may have been
+        # freed. So every edition refuses the copy.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)
@@ -284,7 +285,7 @@ def _memcpy_peer(
     "memcpyPeerAsync(intptr_t dst, int dstDevice, intptr_t src, int srcDevice, size_t size, "
     "intptr_t stream)"
 )
-def _memcpy_peer_async(  # noqa: PLR0917 - as CuPy passes them
+def _memcpy_peer_async(  # noqa: PLR0917 - CuPy's parameters
     process: HipProcess, target: int, to: int, source: int, start: int, nbytes: int, stream: int
 ) -> None:
     process.check_device(to)

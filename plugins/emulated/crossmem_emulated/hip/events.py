@@ -30,7 +30,7 @@ _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
 _NS_OF_MS: Final = 1e6
 _LOOK_AGAIN_S: Final = 0.002
-"""The interval of the checks whether another process's work is done."""
+"""The time between two checks of another process's work, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +166,7 @@ def _time_of(event: Event) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing. A wait for an event has no effect of its own; only its place in order counts."""
+    """Do nothing. A wait for an event only delays the later work of the stream."""
 
 
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
@@ -235,7 +235,8 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
     # Other processes cannot make this process's streams execute their work. So the stream executes
-    # its work now, up to the first function of the application. A slow stream executes it soon.
+    # its work now, up to the first function of the application. For a slow stream, a thread of the
+    # emulation does this a little later.
     is_slow = process.queues.is_slow
     if not is_slow:
         process.queues.drain([record.stream])

@@ -115,7 +115,7 @@ def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current
 
 
 def withdraw(process: HipProcess, call: str, piece: Piece) -> bool:
-    """Delete the exports of memory that is being freed. Return whether it had any.
+    """Delete the exports of memory that is being freed. Return whether the memory had exports.
 
     Later opens are refused. Processes that have the memory open keep it, although the vendors leave
     this undefined (HIP-E10).

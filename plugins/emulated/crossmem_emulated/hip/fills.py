@@ -50,7 +50,8 @@ def give_fill(
 ) -> None:
     """Submit a fill to a stream.
 
-    The host waits for the fill if it can access the memory, unless the call is asynchronous.
+    An asynchronous call does not wait. Another call waits for the fill if the host can access the
+    memory, or if the program has made the memory synchronous.
     """
     is_seen = side.is_device is None or side.is_synchronous
     do_now(process, stream, work, waits=is_seen and not is_async)

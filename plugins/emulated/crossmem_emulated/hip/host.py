@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory that the program registers, host memory by its device address, and managed memory."""
+"""Registered host memory, the device addresses of host memory, and managed memory."""
 
 from crossmem_emulated import memory
 from crossmem_emulated.hip.blocks import HostBlock, find_host_block, release_host

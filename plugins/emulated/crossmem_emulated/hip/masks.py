@@ -7,7 +7,9 @@ __all__ = ["visible_devices"]
 
 
 def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -> tuple[int, ...]:
-    """Return the visible devices' host-wide indices. A device's position is its number here.
+    """Return the visible devices' host-wide indices.
+
+    The position of a device in the result is its number in this process.
 
     Parameters
     ----------

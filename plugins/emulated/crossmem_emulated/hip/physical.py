@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Physical memory, which programs map at reserved addresses: creation, release, export and import.
 
-CuPy has none of these functions. Their arguments are those of the vendors' functions. Each field of
-a struct is an argument of its own.
+CuPy has none of these functions. They take the arguments of the vendors' functions. Each field of a
+struct is a separate argument.
 """
 
 import os
@@ -78,7 +78,7 @@ def check_virtual(process: HipProcess) -> None:
 
 
 def granularity_of(process: HipProcess) -> int:
-    """Return the unit of which sizes and addresses of mappings must be multiples, in bytes."""
+    """Return the granularity in bytes. Sizes and addresses of mappings must be multiples of it."""
     return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
 
 
@@ -121,7 +121,8 @@ def _check_properties(
     if not 0 <= device < len(process.setup.visible):
         raise Refused(process.profile.no_such_device, f"there is no device {device}", "HIP-V1")
     if handle_type not in _HANDLE_TYPES:
-        # Programs request other types to find out whether the runtime offers them.
+        # This is no violation: programs request other types to find out whether the runtime offers
+        # them.
         raise Refused(Status.NOT_SUPPORTED, f"there are no handles of type {handle_type}")
     return process.setup.visible[device]
 
@@ -184,7 +185,7 @@ def _mem_retain_allocation_handle(process: HipProcess, pointer: int) -> int:
             physical: Physical = piece.source.physical
             physical.references += 1
             return physical.handle
-        # Before ROCm 7.14, the libraries crashed on such an address.
+        # Before ROCm 7.14, AMD's libraries crashed on an address of other memory.
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was made by {piece.origin}", "HIP-V11")
     raise Refused(Status.INVALID_VALUE, f"nothing is mapped at {pointer:#x}")
 
@@ -241,6 +242,6 @@ def _mem_import_from_shareable_handle(
     if process.ordinal_of(pages.device) is None:
         process.store.release(pages)
         raise Refused(Status.NOT_SUPPORTED, "the memory's device is not visible here")
-    # NVIDIA's library does not export what was imported.
+    # NVIDIA's library does not export imported memory.
     handle_type = _DESCRIPTOR if process.profile.is_hip else NO_HANDLE
     return _enter(process, pages, PINNED, handle_type, is_imported=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that consists of rows with gaps between them: allocations, copies and fills.
 
-The distance between the begins of two rows is the pitch. The size of such memory is a product. If
-the product is too large for its C type, the call is refused before any other step.
+The distance between the starts of consecutive rows is the pitch. An allocation has pitch times
+height times depth bytes. A call is refused if a process does not have so many addresses.
 """
 
 from collections.abc import Callable, Iterator
@@ -90,7 +90,7 @@ class Plane:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
-        """Yield the parts of each row. If ``is_whole``, yield those of the whole memory at once."""
+        """Yield the parts of each row. If ``is_whole``, yield all parts of the memory at once."""
         if is_whole:
             yield side.parts
             return
@@ -166,7 +166,7 @@ def _add_copies(name: str, stream: int | None) -> None:
     """
 
     @entry(f"{name}({_ENDS})", hip_answers=_CUPY_ANSWERS)
-    def _memcpy_2d(  # noqa: PLR0917 - as CuPy passes them
+    def _memcpy_2d(  # noqa: PLR0917 - CuPy's parameters
         process: HipProcess,
         target: int,
         to_pitch: int,
@@ -189,7 +189,7 @@ _add_copies("memcpy2D_spt", PER_THREAD)
 
 
 @entry(f"memcpy2DAsync({_ENDS}, intptr_t stream)", hip_answers=_CUPY_ANSWERS)
-def _memcpy_2d_async(  # noqa: PLR0917 - as CuPy passes them
+def _memcpy_2d_async(  # noqa: PLR0917 - CuPy's parameters
     process: HipProcess,
     target: int,
     to_pitch: int,

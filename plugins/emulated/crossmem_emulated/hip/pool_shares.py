@@ -20,13 +20,13 @@ __all__: list[str] = []
 
 _DESCRIPTOR: Final = 1
 _NOTE: Final = struct.Struct("<16sQQiI")
-"""The begin of the file that describes a shared pool: magic, the host's identity in two numbers,
+"""The start of the file that describes a shared pool: magic, the host's identity in two numbers,
 the host-wide index of the pool's device, and the number of devices with access."""
 _ACCESS: Final = struct.Struct("<iI")
 """The rest of the file, for each device with access: its host-wide index, and its access."""
 _MAGIC: Final = b"crossmem a pool "
 _DATA: Final = struct.Struct("<QQ")
-"""The begin of a handle of pooled memory: offset and size. The memory's token follows. This is the
+"""The start of a handle of pooled memory: offset and size. The memory's token follows. This is the
 format of AMD's runtime."""
 
 
@@ -91,7 +91,7 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Return the pool's device, and the access of each device that has any.
+    """Return the pool's device, and the access of each device that has access.
 
     The devices are host-wide indices. The result is None if the file describes no pool.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory pools. A program allocates from a pool, and frees, in the order of a stream."""
+"""Memory pools. Allocations from a pool, and their frees, are ordered with the work of a stream."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def find_pool(process: HipProcess, handle: int) -> Pool:
 
 
 def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> Pool:
-    """Make a pool. ``handle_type`` is the type of the handles by which it can be shared."""
+    """Make a pool. ``handle_type`` is the type of the handles by which the pool can be shared."""
     pool = Pool(next(process.handles), device, handle_type)
     process.pools[pool.handle] = pool
     return pool
@@ -260,14 +260,15 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
         text = f"{pointer:#x} was not allocated in the captured graph"
         raise Refused(Status.INVALID_VALUE, text)
     submit(process, where, Work("freeAsync", (), lambda: _give_back(process, piece)))
-    # Imported memory is not marked: a program that opened it several times frees it as often.
+    # Imported memory is not marked as freed: a program that opened the memory several times frees
+    # it as often.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
     # The stream executes its work now, up to the first function of the application.
     process.queues.drain([where])
 
 
 def _give_back(process: HipProcess, piece: Piece) -> None:
-    """Free memory as work of a stream, unless another call has freed it meanwhile."""
+    """Free memory as work of a stream, unless another call has freed it before."""
     if process.space.pieces.get(piece.start) is not piece:
         return
     if piece.origin is Origin.IPC:

@@ -69,7 +69,7 @@ class Quirk:
     REUSED_HANDLES: Final = "reused-handles"
     """A handle names an address, so it also opens a later allocation there (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
-    """Each export of the same memory returns another handle (2025 and 2026)."""
+    """Each export of the same memory returns another handle (releases of 2025 and 2026)."""
     NEW_ADDRESSES: Final = "new-addresses"
     """A second open of a handle maps the memory again, as AMD's documents allow."""
     FOREIGN_NAMESPACE: Final = "foreign-namespace"
@@ -124,7 +124,7 @@ class Context:
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams of the same device that wait for a stream, and for which it waits.
+    """Return the streams of the same device with which a stream is ordered, in both directions.
 
     For the legacy stream, these are the other blocking streams. For another blocking stream, it is
     the legacy stream. For a stream that is not blocking, there are none.
@@ -261,7 +261,7 @@ class HipProcess:
     def _work(self, called: Entry, values: list[Any]) -> Any:
         if called.needs_device:
             # The flag is set before the call reads the emulated host's state. A child that another
-            # thread forks meanwhile cannot use the host, and must see the flag.
+            # thread forks during this call cannot use the host, and must see the flag.
             self.is_used = True
             if called.name not in _WITHOUT_CONTEXT:
                 self.thread.has_context = True

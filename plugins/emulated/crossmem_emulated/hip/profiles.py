@@ -111,7 +111,7 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only accepted flags of an open, None if all odd ones are accepted."""
+        """The only accepted flags of an open, None if all odd numbers are accepted."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property

@@ -235,7 +235,7 @@ def _ipc_close_mem_handle(process: HipProcess, pointer: int) -> None:
 
 
 def check_from_pool(opened: Import) -> None:
-    """Refuse to free memory that was not opened through a pool. It must be closed instead."""
+    """Refuse the free of opened memory that is not from a pool. Programs must close that memory."""
     if opened.pool is None:
         raise Refused(Status.INVALID_VALUE, f"{opened.pointer:#x} was imported", "HIP-E11")
 

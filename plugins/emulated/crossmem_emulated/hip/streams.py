@@ -35,8 +35,8 @@ PER_THREAD: Final = 2
 """The handle that names the calling thread's own stream."""
 _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
-"""The modes of captures. A capture of mode 0 forbids calls to all threads, one of mode 1 to its own
-thread, and one of mode 2 to none."""
+"""The modes of captures. Mode 0 forbids certain calls to all threads, mode 1 only to the thread
+that began the capture, and mode 2 to no thread."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
 """The lowest and the highest priority of a stream, with AMD (True) and with NVIDIA (False)."""
@@ -107,8 +107,8 @@ def find_stream(process: HipProcess, handle: int) -> Stream:
 def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool = False) -> None:
     """Submit work to a stream.
 
-    The stream executes the work at once, unless streams are slow. A captured stream does not
-    execute it.
+    The stream executes the work at once, unless streams are slow or the work must wait. A captured
+    stream does not execute work.
     """
     if stream.capture is not None:
         return
@@ -134,9 +134,9 @@ def finish_device(process: HipProcess, device: int) -> None:
 
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
-    """Record a violation for each pending work that uses memory which the program releases.
+    """Discard the pending work that uses memory which the program releases.
 
-    This work is lost.
+    Each piece of discarded work is a violation.
     """
     for work in process.queues.lose(start, nbytes):
         text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"
@@ -147,7 +147,7 @@ def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
 
 
 def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
-    """If one of the streams is captured, refuse the call. The call breaks all these captures."""
+    """If any of the streams is captured, refuse the call. The call breaks all their captures."""
     captured = [one.capture for one in streams if one.capture is not None]
     for capture in captured:
         capture.is_broken = True
@@ -156,7 +156,7 @@ def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
 
 
 def is_capture_in_way(process: HipProcess, device: int) -> bool:
-    """Whether a stream is captured for which the legacy stream would wait."""
+    """Whether the legacy stream of a device would wait for a captured stream."""
     streams = _of_device(process, device)
     return any(one.capture is not None for one in streams if one.is_blocking)
 
@@ -246,7 +246,7 @@ def _leave(process: HipProcess, stream: Stream) -> None:
     """Keep a destroyed stream until its work is done.
 
     The work waits for a value in memory, which may never come. The vendors' documents do not say
-    that the host waits for it.
+    that the host waits for the work, so the call returns at once.
     """
     key = "destroyed", stream.handle
     process.streams[key] = process.streams.pop(stream.handle)

@@ -40,7 +40,7 @@ def _place_of(process: HipProcess, stream: Stream, pointer: int, nbytes: int, ac
     return side.parts[0][0]
 
 
-def _write(  # noqa: PLR0917 - as C passes them
+def _write(  # noqa: PLR0917 - the parameters of C
     process: HipProcess, call: str, nbytes: int, handle: int, pointer: int, value: int, flags: int
 ) -> None:
     stream = find_stream(process, handle)
@@ -55,7 +55,7 @@ def _write(  # noqa: PLR0917 - as C passes them
         finish_later(process.lock, lambda: finish(process, [stream], work.sequence))
 
 
-def _wait(  # noqa: PLR0917 - as C passes them
+def _wait(  # noqa: PLR0917 - the parameters of C
     process: HipProcess,
     call: str,
     nbytes: int,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The implementation of TDT that serves a process, and the pool of its queues and buffers.
 
-A pool has the queues and buffers that some processes can use: those of a memory group, or, for a
-program on the host, those of one process on one device.
+A pool contains the queues and buffers of one memory group, for all members of the group. A program
+on the host is in no group: it has a pool of its own on each device.
 """
 
 import os
@@ -24,7 +24,7 @@ __all__ = ["ALLOC", "READ", "WRITE", "Pool", "check_processor", "close_device", 
 ADMIN, READ, WRITE, ALLOC = 1, 2, 4, 8
 _EVERYTHING: Final = ADMIN | READ | WRITE | ALLOC
 _CREATOR: Final = 16
-"""Marks the creator of a group, which need not be a member otherwise."""
+"""The bit of a group's creator. The creator may have no other right in the group."""
 _LONGEST_NAME: Final = 31
 _MOST_MEMBERS: Final = 1024
 _MOST_GROUPS: Final = 32
@@ -66,7 +66,7 @@ def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ())
 def tables_of(process: AclProcess) -> Iterator[tuple[sqlite3.Connection, Pool]]:
     """Yield the tables in a transaction, and this process's pool.
 
-    What dead processes held is freed first.
+    Buffers of processes that died a while ago are freed first.
     """
     device = process.current().device if _processor(process) is Processor.HOST else 0
     with process.machine.transaction() as tables:
@@ -83,7 +83,8 @@ def _pool_of(process: AclProcess, tables: sqlite3.Connection, device: int) -> Po
     me, index = process.machine.me(tables), process.visible[device]
     processor = _processor(process)
     if processor is Processor.HOST:
-        # The process of the device that has the queues is this process's own.
+        # On a real device, a separate process keeps the queues of each host process. So no other
+        # process uses this pool.
         name = f"/{me}/{index}"
         tables.execute(
             "INSERT OR IGNORE INTO acl_pool (name, device, owner) VALUES (?, ?, ?)",
@@ -126,7 +127,11 @@ def _add(tables: sqlite3.Connection, name: str, identity: tuple[int, int], attri
 
 
 def _recycle(process: AclProcess, tables: sqlite3.Connection) -> None:
-    """Free the buffers of processes that died a period ago, and end groups without processes."""
+    """Delete groups without processes, and free the buffers of dead processes.
+
+    The buffers are freed ``recycle_s`` seconds after a call of this function found the process
+    dead.
+    """
     for pid, start_time in tables.execute(
         "SELECT DISTINCT pid, start_time FROM acl_pool_member"
     ).fetchall():
@@ -217,7 +222,7 @@ def _mem_grp_add_proc(process: AclProcess, name: str, pid: int, attributes: int)
             text = f"a group has {_MOST_MEMBERS} processes, and a process {_MOST_GROUPS} groups"
             raise Refused(Code.RT_OVER_LIMIT, text)
         rights = attributes & _EVERYTHING
-        # As the vendor's header of the runtime says.
+        # ALLOC implies WRITE, and WRITE implies READ, as the vendor's header of the runtime says.
         if rights & ALLOC:
             rights |= WRITE
         if rights & WRITE:

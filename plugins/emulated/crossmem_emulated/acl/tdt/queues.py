@@ -77,7 +77,8 @@ def _destroy_queue(process: AclProcess, qid: int) -> None:
             "SELECT number FROM acl_route WHERE pool = ? AND ? IN (source_id, target_id) "
             "AND source IS NOT NULL AND target IS NOT NULL"
         )
-        # Only a process that has bound a route knows the router, and asks it.
+        # A process that has bound no route does not know the router, so it does not ask the router
+        # for routes of the queue.
         if process.tdt.has_router and tables.execute(query, (pool.number, qid)).fetchone():
             raise Refused(Code.FAILURE, f"routes use the queue {qid}", "ACL-Q7")
         tables.execute("DELETE FROM acl_queue WHERE pool = ? AND id = ?", (pool.number, qid))
@@ -91,7 +92,7 @@ def _enqueue(process: AclProcess, qid: int, handle: int, timeout_ms: int) -> Non
 
     def attempt(tables: sqlite3.Connection, pool: Pool) -> Queue | None:
         check_right(pool, WRITE)
-        # While this thread waited, another one may have used the buffer.
+        # While this thread waited, another thread may have used the buffer.
         chain = find_head(process, handle).chain
         queue = find_queue(process, tables, pool, qid)
         check_use(process, queue, ENQUEUE)
@@ -143,7 +144,7 @@ def _dequeue(process: AclProcess, qid: int, timeout_ms: int) -> int:
         ]
         if not headers:
             return None
-        # An element that was partly lost is freed.
+        # If the memory of one buffer is lost, all buffers of the element are freed.
         is_lost = any(block is None for _, block in headers)
         statement = (
             "DELETE FROM acl_mbuf WHERE number = ?"

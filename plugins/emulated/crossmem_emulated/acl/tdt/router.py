@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router, which moves elements from queues to the queues to which routes lead.
+"""The router: it moves elements along routes, from source queues to target queues.
 
 The router takes an element from a source, and gives each target a reference to the same data. While
-a target is full, the router keeps the element, and takes no other one from that source.
+a target is full, the router keeps the element, and takes no other element from the source.
 """
 
 import sqlite3
@@ -29,13 +29,13 @@ def pump(process: AclProcess, tables: sqlite3.Connection, pool: int) -> None:
         (pool,),
     ).fetchall()
     for (source,) in sources:
-        # Targets are no sources, so no source depends on another one.
+        # No target is a source, so the order of the sources does not matter.
         while _deliver(tables, source) and _take(process, tables, source):
             pass
 
 
 def _deliver(tables: sqlite3.Connection, source: int) -> bool:
-    """Give the element that the router has to the targets. Return whether all have it."""
+    """Give the targets the router's element of a source. Return whether all targets have it."""
     pending = tables.execute(
         "SELECT acl_route.number, target, depth "
         "FROM acl_route JOIN acl_queue ON acl_queue.number = target "

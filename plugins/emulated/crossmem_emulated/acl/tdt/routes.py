@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes: the elements of a queue go on to other queues, and all of them share the data."""
+"""Routes, which pass the elements of a queue on to other queues. The queues share the data."""
 
 import sqlite3
 from enum import IntEnum

@@ -54,7 +54,7 @@ class Block:
     """Size of the block's addresses in bytes."""
     pages: Pages
     is_own: bool
-    """Whether this process allocated the block. Then it keeps the block for other processes."""
+    """Whether this process allocated the block, and keeps it for other processes."""
     piece: Piece | None = None
     """The mapping; None while no buffer of this process refers to the block."""
     headers: int = 0
@@ -86,7 +86,7 @@ class QueueAttr:
     """The attributes of a queue to create."""
 
     name: Any = field(default_factory=lambda: ctypes.create_string_buffer(LONGEST_NAME + 1))
-    """The name in memory that the program can read."""
+    """The name, in a C string whose address the program can get."""
     depth: int = _DEFAULT_DEPTH
 
 
@@ -104,15 +104,15 @@ class TdtState:
     """The state of TDT in one process."""
 
     processor: Processor | None = None
-    """Chosen by the first call that needs it."""
+    """The implementation; None before the first call, which chooses it."""
     next_id: int = 0
-    """The id at which the search for a free one begins."""
+    """The id at which the search for a free id begins."""
     blocks: dict[int, Block] = field(default_factory=dict)
-    """The key is the block's number on the host."""
+    """The blocks that this process has open. The key is the block's number on the host."""
     buffers: dict[int, Buffer] = field(default_factory=dict)
-    """The key is the handle."""
+    """The buffers of this process. The key is the handle."""
     handed_over: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """The handles of buffers that are another process's, or a queue's, since an enqueue."""
+    """The latest handles of buffers that this process enqueued, and may no longer use."""
     objects: dict[int, Any] = field(default_factory=dict)
     """The attributes, routes, lists and queries that the program created. The key is the handle."""
     dequeuing: set[int] = field(default_factory=set)
@@ -120,4 +120,4 @@ class TdtState:
     has_router: bool = False
     """Whether this process has bound a route, which starts the router."""
     recycled_s: float = 0.0
-    """When this process last looked for dead processes."""
+    """The time at which this process last looked for dead processes, on the monotonic clock."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The use of a queue: whether this process may, and how long it waits."""
+"""The use of a queue: the check of this process's permissions, and the wait for the queue."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ class Queue(NamedTuple):
     busy: int
     """The directions, as bits, in which a process died inside the queue."""
     bits: int | None
-    """The permissions that this process was granted; None: it was granted none."""
+    """The permissions that were granted to this process, as bits; None if there was no grant."""
 
 
 def check_id(qid: int) -> None:
@@ -57,7 +57,7 @@ def check_id(qid: int) -> None:
 
 
 def find_queue(process: AclProcess, tables: sqlite3.Connection, pool: Pool, qid: int) -> Queue:
-    """Return a queue, or refuse."""
+    """Return a queue that this process has created or attached, or refuse."""
     check_id(qid)
     row = tables.execute(
         "SELECT acl_queue.number, depth, busy, bits FROM acl_queue "
@@ -83,14 +83,17 @@ def grant(tables: sqlite3.Connection, number: int, identity: tuple[int, int], bi
 
 
 def check_right(pool: Pool, right: int) -> None:
-    """Refuse the use of a queue by a process without a right in its memory group."""
+    """Refuse the use of a queue if this process lacks a right in its memory group."""
     if not pool.attributes & right:
         text = "this process lacks the right in its memory group"
         raise Refused(Code.RT_NO_PERMISSION, text)
 
 
 def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
-    """Refuse the use of a queue by a process without permission, or while the queue is busy."""
+    """Refuse the use of a queue if this process lacks the permission, or if the queue is busy.
+
+    The published drivers do not refuse a use without permission.
+    """
     if not (queue.bits or 0) & bit and process.profile.is_documented:
         text = f"this process was not granted the permission {bit} of the queue"
         raise Refused(Code.RT_NO_PERMISSION, text, "ACL-Q26")
@@ -123,7 +126,7 @@ def until(
     attempt: Callable[[sqlite3.Connection, Pool], _Result | None],
     late: Refused,
 ) -> _Result:
-    """Repeat an attempt until it returns a result. Other threads run meanwhile.
+    """Repeat an attempt until it returns a result. Other threads make calls between attempts.
 
     A negative timeout waits for ever. After the timeout, ``late`` is raised.
     """
