@@ -49,10 +49,7 @@ _MAX_COLLISIONS: Final = 256
 """The most hash collisions in one dict. The time to fill a dict grows with their square."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
-"""A function that returns the number of an array, or None for another value.
-
-Its second argument is a function that returns the path of the value in the tree.
-"""
+"""Returns an array's number; None for any other value. Argument 2 returns the value's path."""
 
 
 def write(value: Any, add_array: AddArray) -> Any:
