@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     The kit reads them as ``config.getoption("crossmem_device")`` (a string),
     ``"crossmem_runtime"``, ``"crossmem_mechanism"`` and ``"crossmem_report"`` (a string or None),
-    ``"crossmem_require"`` (a list of strings, empty where the option is absent),
+    ``"crossmem_require"`` (a list of strings, empty if the option is absent),
     ``"crossmem_core"`` and ``"crossmem_blocks"`` (bools) and ``"crossmem_fork_peers"`` (a bool or
     None).
     """

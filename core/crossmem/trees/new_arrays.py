@@ -25,7 +25,7 @@ __all__ = ["HOST_DEVICE", "empty", "empty_like"]
 _T = TypeVar("_T")
 
 HOST_DEVICE: Final = "host"
-"""The default of ``device``: memory of the host."""
+"""The default device of new arrays: memory of the host."""
 
 
 def empty(
@@ -36,7 +36,7 @@ def empty(
     pool: Pool | None = None,
     timeout: float = 0.0,
 ) -> Any:
-    """Return an array or tensor in memory of crossmem, which :func:`crossmem.share` never copies.
+    """Return an array or tensor that :func:`crossmem.share` never copies, in memory of crossmem.
 
     The memory is freed within a second after the array and all objects that are derived from it,
     such as views, have ended. If other processes have received the array, the memory stays until

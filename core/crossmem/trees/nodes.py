@@ -17,7 +17,7 @@ null, true, 1  None, True, 1; Unicode strings and finite floats also have their 
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
-{"i": [n, x]}  container n again, counted over all finished mutable containers; x is its JSON
+{"i": [n, x]}  container n again; n counts mutable containers as they finish; x is its JSON
 ============== ==================================================================================
 
 The module ``classes`` describes the lookup of classes.
@@ -49,7 +49,7 @@ _MAX_COLLISIONS: Final = 256
 """The most hash collisions in one dict. The time to fill a dict grows with their square."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
-"""Returns the number of an array, None for other values. The second argument returns its path."""
+"""Returns an array's number; None for any other value. Argument 2 returns the value's path."""
 
 
 def write(value: Any, add_array: AddArray) -> Any:
@@ -147,7 +147,7 @@ def _write_scalar(value: Any, numpy: Any) -> Any:
 def _can_be_changed(node: Any) -> bool:
     """Whether a node is a mutable container.
 
-    If such a container occurs twice in a tree, a change of it is visible in both places.
+    If a mutable container occurs twice in a tree, a change of it is visible in both places.
     """
     return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 

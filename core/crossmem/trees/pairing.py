@@ -16,8 +16,8 @@ def pair_arrays(
 ) -> Iterator[tuple[int, int, str]]:
     """Yield the numbers of arrays at the same places of two trees with the same structure.
 
-    The trees may differ in attributes and in the order of keys. Plain values may differ, too,
-    unless the operation is an update.
+    The trees may differ in the ``_metadata`` of an OrderedDict and in the order of keys. Plain
+    values may differ, too, unless the operation is an update.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def _in_words(tag: str | None, name: str | None) -> str:
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     """Return a node's tag, the nodes inside it, and its class's name.
 
-    The key of an inner node is its index, or the text of its key.
+    The inner nodes are in a dict. Its keys are indexes, or the texts of the keys of ``node``.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None
@@ -87,7 +87,8 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     if form is None:
         return None, {}, None
     inner, beside = form.split(content)
-    # A key may be a container, such as a tuple, so the text of the key is used in its place.
+    # A key may be a container, such as a tuple. Its node is not hashable, so the text of the node
+    # is the key here.
     parts = (
         ((repr(_without_numbers(key)), one) for key, one in inner)
         if form.has_keys
@@ -99,7 +100,7 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
 def _without_numbers(node: Any) -> Any:
     """Return a node without the numbers of repeated containers.
 
-    The texts of equal keys of two dicts can then be compared.
+    Equal keys of two dicts then have equal texts.
     """
     if type(node) is list:
         return [_without_numbers(one) for one in node]

@@ -87,7 +87,7 @@ def let_go(memory: Exportable) -> None:
     """Free memory that a tree owns.
 
     If arrays in a block outlive the tree, the block is freed with the last array. The tree's handle
-    of the block is withdrawn at once, so no further process can import the block with it.
+    of the block is withdrawn at once, so no further process can import the block with this handle.
     """
     try:
         memory.free()

@@ -42,7 +42,7 @@ class Published:
     _is_taken: bool
     """Whether this process has used the shared arrays: by ``value``, ``update`` or ``receive``.
 
-    Only then can it have written to the copies; before, it has only the originals.
+    Before that, this process has only the originals, so it cannot have written to the copies.
     """
     _lock: threading.RLock
     _process: Process
@@ -61,7 +61,7 @@ class Published:
         Raises
         ------
         ClosedError
-            This process, or the process that shares the tree, has closed it.
+            This process, or the process that shares the tree, has closed the tree.
         """
         timeline = self._look(None)
         version = timeline.value
@@ -121,8 +121,8 @@ class Published:
             call waits.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
-            another process's tree sends a request to its owner, which may take up to
-            ``CROSSMEM_TIMEOUT``.
+            another process's tree sends a request to the owner. With 0, this request may still take
+            up to ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class Published:
             except StaleHandleError as error:
                 raise _closed("wait") from error
             with self._lock:
-                # Another thread may have closed this object or connected first.
+                # Another thread may have closed this object, or opened the timeline first.
                 self.check()
                 self._timeline = timeline = self._timeline or made
         return timeline
@@ -210,10 +210,11 @@ class Published:
         Parameters
         ----------
         version
-            The version that all of them must have acknowledged.
+            The version that the readers must have acknowledged.
         readers
-            The smallest number of readers that must have acknowledged. None: all processes that
-            have acknowledged any version, and that have neither closed the tree nor died.
+            The call returns when this number of readers has acknowledged the version. None: the
+            call waits for each process that has acknowledged any version, unless the process has
+            closed the tree or died.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once.
 

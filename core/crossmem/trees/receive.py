@@ -54,7 +54,7 @@ def receive(
 ) -> Any:
     """Return arrays and tensors over the memory that another process shared, without a copy.
 
-    The memory stays valid as long as a received array, or an object that is derived from one,
+    The memory stays valid while a received array, or an object that is derived from the array,
     lives, even if the sender frees the memory. After the sender's exit, the memory stays valid if
     the backend has the capability ``survives_owner``. The memory is released within a second after
     the last array ends.
@@ -69,8 +69,8 @@ def receive(
         ``"advisory"``: only NumPy arrays refuse writes.
     device
         The device for which memory of this device's backend is mapped. Memory of other backends is
-        mapped for the device that holds the memory, and so is all memory if ``device`` is None. The
-        memory does not move (C24).
+        mapped for the device that holds the memory. If ``device`` is None, the same holds for all
+        memory. The memory does not move (C24).
     into
         A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
         The received contents are copied into these arrays, the received memory is released, and
@@ -108,8 +108,8 @@ def receive(
 
 
 def _overwrite(into: Any, message: Message, mappings: Sequence[Mapping]) -> None:
-    # The message is untrusted. It is read once as a tree, because match() only compares valid
-    # trees.
+    # The message is untrusted, and match() needs a valid tree. So read() checks the tree first, and
+    # its result is not used.
     read(message.tree, range(len(message.rows)))
     make = maker_of_rows(mappings)
     jobs = []

@@ -62,9 +62,9 @@ def share(
     copy
         ``"allow"`` or True: an array is copied once if it cannot be shared in place. An array that
         shares a block of the vendor with other memory is also copied, unless ``neighbours`` is
-        ``"expose"``. Readers get the copy. To change what they see, change the arrays in
+        ``"expose"``. Readers get the copy. To give readers new data, change the arrays in
         :attr:`crossmem.Shared.value`, or copy again with :meth:`crossmem.Shared.update`. None or
-        False: such an array is refused.
+        False: an array that would be copied is refused.
     device
         The device to which host memory is copied; ``host`` if None. The CPU must be able to address
         the device's memory.
@@ -116,7 +116,8 @@ def share(
     tree_memory = TreeMemory(
         process, allow, access, neighbours, may_copy, lambda: host_device(device), pool
     )
-    # The timeline has the version of the tree. Who may import from the pool may also read it.
+    # The timeline's value is the version of the tree. Processes that may import the pool may also
+    # open the timeline.
     readers = pool.allow if pool is not None and allow is None else allow
     try:
         handles, rows, copies = _rows(tree_memory, leaves)
@@ -174,7 +175,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
 
 
 def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> None:
-    # A NumPy array compares elementwise, and 1 is equal to True.
+    # Only None and strings are compared with the known values. A NumPy array would compare
+    # elementwise, and 1 is equal to True.
     if (value is not None and not isinstance(value, str)) or value not in known:
         msg = f"{name} must be one of {known}, not {shorten(value)}"
         raise ConfigurationError(msg, operation="share")
@@ -209,7 +211,7 @@ def _rows(
 def _timeline(process: Process, allow: Allow | None, memory: TreeMemory) -> Timeline | None:
     """Return the timeline of the tree's version; None if no backend can hold the timeline."""
     try:
-        # On the device of the arrays, its streams can signal a new version.
+        # If the timeline lies on the device of the arrays, streams of that device can signal it.
         (device,) = memory.devices if len(memory.devices) == 1 else (device_of(HOST_DEVICE),)
         return leave_to_references(make_timeline(process, device, None, allow))
     except (BackendNotFoundError, BackendUnavailableError):

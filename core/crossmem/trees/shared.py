@@ -24,8 +24,8 @@ from crossmem.trees.tree_memory import TreeMemory
 
 __all__ = ["Shared"]
 
-# The type is covariant, so that update() takes any tree. update() compares the trees and refuses
-# one with another structure.
+# The type is covariant, so update() takes any tree. update() compares its argument with the shared
+# tree, and refuses a tree with another structure.
 _T_co = TypeVar("_T_co", covariant=True)
 
 
@@ -34,8 +34,8 @@ class Shared(Published, Generic[_T_co]):
 
     Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. This object keeps
     the shared arrays and owns their copies. Keep it until the other processes have received the
-    tree, then close it, or use it as a context manager. Received arrays stay valid after that. Its
-    pickle has the bytes of :meth:`to_bytes`.
+    tree, then close it, or use it as a context manager. Received arrays stay valid after that. A
+    pickle of this object contains the bytes of :meth:`to_bytes`.
 
     Attributes
     ----------
@@ -138,10 +138,10 @@ class Shared(Published, Generic[_T_co]):
     def value(self) -> _T_co:
         """The tree in shared memory. Readers see all writes to its arrays.
 
-        Its containers are new. An array that was shared in place is the original. For an array that
-        was copied, the value has an array in the shared memory, for training in place. For PyTorch
-        this is a plain tensor, even for a ``Parameter``. In another process, the value is the
-        result of :func:`crossmem.receive`, which this object keeps.
+        The containers of the value are new. An array that was shared in place is the original. For
+        an array that was copied, the value has an array in the shared memory, for training in
+        place. The copy of a PyTorch ``Parameter`` is a plain tensor. In another process, the value
+        is the result of :func:`crossmem.receive`, and this object keeps the result.
 
         The arrays keep the memory after :meth:`close`, as received arrays do.
 
@@ -190,7 +190,7 @@ class Shared(Published, Generic[_T_co]):
         """
         self._own("update")
         contents = self._contents
-        # Another thread may have closed this object before.
+        # Another thread may have closed this object after the check in _own().
         self.take()
         assert contents is not None  # noqa: S101 - it goes with the timeline
         contents.overwrite(tree)
@@ -226,7 +226,7 @@ class Shared(Published, Generic[_T_co]):
 
     @property
     def kept(self) -> object:
-        """The objects that keep the memory, for a user that outlives this object."""
+        """The objects that keep the memory, for a caller that needs it after this object's end."""
         return self._owned, self._contents, self._kept, self._received
 
     @property
@@ -257,7 +257,8 @@ class Shared(Published, Generic[_T_co]):
             while self._received:
                 steps.callback(self._received.pop().unmap)
             if self._timeline is not None:
-                # The last callback runs first: readers see the end before the memory is released.
+                # The last callback runs first: readers see that the tree is closed before the
+                # memory is released.
                 steps.callback(self._timeline.close)
             if self._process.is_inside:
                 # A finaliser may run in a thread that holds a lock, and releases take locks of a

@@ -68,7 +68,7 @@ class TreeMemory:
     host: Callable[[], Device]
     pool: Pool | None = None
     owned: list[Exportable] = field(default_factory=list)
-    """Adoptions and copies. The owner of this object frees them."""
+    """Adoptions and copies. The tree's ``Shared``, or :meth:`give_up`, frees them."""
     devices: set[Device] = field(default_factory=set)
     """Devices that hold memory of the tree."""
     copied_nbytes: int = 0
@@ -159,8 +159,8 @@ class TreeMemory:
             if handle.owner == self.process.identity:
                 owned = self.process.part(Allocations).find(handle)
             if owned is not None and not owned.is_retired:
-                # This process owns the memory, so the arguments of this call decide who may import
-                # it.
+                # This process owns the memory, so the settings of this tree decide which processes
+                # may import the memory.
                 origin -= handle.offset
                 handle = export_again(owned, self.allow, self.access or "rw")
                 origin += handle.offset

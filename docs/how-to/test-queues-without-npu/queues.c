@@ -64,7 +64,7 @@ static void primary(const pid_t *pids, int pipe)
     CHECK(acltdtCreateQueue(NULL, &qid));
     for (int one = 0; one < SECONDARIES; ++one)
         CHECK(acltdtGrantQueue(qid, pids[one], ACL_TDT_QUEUE_PERMISSION_DEQUEUE, 0));
-    for (int one = 0; one < SECONDARIES; ++one) /* any of them reads it, so all are granted */
+    for (int one = 0; one < SECONDARIES; ++one) /* after the grants: any secondary may read first */
         if (write(pipe, &qid, sizeof qid) != sizeof qid)
             give_up("no secondary", 0);
     for (int32_t number = 0; number < FRAMES; ++number)
