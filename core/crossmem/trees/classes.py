@@ -60,8 +60,8 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
     """Refuse an object with attributes that are not fields, because the message has only fields.
 
-    Two kinds of attributes are ignored. The receiver computes cached properties again. The
-    attribute that ``typing`` sets on an object of a generic class has no effect.
+    Two kinds of attributes are ignored: cached properties, which the receiver computes again, and
+    the attribute that ``typing`` sets on an object of a generic class, which has no effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()

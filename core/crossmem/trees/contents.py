@@ -19,8 +19,8 @@ from crossmem.trees.pool_blocks import Exportable
 __all__ = ["Contents"]
 
 _READ_STEP: Final = 1 << 16
-"""At the page fault of a read, Linux maps up to this many bytes. At that of a write, it maps one
-page."""
+"""The most bytes that Linux maps at the page fault of a read. At the page fault of a write, Linux
+maps one page."""
 
 
 class Contents:
@@ -118,6 +118,6 @@ class Contents:
 
 
 def _map_pages(memory: Memory, low: int, high: int) -> None:
-    """Map the pages of a copy now. The copy was written through the descriptor, which maps none."""
+    """Map the pages of a copy now. The copy was written through the descriptor, without mapping."""
     if memory.device.capabilities.host_visible:
         memory.view()[low:high:_READ_STEP].tobytes()

@@ -18,8 +18,8 @@ _MAX_NESTING: Final = 200
 """The largest depth of nested brackets. The JSON parser refuses a larger depth."""
 
 _MIN_ROW_NBYTES: Final = 24
-"""A lower bound for the description of an array in the JSON, which has at most three opening
-brackets. So the length of a text limits the number of its brackets."""
+"""A lower bound for the size of an array's description in the JSON. Such a description has at most
+three opening brackets. So the length of a text limits the number of its brackets."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _TOKENS: Final = re.compile(

@@ -18,7 +18,7 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""The name in errors of the argument that is the other tree. The key is the operation."""
+"""The name of the argument that has the other tree, for errors. The key is the operation."""
 
 
 class Match(NamedTuple):
@@ -84,7 +84,7 @@ def refuse_unwritable(
     Raises
     ------
     ConfigurationError
-        The message says why.
+        The array cannot be overwritten. The message says why.
     """
     obstacle = None
     if kind == "numpy" and not array.flags.writeable:

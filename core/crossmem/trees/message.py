@@ -120,7 +120,7 @@ def _pack(row: Row) -> tuple[Any, ...]:
 
 
 # The bytes of a tree stay the same after each update, so a reader may decode them again and again.
-# The last result is kept.
+# The last results are kept.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
     return _decode(blob)

@@ -34,7 +34,7 @@ Neighbours = Literal["expose"]
 
 
 class AdoptionRecord(AllocationRecord):
-    """The record of an adoption. It holds the owner of the memory until the last lease ends."""
+    """The record of an adoption. It refers to the memory's owner until the last lease ends."""
 
     __slots__ = ("_offset", "_owner")
 
@@ -57,7 +57,10 @@ class AdoptionRecord(AllocationRecord):
         self.nbytes = nbytes
 
     def adopt(self, foreign: Foreign) -> None:
-        """Join the record of the vendor's allocation. The first adoption makes that record."""
+        """Add this adoption to the record of the vendor's allocation.
+
+        The first adoption makes that record.
+        """
         self.process.part(ForeignAllocations).enter(self.device, foreign, self)
         memory = cast("ForeignAllocation", self.memory)
         # All adoptions in one allocation of the vendor have one allocation number. Their export
@@ -82,7 +85,7 @@ class AdoptionRecord(AllocationRecord):
     def free_now(self, *, blocking: bool) -> None:
         """End the adoption, and then drop the reference to the owner of the memory.
 
-        No lock is held at that moment, because the owner's finaliser may run.
+        No lock is held when the reference is dropped, because the owner's finaliser may then run.
         """
         super().free_now(blocking=blocking)
         if self.is_done:
@@ -176,7 +179,10 @@ def adopt(
 
 
 def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
-    """Describe the memory that importers can reach beside the adopted range, or return None."""
+    """Describe the memory beside the adopted range that importers can reach; None if there is none.
+
+    An importer reaches all ``exposed_nbytes``, of which ``nbytes`` are adopted.
+    """
     if exposed_nbytes == nbytes:
         return None
     others = f"{exposed_nbytes - nbytes} other bytes would become accessible"

@@ -120,9 +120,9 @@ class Allocation(Memory):
         Raises
         ------
         UnsupportedError
-            The backend offers neither the requested access nor raw handles, or it cannot admit the
-            users in ``allow``. Or the device has no
-            streams, or ``stream`` was passed for a raw handle.
+            The backend does not offer the requested access or raw handles, or it cannot admit the
+            users in ``allow``. Or ``stream`` was passed, and the device has no streams or the
+            handle is raw.
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -279,7 +279,7 @@ def record_of(allocation: Allocation) -> AllocationRecord:
     ClosedError, ForkedProcessError
         The memory was freed, or a forked child called this.
     """
-    allocation.ptr  # noqa: B018 - raises if it may not be used
+    allocation.ptr  # noqa: B018 - raises if the allocation was freed or inherited by a fork
     record = allocation._record
     assert record is not None  # noqa: S101
     return record

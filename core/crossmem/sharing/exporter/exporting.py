@@ -55,7 +55,7 @@ def export_again(
 def _export(
     record: AllocationRecord, allow: Allow | None, access: Access, *, lease: bool
 ) -> ShareableHandle:
-    """Export memory. The caller holds the lock of the record."""
+    """Export a record's memory under a new number. The caller holds the lock of the record."""
     device, process, block = record.device, record.process, record.memory.blocks[0]
     raw = not lease
     exported = record.memory.export(access, raw=raw)
@@ -75,8 +75,8 @@ def _export(
     if (record.offset, record.nbytes) != (0, handle.nbytes):
         handle = handle.slice(record.offset, record.nbytes)
     named = handle.allocation, handle.export
-    # The entry of ``exported`` must be removed with the memory. Until the handle is in ``handles``,
-    # only the set ``loose_exports`` names that entry.
+    # The entry of ``allocations.exported`` must be removed with the memory. Until the handle is in
+    # ``record.handles``, only the set ``loose_exports`` names that entry.
     record.loose_exports.add(named)
     record.allocations.exported[named] = record
     if lease:

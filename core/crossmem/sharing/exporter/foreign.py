@@ -80,7 +80,7 @@ class ForeignAllocation(BlockRecord):
     foreign
         The driver's report about the memory at the time of the first adoption.
     users
-        The records of these adoptions.
+        The records of the adoptions in this allocation.
     """
 
     __slots__ = ("_group", "export_numbers", "foreign", "number", "users")
@@ -155,7 +155,7 @@ class ForeignAllocations(Part):
                 self._end(known)
             if known is None:
                 group = foreign_memory_of(device.driver)
-                assert group is not None  # noqa: S101 - look_at has asked it
+                assert group is not None  # noqa: S101 - look_at() has checked that
                 known = ForeignAllocation(next(self._process.numbers), device, foreign, group)
                 try:
                     self._known.add(known, foreign.base, foreign.nbytes, space)

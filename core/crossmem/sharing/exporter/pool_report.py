@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many blocks of a pool are free, live or waiting, and how many blocks each process holds."""
+"""The numbers of a pool's free, live and waiting blocks, and of the blocks that processes hold."""
 
 from dataclasses import dataclass
 

@@ -24,7 +24,7 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
     InvalidHandleError
         The handle names this process as its owner, but this process did not make it.
     StaleHandleError
-        The memory was freed in the meantime.
+        The memory was freed.
     """
     if handle.owner != process.identity:
         return

@@ -47,12 +47,12 @@ class BlockRecord:
         return self.blocks[0]
 
     def find_export(self, access: Access, *, raw: bool) -> Exported | None:
-        """Return the existing export, None if there is none."""
+        """Return the vendor's export, None if the vendor has not made it yet."""
         made = self.exported.get((access, raw))
         return made[0] if made else None
 
     def export(self, access: Access, *, raw: bool) -> Exported:
-        """Return the vendor's export, made at the first such call. The caller holds the lock."""
+        """Return the vendor's export. The first call makes it. The caller holds the lock."""
         made = self.exported.setdefault((access, raw), [])
         if not made:
             device = self.device
@@ -70,7 +70,7 @@ class BlockRecord:
 
 
 class AllocationRecord(Record):
-    """The record of an allocation, from before the driver allocates until all is freed."""
+    """The record of an allocation, from before its allocation until after its release."""
 
     __slots__ = (
         "allocations",

@@ -107,8 +107,8 @@ def exports() -> list[ExportInfo]:
         )
         for unit, published, leases in registry.report()
         for export in published
-        # While a message reserves a block, the registry has an entry for it. Only Pool.exports()
-        # lists blocks.
+        # While a message reserves a block, the registry has an entry for the block. Such entries
+        # are left out: only Pool.exports() lists blocks.
         if not isinstance(export.handle, BlockHandle)
     ]
 

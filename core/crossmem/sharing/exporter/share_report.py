@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which mechanisms can share memory of another library, and why the others cannot."""
+"""The report of the mechanisms that can share memory of another library."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ __all__ = ["ShareReport", "ShareWay", "how_can_share"]
 
 @dataclass(frozen=True, slots=True)
 class ShareWay:
-    """One mechanism of a device, for the memory around an address.
+    """How one mechanism of a device can share the memory around an address, or why it cannot.
 
     Parameters
     ----------

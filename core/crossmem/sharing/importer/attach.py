@@ -70,7 +70,7 @@ def import_handle(
     Returns
     -------
     Import
-        It holds the memory until you close it.
+        An object that holds the memory until you close it.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def attach(
     Parameters and errors are those of :func:`import_handle`.
     """
     if type(handle) is bytes and on_owner_death is KEEP and readonly is False and device is None:
-        # If the pool of a block is open in this process, the attach takes no message.
+        # If the pool of the block is open in this process, the attach needs no message.
         arena: ArenaImport | None = open_pools.get(handle[BLOCK_START:])
         if arena is not None:
             if arena.ready or arena.idle:
@@ -203,8 +203,8 @@ def attach_reserved(
 ) -> list[Mapping]:
     """Receive a message: attach its handles as :func:`attach_many` does, and end its reservations.
 
-    Freed memory that the message reserves is attached too. If this raises, the message keeps its
-    reservations. The receiver may try again or discard the message (see
+    Memory that was freed is attached, too, if the message reserves it. If the call raises, the
+    message keeps its reservations. The receiver may try again or discard the message (see
     :mod:`crossmem.sharing.importer.messages`).
 
     Parameters
@@ -362,8 +362,8 @@ def _open(
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
     """End the uses of a call that raises. Later calls repeat releases that the vendor refuses now.
 
-    Another thread may be requesting the same memory with a longer timeout. The deadline of this
-    call may have passed, so the reaper ends the use after that request.
+    The deadline of this call may have passed. So if another thread holds the lock of an import,
+    this call does not wait for that thread: the reaper ends the use later.
     """
     ready = process.deferred.ready
     for use in uses:

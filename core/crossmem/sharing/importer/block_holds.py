@@ -28,7 +28,7 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "Holders", "LinkedHold", "all_of"]
 
 _LOOK_S: Final = 0.5
-"""The shortest time between two checks of the owner by attaches."""
+"""For this time after a check of the owner, attaches do not check the owner again."""
 ASK_S: Final = 5.0
 """Time limit for the owner's confirmation that it is still the program that made the pool."""
 
@@ -44,12 +44,13 @@ class ArenaImport:
         The handle of any block.
     holders
         The holders of each block. The word of a block in the row is not 0 while the block has a
-        holder. All imports of one pool, read-only or for other devices, share row and holders.
+        holder. All imports of one pool share the row and the holders, also imports that are
+        read-only or for other devices.
     """
 
     def __init__(self, use: Use, handle: BlockHandle, holders: "Holders") -> None:
         record = use.record
-        assert record is not None  # noqa: S101 - it is open
+        assert record is not None  # noqa: S101 - the arena is open
         self.process = use.process
         self.use = use
         self.record = record
@@ -193,8 +194,9 @@ class BlockHold(Use):
                 words.store(row, at, generation)
             self.is_sure = True
         else:
-            # A process that maps a freed block may map the block again. A hold that a signal
-            # handler interrupted does not count: the owner may not have seen the word.
+            # The owner has freed the block. If another hold of this process keeps the generation in
+            # the row, the owner waits, so this process may map the block again. Only a hold that
+            # the owner is certain to see counts: a signal handler may have interrupted the others.
             others = all_of(arena.holders.get(index, ()))
             self.is_sure = word == generation and any(one.is_sure for one in others)
         return self.is_sure
@@ -223,7 +225,7 @@ class BlockHold(Use):
             del holders[index]
         word = row[at]
         if not word:
-            # An interrupt occurred before the hold began.
+            # A signal handler raised before the hold began.
             self.is_done = True
             return True
         row[at] = 0
@@ -300,7 +302,8 @@ class LinkedHold(BlockHold):
     """A hold whose end needs more than one store.
 
     Such a hold belongs to an import object or its mapping, to an object that ends with its owner,
-    or to a device with streams. The work of the streams must end first.
+    or to a device with streams or asynchronous work. Work that uses the block must end before the
+    hold does.
     """
 
     __slots__ = ("children", "ends_with_owner", "landing", "parent")

@@ -41,18 +41,18 @@ class BlockImport(Import):
     def map(self) -> Mapping:
         """Map the block at an address in this process; see :meth:`Import.map`."""
         parent = record_of_import(self)[0]
-        assert isinstance(parent, BlockHold)  # noqa: S101 - made so
+        assert isinstance(parent, BlockHold)  # noqa: S101 - the record of a BlockImport is a hold
         process = self._process
         hold = LinkedHold(parent.arena, parent.index)
         try:
             with process.state:
-                # Another thread may have closed the import.
+                # If another thread has closed the import, this call raises.
                 record_of_import(self)
                 hold.parent = parent
                 children_of(parent).add(hold)
                 # The import already holds the block, so the result of take() does not matter.
                 hold.take(self.handle.generation)
-                # A signal handler may have closed the import by now.
+                # If a signal handler has closed the import since, this call raises.
                 record_of_import(self)
             mapping = mapping_of(hold, self.handle, self.readonly)
             if parent.ends_with_owner:
@@ -102,8 +102,8 @@ class BlockMapping(Mapping):
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # it needs no lock. A thread that prevents the end first sets its mark, and then reads
-            # the record.
+            # the branch needs no lock. A call that prevents the end, such as a copy or a view, is
+            # recorded first, and then reads ``_record`` again.
             if not (
                 self._record is None
                 or process.is_inherited
@@ -154,7 +154,8 @@ def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapp
 def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
     """Attach a block of this pool by the bytes of its handle; return None if a message is needed.
 
-    After the first attach of a pool, every attach takes this path, which makes no system call.
+    After the first attach of a pool, attaches with default arguments take this path, which makes no
+    system call. They leave it only to check the owner or to report an error.
     """
     head, checksum, offset, length, index, generation, nbytes = _unpack(blob)
     stride = arena.stride

@@ -49,7 +49,7 @@ class _Holders(Holders):
     def __init__(self) -> None:
         super().__init__()
         self.arenas = 0
-        """Number of open arenas of the pool: read-only or not, for one device or another."""
+        """Number of open arenas of the pool: one for each device and access."""
 
 
 class PoolImports(Part):
@@ -107,7 +107,7 @@ class PoolImports(Part):
             record = use.record
             assert record is not None  # noqa: S101 - acquire() has set it
             new = _Holders()
-            # The constructor checks the handle, so it is called before the driver.
+            # The constructor checks the handle, so it is called before the driver maps the arena.
             arena = ArenaImport(use, handle, new)
             arena.base = base = record.map(use, remappable=False)
             if record.device.capabilities.host_visible:
@@ -140,7 +140,7 @@ class PoolImports(Part):
 
     @override
     def tend(self) -> None:
-        """Release arenas for which the owners wait, unless this process holds one of the blocks."""
+        """Release the arenas whose owner waits or is dead, if this process holds no block there."""
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:
@@ -209,7 +209,7 @@ def hold_block(
     *,
     is_linked: bool = False,
 ) -> BlockHold:
-    """Hold a block, and append the hold to ``holds``. If this raises, the caller ends the holds.
+    """Hold a block, and append the hold to ``holds``. If the call raises, the caller ends them.
 
     Raises
     ------

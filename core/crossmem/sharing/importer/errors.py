@@ -75,7 +75,7 @@ _TEXTS: Final = {
     Status.UNWATCHED: _Text(
         UnsupportedError,
         "the owner (pid {pid}) grants this process no block of its pool: {reason}",
-        "share single allocations between such containers, or run Linux 6.5 or later",
+        "between containers, share single allocations instead of a pool, or run Linux 6.5 or later",
     ),
     Status.TAKEN: _Text(
         BusyError,
@@ -105,7 +105,7 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 
 
 def not_of_the_pool() -> InvalidHandleError:
-    """Return the error for a handle whose block its pool does not have."""
+    """Return the error for a handle of a block that does not exist in its pool."""
     return InvalidHandleError(
         "the bytes are no handle: the pool has no such blocks",
         hint="pass the bytes of handle.to_bytes() unchanged",

@@ -29,9 +29,9 @@ class ImportRequest(NamedTuple):
     reservation
         The handle's reservation number in a message, 0 without a reservation.
     pool
-        The pool, if the handle is that of a pool's arena.
+        The pool, if the handle names the arena of a pool.
     extras
-        Number of descriptors that come with the memory and that the driver does not get.
+        Number of descriptors at the end of the reply that are for crossmem and not for the driver.
     """
 
     handle: ShareableHandle

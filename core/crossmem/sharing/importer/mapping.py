@@ -92,7 +92,7 @@ class Import(Endable):
                 use.record = record
                 children_of(parent).add(use)
                 record.uses.add(use)
-                # A signal handler may have closed the import by now. Then this call raises.
+                # A signal handler may have closed the import since. Then this call raises.
                 record_of_import(self)
             base = record.map(use, remappable=True)
             mapping = Mapping(use, record, self.handle, base, readonly=self.readonly)
@@ -102,7 +102,7 @@ class Import(Endable):
         except BaseException:
             process.deferred.ready[use] = None
             # The use may end later, because another thread may hold the import's lock. A use
-            # without a mapping must not keep the import open, so it leaves the set at once.
+            # without a mapping must not prevent close() of this object, so it leaves the set now.
             if parent.children is not None:
                 parent.children.discard(use)
             process.drain()
@@ -170,8 +170,8 @@ class Mapping(Memory):
     nbytes
         Size of the part that the handle names, in bytes.
     readonly
-        Whether writing is refused. The device or kernel refuses it if the device has the
-        capability; otherwise this object does.
+        Whether writes are refused. The device or kernel refuses them. With
+        ``readonly="advisory"``, only this object refuses them.
     """
 
     __slots__ = ("_pointer", "handle")
@@ -259,7 +259,8 @@ class Mapping(Memory):
             The only stream whose work uses the memory: a stream of CuPy, PyTorch or torch-npu, or
             its handle. With a stream, the call does not wait for the device. At level ``"host"`` of
             :meth:`crossmem.Device.timeline`, it waits for the stream. crossmem releases the address
-            and the lease within a second after the work that was issued before is complete.
+            and the lease within a second after the stream has completed the work that was issued
+            before this call.
 
         Raises
         ------
@@ -283,7 +284,10 @@ class Mapping(Memory):
 
 
 def asked_readonly(mapping: Mapping) -> Readonly:
-    """Return the ``readonly`` argument of a mapping's import, False if the handle implies it."""
+    """Return the ``readonly`` argument for a new import like that of a mapping.
+
+    The argument is False if the handle itself is read-only.
+    """
     if not mapping.readonly or mapping.handle.access == "ro":
         return False
     use = mapping._record

@@ -13,9 +13,9 @@ keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these fu
 A reservation is a record in the exporter that belongs to the sending process. It ends when the
 message is first received, when the message is discarded, or when its sender dies. While it lasts,
 the handle is not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets memory that
-was freed in the meantime, also from an exporter that waits at its exit. After the reservation's
-end, the handle is stale if the memory was freed. Any number of processes may receive one message;
-each gets the memory if it still exists.
+was freed after the message was sent, also from an exporter that waits at its exit. After the
+reservation's end, the handle is stale if the memory was freed. Any number of processes may receive
+one message; each of them gets the memory if the memory still exists.
 
 Any process may forward memory that it has imported, as long as the exporter lives. A process that
 knows a number can end the reservation, so keep the number as secret as the handle. A message needs
@@ -71,7 +71,8 @@ def reserve(
         ``CROSSMEM_TIMEOUT``.
     message
         A list that gets each handle with its number before the reservation exists. If a signal
-        handler raises before the caller has the numbers, :func:`discard` of the list ends them.
+        handler raises before the caller has the numbers, :func:`discard` of the list ends the
+        reservations.
 
     Returns
     -------
@@ -191,7 +192,7 @@ def _reserve_at(
     deadline: Deadline,
     numbers: list[int],
 ) -> None:
-    """Reserve at another process; retry until the deadline while it has no free reservation."""
+    """Reserve memory of another process; retry until the deadline if that process is full."""
     pause_s = _FIRST_PAUSE_S
     with process.part(ImportTable).connected(owner) as connection:
         while True:
@@ -205,8 +206,8 @@ def _reserve_at(
             ]
             if not refused:
                 return
-            # The exporter has granted the reservations before the first refusal. They end, because
-            # the next try requests all of them again.
+            # The exporter has granted the reservations before the first refusal. They are ended
+            # here, because the next try requests all of them again.
             connection.end_reservations(numbers)
             refusal, handle = refused[0]
             # If no time is left for another request, this refusal becomes the error.

@@ -84,7 +84,7 @@ class OwnImport(ImportRecord):
 
     @override
     def row_of(self, core: bytes) -> LeaseWords:
-        """Return this process's own row."""
+        """Return the words of an export in this process's own row."""
         leases = self.process.start_server().leases
         with leases.lock:
             for slot, export in leases.granted.items():
@@ -172,7 +172,7 @@ class OwnImport(ImportRecord):
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     """Return the error for memory that this process has freed or never exported."""
     server = process.server
-    # The registry knows a raw handle only after an import, so it is not asked about raw handles.
+    # The registry knows a raw handle only after an import, so it cannot say why one is refused.
     refusal = None
     if server is not None and handle.raw is None:
         refusal = server.leases.refusal_of(handle)

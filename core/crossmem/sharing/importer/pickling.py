@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory is pickled: by the bytes of a handle, which unpickling attaches.
+"""The pickling of memory: a pickle has the bytes of a handle, and unpickling attaches the handle.
 
-This module is needed, because the modules of the classes cannot import the functions that attach.
+The functions that attach import the modules of the classes. So these functions need a module of
+their own.
 """
 
 import copyreg

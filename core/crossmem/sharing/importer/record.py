@@ -175,7 +175,8 @@ class ImportRecord:
         """Wait for the device's work, unless each user has left after the end of its own work."""
         if not self.has_unawaited_work:
             return None
-        # This comes before the wait, because a user that leaves during the wait may set the flag.
+        # The flag is cleared before the wait, because a user that leaves during the wait may set it
+        # again.
         self.has_unawaited_work = False
         try:
             return wait_for_work(self.device)
@@ -184,10 +185,10 @@ class ImportRecord:
             raise
 
     def end_unused(self) -> CrossmemError | None:
-        """End the leases without users, so that their owner can free the memory. The lock is held.
+        """End the leases without users, so that the owner can free the memory. The lock is held.
 
-        The memory stays open for the users of other exports of it. Returns the same as
-        :meth:`leave`.
+        If other exports of the memory have users, the memory stays open. The return value is that
+        of :meth:`leave`.
         """
         with self.process.state:
             used = {one.core for one in self.uses}
@@ -264,13 +265,13 @@ class ImportRecord:
         raise NotImplementedError
 
     def row_of(self, core: bytes) -> LeaseWords:
-        """Return the words of an export."""
+        """Return the words by which this process holds an export."""
         raise NotImplementedError
 
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Return the generation by which a message's receiver holds a block that is freed by now.
+        """Return the generation by which a message's receiver holds a block that was freed.
 
         Raises
         ------
@@ -285,7 +286,7 @@ class ImportRecord:
 
     @property
     def is_retired(self) -> bool:
-        """Whether the owner has freed the memory, if this process can tell without a request."""
+        """Whether the owner has freed the memory; False if only a request could tell."""
         return False
 
     @property
@@ -348,7 +349,10 @@ class Use(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Leave the import if other users keep all that this user has: memory and mapping."""
+        """Leave the import if other users keep its memory and its mapping.
+
+        Return whether this use has left.
+        """
         record = self.record if self.landing is None else None
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False
@@ -360,7 +364,7 @@ class Use(Record):
         return True
 
     def is_needed(self, landing: Landing) -> bool:
-        """Whether work that was issued before the end of the mapping runs, so the record waits."""
+        """Whether the record must wait for work that was issued before the end of the mapping."""
         try:
             is_needed = not landing.has_landed()
         except CrossmemError:

@@ -117,8 +117,8 @@ class RemoteImport(ImportRecord):
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
                 if core in self.leases:
-                    # A signal handler has leased the same export by now. That lease is not needed
-                    # any more.
+                    # A signal handler has leased the same export during this call. The lease of the
+                    # handler is not needed any more.
                     self.ending += (self.leases[core],)
                 self.leases[core] = leased
                 self.state = State.OPEN

@@ -68,7 +68,7 @@ def request_of(
             hint = f"import on a device of backend {handle.backend!r}"
             raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
     # The capabilities are those of the handle's mechanism. The target device may prefer another
-    # one.
+    # mechanism.
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities

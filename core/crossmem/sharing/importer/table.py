@@ -45,9 +45,10 @@ class ImportTable(Part):
         self._connections: dict[ProcessIdentity, OwnerConnection] = {}
 
     def join(self, use: Use, device: object, readonly: object) -> ImportRecord | None:
-        """Add a use to an open import, if an earlier call with the same arguments made one.
+        """Add a use to the open import of an earlier call with the same arguments.
 
-        The hot path of repeated imports: this method makes no system call and no vendor call.
+        Return None if there is no such import. This method is the hot path of repeated imports: it
+        makes no system call and no vendor call.
 
         Raises
         ------
@@ -79,15 +80,15 @@ class ImportTable(Part):
     def acquire(
         self, requests: Sequence[ImportRequest], uses: Sequence[Use], timeout_s: float
     ) -> None:
-        """Give an open import to every use; raise if one of them cannot have it.
+        """Add each use to an open import, and open the imports that are missing; all or none.
 
-        Each exporter gets one request, for all of its memory that is not open yet. If this raises,
-        the caller ends the uses.
+        Each exporter gets one request, for all of its memory that is not open yet. If the call
+        raises, the caller ends the uses.
 
         Raises
         ------
         CrossmemError
-            The first of the reasons why an import failed.
+            An import failed. If several failed, the error is that of the first.
         """
         deadline = Deadline(timeout_s)
         if self._process.is_exiting:
@@ -108,7 +109,7 @@ class ImportTable(Part):
             self._open(list(missing.values()), deadline)
 
     def _claim(self, request: ImportRequest, use: Use, deadline: Deadline) -> ImportRecord:
-        """Add a use to the record of its key, and return the record, which may not be open yet."""
+        """Add a use to the record of the request's key; return the record, which may be new."""
         process, key = self._process, request.key
         while True:
             with process.state:
@@ -223,8 +224,8 @@ class ImportTable(Part):
     ) -> list[tuple[ImportRequest, RemoteImport]]:
         """Request leases for those imports that no other thread has opened; return these imports.
 
-        ``answers`` receives the exporter's replies. The caller releases those that no import uses,
-        even after an error.
+        ``answers`` receives the exporter's replies. The caller releases the leases that no import
+        uses, even after an error.
         """
         taken: list[bool] = []
         try:
@@ -334,7 +335,7 @@ class ImportTable(Part):
 
 
 def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> bool:
-    """Open an import unless another thread has opened it; False if its lease is stale by now."""
+    """Open an import unless another thread has opened it; False if its lease was revoked."""
     with record.lock:
         if record.state is State.NEW:
             return record.open(request, leased)
@@ -356,7 +357,7 @@ def _close_unused(connection: OwnerConnection) -> bool:
     """
     taken: list[bool] = []
     try:
-        # A new user joins before it takes this lock, so the check under the lock sees it.
+        # A new user joins before it takes this lock, so the check under the lock sees that user.
         is_unused = call_into(taken, connection.lock.acquire, False) and not connection.users  # noqa: FBT003
         if is_unused:
             connection.close()

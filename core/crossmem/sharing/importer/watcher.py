@@ -31,7 +31,7 @@ __all__ = ["KEEP", "OnOwnerDeath", "OwnerWatcher", "asks_for_release", "end_with
 OnOwnerDeath = Literal["keep", "release"]
 """Whether an import stays or is closed when its owner dies."""
 KEEP: Final = "keep"
-"""The default. Callers compare with it first, to save a call on the hot path."""
+"""The default. Callers compare their argument with it first, to save a call on the hot path."""
 
 _log = logging.getLogger(__name__)
 

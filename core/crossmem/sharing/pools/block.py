@@ -72,7 +72,7 @@ class Block(Memory):
     @property
     @override
     def ptr(self) -> int:
-        """Address of the first byte in this process, for the device's own calls."""
+        """Address of the first byte in this process, for calls of the vendor's API."""
         if self._record is None or not self._process.is_usable:
             raise self._ended()
         return self._pointer
@@ -98,8 +98,8 @@ class Block(Memory):
         lease
             Must be True.
         synchronize
-            Whether to wait for the device work issued so far, unless an earlier call has waited
-            before it returned the handle (C21).
+            Whether to wait for the device work issued so far. The call does not wait if it returns
+            the handle of an earlier call that has waited (C21).
         stream
             As for :meth:`crossmem.Allocation.export`: importers can wait until the work that was
             issued on this stream is complete.
@@ -111,7 +111,7 @@ class Block(Memory):
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
-            The block may not be used any more.
+            The block was freed, or a forked child called this.
         """
         record, process = self._record, self._process
         if record is None or process.is_inherited or process.is_closed:
@@ -139,12 +139,12 @@ class Block(Memory):
         # Another thread that exports the block makes an equal handle.
         handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
         if is_ready and record.generation == generation:
-            # No thread has withdrawn the handle in the meantime.
+            # No thread has withdrawn the handle since _begin().
             record.handle = handle
         return handle
 
     def _begin(self, record: BlockRecord, view: memoryview, at: int) -> int:
-        """Begin the first generation of the exported block, unless it has begun, and return it."""
+        """Return the generation of the block's handles. The first call begins that generation."""
         # One step: no signal handler and no other thread runs in this function.
         if self._record is None:
             raise self._ended()
@@ -154,7 +154,7 @@ class Block(Memory):
         return generation
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
-        """Refuse all later first imports by a handle (C28).
+        """Withdraw a handle: refuse importers that do not hold the block yet (C28).
 
         The block stays allocated, and its holders keep it. :meth:`export` returns a new handle.
 
@@ -166,9 +166,9 @@ class Block(Memory):
         Raises
         ------
         InvalidHandleError
-            The handle is not one of this block.
+            The handle does not belong to this block.
         ClosedError, ForkedProcessError
-            The block may not be used any more.
+            The block was freed, or a forked child called this.
         """
         drain()
         record = self._record
@@ -184,7 +184,8 @@ class Block(Memory):
             raise InvalidHandleError(msg, operation="withdraw")
         arena, generation = record.arena, handle.generation
         view, at = arena.words, arena.at + record.index
-        # A free that waits for the holders keeps the generation while it has the lock.
+        # A free() that waits for holders may retire the generation and then restore it. It holds
+        # this lock from the one step to the other.
         with self._process.state:
             # One step: no signal handler and no other thread runs before the end of this block.
             if self._record is None:
@@ -213,7 +214,8 @@ class Block(Memory):
         stream
             The only stream of this process whose work uses the block: a stream of CuPy, PyTorch or
             torch-npu, or its handle. The pool allocates the block again when the work that was
-            issued before is complete, and waits for no other work of the device.
+            issued on the stream before this call is complete. The pool does not wait for other work
+            of the device.
 
         Raises
         ------
@@ -245,7 +247,7 @@ class Block(Memory):
                 del record.landing
 
     def _prepare_free(self, busy: object, timeout: object) -> None:
-        """Check the arguments of a free. If they say so, wait for the holders, or raise."""
+        """Check the arguments of free(). Depending on ``busy``, wait for the holders, or raise."""
         record, process = self._record, self._process
         if record is None or (process.is_closed and not process.is_inherited):
             return
@@ -261,8 +263,8 @@ class Block(Memory):
             arena, pool, one = record.arena, record.pool, (record.index,)
             is_full = len(arena.freed) + 1 >= arena.batch
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # it needs no lock. A thread that prevents the end first sets its mark, and then reads
-            # the record.
+            # the branch needs no lock. A call that prevents the end, such as a copy or a view, is
+            # recorded first, and then reads ``_record`` again.
             if not (
                 is_full
                 or self._record is None
@@ -291,7 +293,7 @@ class Block(Memory):
         super()._end()
 
     def _await_holders(self, record: BlockRecord, wait_s: float) -> None:
-        """Retire the block when no process holds it; raise if one holds it after the wait."""
+        """Retire the block when no process holds it; raise if it is still held after the wait."""
         arena, index = record.arena, record.index
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_PAUSE_S
@@ -341,12 +343,12 @@ def name_pids(holders: dict[Holder, int]) -> str:
 def check_own_block(
     process: Process, handle: ShareableHandle, allow: object, access: object
 ) -> None:
-    """Refuse export settings for a block of this process that differ from its pool's.
+    """Refuse export settings for a block of this process that differ from those of its pool.
 
     Raises
     ------
     UnsupportedError
-        A setting differs from the pool's; the message names it.
+        A setting differs from that of the pool; the message names the setting.
     """
     arena = process.start_server().leases.pools.arenas.get(handle.allocation)
     if isinstance(arena, Arena):

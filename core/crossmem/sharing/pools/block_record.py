@@ -34,7 +34,7 @@ class BlockRecord(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Free the block, unless the rows must be read.
+        """Free the block. Return False if more work is left, such as the reading of the rows.
 
         The caller holds the lock of the state, because another thread may use the same record. The
         block may begin its next life as soon as it is in the free list.

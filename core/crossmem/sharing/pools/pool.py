@@ -88,7 +88,7 @@ class Pool(Endable):
         OutOfMemoryError
             No block became free in time. The message says how many blocks each process holds.
         ClosedError, ForkedProcessError
-            The pool may not be used any more.
+            The pool was closed, or a forked child called this.
         """
         pool, process = self._record, self._process
         if pool is None or process.is_inherited or process.is_closed:
@@ -164,7 +164,7 @@ class Pool(Endable):
         Raises
         ------
         ClosedError, ForkedProcessError
-            The pool may not be used any more.
+            The pool was closed, or a forked child called this.
         """
         drain()
         pool = self._record
@@ -176,13 +176,13 @@ class Pool(Endable):
         """Return the exported blocks and their holders, in the order of the blocks.
 
         :func:`crossmem.exports` has one entry for the whole pool. In this report, each handle names
-        the whole capacity of its block. The start of each hold is the start of the process's pool
-        lease.
+        the whole capacity of its block. The ``since`` of each lease is the time at which the
+        process leased the pool.
 
         Raises
         ------
         ClosedError, ForkedProcessError
-            The pool may not be used any more.
+            The pool was closed, or a forked child called this.
         """
         drain()
         pool = self._record
@@ -191,7 +191,7 @@ class Pool(Endable):
         return blocks_of(pool.arena, self._process.identity.pid)
 
     def close(self) -> None:
-        """Allocate no more blocks. A second call does nothing.
+        """Close the pool, which then allocates no more blocks. A second call does nothing.
 
         Live blocks stay valid. The memory is freed after the last block is freed and the last
         importer has released the pool. An importer releases the pool less than a second after the

@@ -28,7 +28,7 @@ class _Terms(Protocol):
 
 
 class Source(Protocol):
-    """The queue in this process, as far as its buffers use it."""
+    """The attributes of a queue in this process that its buffers use."""
 
     @property
     def process(self) -> Process:
@@ -47,7 +47,7 @@ class Source(Protocol):
 
     @property
     def terms(self) -> _Terms:
-        """What was declared when the queue was made."""
+        """The declared sizes and rules of the queue."""
         ...
 
     def pointer(self, producer: int, buffer: int) -> int:
@@ -81,7 +81,7 @@ class BufferRecord(Record):
     __slots__ = ("buffer", "count", "holder", "producer", "stamp", "stream")
 
     def __init__(self, holder: Holder, producer: int, buffer: int, stamp: int, count: int) -> None:
-        # A call of the base class, which does the same, would cost as much as all of these lines.
+        # The base class does the same, but its call would cost as much as all of these lines.
         self.is_done = False
         self.holder = holder
         self.producer = producer
@@ -104,8 +104,8 @@ class BufferRecord(Record):
 class SharedBuffer(Memory):
     """A buffer of a queue. Made by :meth:`crossmem.Queue.allocate` and :meth:`crossmem.Queue.get`.
 
-    A buffer has the methods of an allocation, but no handle. As a context manager, it releases
-    itself.
+    A buffer has the methods of an allocation, but no handle. As a context manager, the buffer is
+    released at the end of the ``with`` block.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class SharedBuffer(Memory):
     def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
         # The caller sets the record. From then on, the finaliser of this object releases it.
         self._record = None
-        # A call of the base class, which does the same, would cost as much as all of these lines.
+        # The base class does the same, but its call would cost as much as all of these lines.
         holder = record.holder
         opened = holder.opened
         self._process = opened.process
@@ -152,7 +152,7 @@ class SharedBuffer(Memory):
     @property
     @override
     def ptr(self) -> int:
-        """Address of the first byte in this process, for the device's own calls."""
+        """Address of the first byte in this process, for calls of the vendor's API."""
         record = self._usable()
         return record.holder.opened.pointer(record.producer, record.buffer)
 
@@ -229,9 +229,9 @@ class SharedBuffer(Memory):
         ----------
         stream
             The stream whose work uses the buffer: a stream of CuPy, PyTorch or torch-npu, or its
-            handle. The buffer is released when the work that was issued before is complete. The
-            call waits for that work, unless the device has timelines of level ``"word"``. With
-            None, the call waits for all work of the device.
+            handle. The buffer is released when the work that was issued on the stream before this
+            call is complete. The call waits for that work, unless the device has timelines of level
+            ``"word"``. With None, the call waits for all work of the device.
 
         Raises
         ------
@@ -303,8 +303,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     """
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
-    # One step: no signal handler and no other thread runs before the return. A thread that prevents
-    # the end sets its mark first, and then reads the record.
+    # One step: no signal handler and no other thread runs before the return. A call that prevents
+    # the end, such as a copy or a view, is recorded first, and then reads ``_record`` again.
     if (
         is_plain
         and record is not None

@@ -170,7 +170,7 @@ class Consumer(Place):
             made = None if entry is None else SharedBuffer(record, *entry)
             at = opened.terms.held(producer, buffer)
             # One step: no signal handler and no other thread runs in between. A handler may have
-            # received the entry before.
+            # received the entry before this step.
             if one in hand and hand[one] is aside:
                 del hand[one]
                 if made is not None:
@@ -257,7 +257,10 @@ class Consumer(Place):
         return None
 
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
-        """Return a checked entry, or None if it was dropped or has another target."""
+        """Return a checked entry; ``_LATER`` if it is not ready yet.
+
+        Return None if the entry was dropped or has another target.
+        """
         opened, terms = self.opened, self.opened.terms
         ring_, at, held = opened.segments[producer], self._entries + ENTRY_WORDS * buffer, 0
         if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
@@ -341,7 +344,8 @@ class Consumer(Place):
         deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
-        # A thread that prevents the end sets its mark first, and then reads ``buffer._record``.
+        # A call that prevents the end, such as a copy or a view, is recorded first, and then reads
+        # ``buffer._record`` again.
         if (
             buffer._record is record
             and buffer._anchor is anchor
@@ -387,7 +391,10 @@ class Consumer(Place):
             raise failure
 
     def _release_on(self, stream: int, at: int, stamp: int) -> bool:
-        """Let a stream write the release; return False after a wait if streams write no words."""
+        """Let a stream write the release.
+
+        If streams cannot write words, wait for the stream and return False.
+        """
         driver = self.words_driver(stream)
         if driver is None:
             return False

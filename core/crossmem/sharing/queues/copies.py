@@ -15,7 +15,7 @@ __all__ = ["copied"]
 
 
 class _Copy(NamedTuple):
-    """A copy that is planned."""
+    """A planned copy."""
 
     nbytes: int
     copy_into: Callable[[SharedBuffer], object]

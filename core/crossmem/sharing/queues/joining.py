@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait of a process that joins a queue for the end of the owner's round."""
+"""A process that joins a queue waits for the end of the owner's round."""
 
 import time
 from collections.abc import Callable
@@ -16,11 +16,12 @@ _PAUSE_S: Final = 5e-5
 def is_open(
     control: memoryview, at: int, wish: int, end: float, check: Callable[[], None]
 ) -> bool | None:
-    """Return whether the owner has opened a session, and is in no round; None if it has not.
+    """Return True if the owner has opened a session and is in no round, else None.
 
-    After the round, the owner has handed out what this process can get at once. The owner wakes
-    this process when it opens the session. By then, the owner may be in its next round, whose end
-    wakes nobody. So this function waits for the end of a round, which comes soon.
+    At the end of the round in which it opens the session, the owner has handed out all entries that
+    this process can get at once. Then it wakes this process. When this process reads the words, the
+    owner may be in its next round, whose end wakes no process. So this function waits for the end
+    of that round, which comes soon.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@
 ======== =============== ==========================================================================
 segment  writer          words
 ======== =============== ==========================================================================
-control  the owner       who takes part, the end of the queue, entries that the owner hands out
+control  the owner       the open sessions, the end of the queue, the entries that were handed out
 ring     a producer      its tail and its entries
 place    a consumer      its positions, and which entries it holds and has released
 ======== =============== ==========================================================================
@@ -45,11 +45,11 @@ DROPS: Final = 3
 """Number of entries that the producers dropped."""
 # Words of a place.
 HANDED: Final = 2
-"""How many of the entries that the owner has handed out were read by the consumer."""
+"""Number of entries from the owner's hand-outs that the consumer has read."""
 STREAMS: Final = 3
 """1 if streams release buffers. Streams ring no bell, so producers poll then."""
 READS: Final = 4
-"""The session, as soon as its consumer can get each entry that is put."""
+"""The number of the session. The consumer writes it when it can get each entry that is put."""
 # Words of control.
 END: Final = 0
 WANT: Final = 1

@@ -63,12 +63,12 @@ class Queues(Part):
 
 
 def handle_in(text: str) -> ShareableHandle:
-    """Return a handle of a directory."""
+    """Return the handle that a text of a directory encodes."""
     return ShareableHandle.from_bytes(base64.b64decode(text))
 
 
 def read_directory(mapping: Mapping) -> dict[str, Any]:
-    """Return the contents of a directory, which another process wrote, without a check."""
+    """Return the unchecked contents of a directory. Another process wrote them."""
     blob = mapping.read()
     size = int.from_bytes(blob[:LENGTH_NBYTES], "little")
     try:
@@ -120,7 +120,7 @@ def open_segments(
     device: LocalDevice | str | None,
     timeout: float | None,
 ) -> tuple[Opened, list[ShareableHandle]]:
-    """Map the segments that a directory names; return the handles of the role's places, too."""
+    """Map the segments that a directory names. Return them with the handles of the places."""
     terms, (arena_handle, *handles), mine = _check_directory(found, handle.role)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     readonly: Any = False

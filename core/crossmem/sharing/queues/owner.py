@@ -167,7 +167,7 @@ class QueueOwner:
         return is_changed
 
     def _has_gone(self, place: int) -> bool:
-        """Whether no process has a place, or the roles of its process were revoked."""
+        """Whether a place has no process, or the roles of its process were revoked."""
         export, leases = self.segments.exclusive[place], self.process.start_server().leases
         with leases.lock:
             slot, number = export.slot, export.handle.export
@@ -260,7 +260,7 @@ class QueueOwner:
             self._give(waiting, taken)
             for producer in range(terms.producers):
                 left = waiting.get(producer)
-                # The next call handles the entries that were published in the meantime.
+                # The next call handles the entries that were published after the tails were read.
                 words.store(
                     control, terms.decided(producer), left[0].stamp - 1 if left else tails[producer]
                 )
@@ -280,7 +280,7 @@ class QueueOwner:
         """Hand out entries while a consumer has room. Producers and consumers take turns."""
         terms, control, opened = self.terms, self._control, self.opened
         places = opened.segments[terms.producers :]
-        # The hand of a consumer has at most as many entries as the consumer may get of a producer.
+        # The hand of a consumer has room for ``prefetch`` entries.
         unread = {
             one: control[terms.handed(one)] - words.observe(places[one], HANDED)
             for one in range(terms.consumers)
@@ -346,5 +346,5 @@ class QueueOwner:
 
 
 def _next(turn: int, several: Collection[int]) -> int:
-    """Return the smallest number from ``turn`` on, or the smallest of all."""
+    """Return the smallest number that is not below ``turn``; if there is none, the smallest."""
     return min(several, key=lambda one: (one < turn, one))

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A queue in one process: its segments, the place of the process, and the sleep of the process.
 
-A process takes a place by an exclusive import of the place's segment. Its word WISH asks the owner
-for a session. The owner opens and ends sessions in the control segment. A session ends when
-the process withdraws its wish or dies, or by :meth:`crossmem.Queue.revoke`. The owner then settles
-the entries of the session before it opens the next one.
+A process takes a place by an exclusive import of the place's segment. With the word WISH of the
+segment, the process asks the owner for a session. The owner opens and ends sessions in the control
+segment. A session ends when the process withdraws its wish or dies, or by
+:meth:`crossmem.Queue.revoke`. The owner then settles the entries of the session before it opens the
+next session of the place.
 
-Before a process sleeps on its eventfd, it sets SLEEPING, takes the barrier, and reads the queue
-once more. A process that publishes reads SLEEPING afterwards, and writes to the eventfd if it is
-set. So no wake-up is lost. Without sleepers, no process makes a system call.
+Before a process sleeps on its eventfd, it sets SLEEPING, executes the barrier, and reads the queue
+once more. Another process first publishes an entry and then reads SLEEPING. If SLEEPING is set, it
+writes to the eventfd. So no wake-up is lost. Without sleepers, no process makes a system call.
 """
 
 import os
@@ -129,7 +130,7 @@ class Opened:
         return words.observe(self.control, END)
 
     def wake(self, place: int) -> None:
-        """Wake the process of a ring or place if it sleeps. The change was stored before."""
+        """Wake the process of a ring or place if it sleeps, after a change was stored."""
         if self.terms.is_fenced:
             words.fence()
         if self.segments[place][SLEEPING]:
@@ -195,7 +196,7 @@ class Place:
         Parameters
         ----------
         timeout_s
-            How long the owner may take.
+            How long the owner may take to open the session.
 
         Raises
         ------
@@ -236,12 +237,12 @@ class Place:
         if opened.end and self.place < opened.terms.producers:
             raise self._finished()
         control, terms = opened.control, opened.terms
-        # The second case: the session that this process wants has begun and ended meanwhile.
+        # If the member word is larger than the wish, the session has begun and ended already.
         if wish and (control[terms.denied(self.place)] == wish or control[self._member] > wish):
             raise self._revoked()
 
     def is_open(self) -> bool:
-        """Whether the session is open, and the owner was alive a moment ago."""
+        """Whether session and queue are open, and the last check of the owner is recent enough."""
         opened = self.opened
         control = opened.control
         is_mine = control[self._member] == self.session

@@ -24,7 +24,7 @@ _PAUSE_S: Final = 2e-3
 
 
 class TakenPlaces(Part):
-    """The places of this process in queues, by the core of their handles."""
+    """The places that this process has in queues."""
 
     closing: ClassVar = -4
 
@@ -34,7 +34,7 @@ class TakenPlaces(Part):
 
 
 class Places(Record):
-    """The record of a queue in one process that takes places.
+    """The record of a queue in a process that takes places in the queue.
 
     Parameters
     ----------

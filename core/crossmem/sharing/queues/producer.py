@@ -71,7 +71,7 @@ class Producer(Place):
             if 0 < stamp <= tail and ring_[at + READY] >= ring_[at + WANTED]:
                 self._flying[buffer] = stamp, ring_[at + TARGET]
             else:
-                # No consumer reads an entry that was not ready when its session ended.
+                # No consumer reads an entry that was not ready when its producer's session ended.
                 self._free.append(buffer)
                 stamp = 0
             words.store(ring_, at, stamp)
@@ -165,7 +165,10 @@ class Producer(Place):
         self._given[target] -= 1
 
     def _is_released(self, buffer: int, stamp: int, target: int) -> bool:
-        """Whether the consumer of an entry has released it. The owner may have chosen it."""
+        """Whether the consumer of an entry has released the entry.
+
+        The owner may have chosen that consumer.
+        """
         opened = self.opened
         decision = opened.control[self._decision + buffer]
         consumer = (target >> 48) - 1
@@ -293,7 +296,7 @@ class Producer(Place):
         self._given[target] += 1
 
     def _choose(self) -> int:
-        """Return the target of the next entry: consumers with room in turns, 0 if none has room."""
+        """Return the target of the next entry: the next consumer with room, 0 if none has room."""
         control, given, prefetch = self.opened.control, self._given, self.opened.terms.prefetch
         if self._left and control[self._decided] < self._left:
             # Entries that were left to the owner come first.
@@ -336,7 +339,7 @@ class Producer(Place):
         self._left = 0
 
     def _tell(self, target: int) -> None:
-        """Wake the consumer of a new entry. If no consumer is present, wake the owner."""
+        """Wake the consumer of a new entry. If the entry was left to the owner, wake the owner."""
         opened = self.opened
         if not self._is_one:
             opened.wake_consumers()
@@ -344,8 +347,8 @@ class Producer(Place):
         place = opened.terms.producers + (target >> 48) - 1
         if target and (opened.terms.is_fenced or opened.segments[place][SLEEPING]):
             opened.wake(place)
-        # The owner ends a session, takes the barrier, and then reads the entries. So this process
-        # sees the end of the session here, or the owner sees the entry.
+        # The owner ends a session, executes the barrier, and then reads the entries. So this
+        # process sees the end of the session here, or the owner sees the entry.
         if not target or opened.control[HEADER_WORDS + place] != target & MAX_STAMP:
             ring(opened.owner_bell)
 

@@ -100,7 +100,7 @@ class Queue(Endable):
         Parameters
         ----------
         role
-            ``"produce"`` or ``"consume"``: what a process with the handle may do.
+            ``"produce"`` or ``"consume"``: the role of each process that opens the handle.
 
         Raises
         ------
@@ -168,8 +168,9 @@ class Queue(Endable):
             order into a free buffer.
         stream
             The stream that fills the buffer: a stream of CuPy, PyTorch or torch-npu, or its handle.
-            Consumers get the buffer when the work that was issued before is complete. Without a
-            stream, and for a copied item, this method waits for all work of the device.
+            Consumers get the buffer when the work that was issued on the stream before this call is
+            complete. Without a stream, and for a copied item, this method waits for all work of the
+            device.
         timeout
             Time limit of the wait for a free buffer, if ``item`` is copied; as for
             :meth:`allocate`.
@@ -197,7 +198,7 @@ class Queue(Endable):
         if not isinstance(item, SharedBuffer):
             allocate = partial(self.allocate, timeout=timeout)
             buffer = copied(item, self.nbytes, allocate, copy=copy)
-            # The item's library has chosen the stream of the copy, so the device must finish.
+            # The item's library has chosen the stream of the copy, so put() waits for the device.
             number = None
         length, user_data = buffer._data_length, buffer._user_data
         taken = taken_from(buffer, producer)
@@ -259,7 +260,7 @@ class Queue(Endable):
         return found
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
-        """Wait for one buffer. Return all available buffers then, at most ``most`` of them."""
+        """Wait for one buffer, and then return all available buffers, at most ``most``."""
         if not is_within(most, 1, inf):
             msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
             raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")
@@ -277,8 +278,8 @@ class Queue(Endable):
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when a buffer may have arrived.
 
-        When ``select`` reports it, call :meth:`get` with ``timeout=0`` until the call raises
-        :class:`QueueEmptyError`.
+        When ``select`` reports the descriptor, call :meth:`get` with ``timeout=0`` until the call
+        raises :class:`QueueEmptyError`.
         """
         return self._consumer().fileno()
 
@@ -300,7 +301,7 @@ class Queue(Endable):
     def wait_for(
         self, *, producers: int = 0, consumers: int = 0, timeout: float | None = None
     ) -> None:
-        """Wait until there are that many producers, and consumers that can get new entries.
+        """Wait until the queue has enough producers, and enough consumers that get new entries.
 
         Parameters
         ----------
@@ -312,7 +313,7 @@ class Queue(Endable):
         Raises
         ------
         WaitTimeoutError
-            The message says how many there are.
+            The queue had too few of them in time. The message says how many it has.
         """
         opened = self._usable().opened
         if timeout is None:
@@ -329,7 +330,7 @@ class Queue(Endable):
             time.sleep(PAUSE_S)
 
     def finish(self) -> None:
-        """Put nothing more from this process.
+        """Declare that this process puts nothing more.
 
         The queue ends when all producers have finished, closed or died. If the owner calls this
         method, the queue does not wait for further producers.
@@ -373,9 +374,9 @@ class Queue(Endable):
     def close(self) -> None:
         """Give up the places of this process. A second call does nothing.
 
-        The owner's call closes the queue for all. Consumers still get the entries that were given
-        to them. Entries that wait for a consumer with room are lost. To lose none, the owner calls
-        :meth:`finish` first, and waits for the consumers.
+        The owner's call closes the queue for all processes. Consumers still get the entries that
+        were given to them. Entries that wait for a consumer with room are lost. To lose none, the
+        owner calls :meth:`finish` first, and waits for the consumers.
 
         Raises
         ------

@@ -51,13 +51,13 @@ class QueueRecord(Places):
         return (self.producer if role == "produce" else self.consumer) is not None
 
     def produce(self, timeout_s: float) -> Producer:
-        """Return the place as a producer, taken at the first call; see :meth:`join`."""
+        """Return the place as a producer. The first call takes it; see :meth:`join`."""
         self.join("produce", timeout_s)
         assert self.producer is not None  # noqa: S101 - join() has set it
         return self.producer
 
     def consume(self, timeout_s: float) -> Consumer:
-        """Return the place as a consumer, taken at the first call; see :meth:`join`."""
+        """Return the place as a consumer. The first call takes it; see :meth:`join`."""
         self.join("consume", timeout_s)
         assert self.consumer is not None  # noqa: S101 - join() has set it
         return self.consumer
@@ -104,7 +104,7 @@ class QueueRecord(Places):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """End the sessions, and release the segments. The owner closes the queue for all.
+        """End the sessions, and release the segments. In the owner, also close the queue.
 
         Each segment has a record of its own, which repeats a release that the vendor refused.
         """

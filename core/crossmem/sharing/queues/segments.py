@@ -25,7 +25,7 @@ __all__ = ["LENGTH_NBYTES", "Segments"]
 
 _HOST: Final = "host"
 LENGTH_NBYTES: Final = 8
-"""Size of the length in front of a directory."""
+"""Size of the number in front of a directory that says how long the directory is."""
 
 
 class Segments:
@@ -85,7 +85,7 @@ class Segments:
             lambda: True,
         )
         # A buffer that this process holds may outlive the queue, and its release rings a bell. So
-        # the bells stay open until then.
+        # the bells stay open until no buffer refers to ``opened``.
         weakref.finalize(self.opened, _close_all, self._bells).atexit = False
 
     def _add_memory(self, contents: bytes) -> Allocation:
@@ -99,7 +99,7 @@ class Segments:
         self._views.append(memory.view())
         self._bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         shared = self._export(memory, "ro")
-        # A process that imports the segment also receives its bell.
+        # A process that imports the segment also receives the bell of the segment.
         self._shared.append((shared, shared.exported))
         descriptors = (*shared.exported.descriptors, self._bells[-1])
         shared.exported = Exported(shared.exported.payloads, descriptors)
@@ -144,7 +144,7 @@ class Segments:
         self._process.start_server().watch(self._bells[0], on_bell)
 
     def free(self) -> None:
-        """Free the memory as soon as no process uses it: neither this one nor an importer."""
+        """Free the memory as soon as neither this process nor an importer uses it."""
         self._process.start_server().unwatch(self._bells[0])
         for export in self.exclusive:
             export.on_death = None

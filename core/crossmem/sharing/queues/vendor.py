@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues that the vendor keeps: the methods of a queue, as far as the vendor has them."""
+"""Queues of the vendor, with those methods of crossmem's queues that the vendor supports."""
 
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -36,8 +36,8 @@ __all__ = ["QueueOfVendor"]
 class QueueOfVendor(Queue):
     """A queue of the vendor, with the methods of :class:`crossmem.Queue`.
 
-    The vendor keeps the buffers in it, one after the other, and gives each to one consumer. All
-    other methods raise :class:`UnsupportedError`, before any call of the vendor.
+    The vendor keeps the buffers in order, and gives each of them to one consumer. A method that the
+    vendor does not support raises :class:`UnsupportedError` before any call of the vendor.
     """
 
     __slots__ = ()
@@ -75,7 +75,8 @@ class QueueOfVendor(Queue):
             record.join(role, self._process.settings.timeout_s)
         record.check_open()
         if role == "produce":
-            # What waits in the queue of a dead owner can still be read, so get() looks first.
+            # The buffers in the queue of a dead owner can still be read, so get() reads them before
+            # it checks the owner.
             record.check_owner()
         return record
 
@@ -101,7 +102,7 @@ class QueueOfVendor(Queue):
         Parameters
         ----------
         timeout
-            Without effect: only the queue is bounded, so :meth:`put` waits, and not this.
+            No effect. Only the queue is bounded, so :meth:`put` waits, and this method does not.
 
         Raises
         ------
@@ -131,15 +132,15 @@ class QueueOfVendor(Queue):
         item, copy
             As for :meth:`crossmem.Queue.put`.
         stream
-            Not offered. This waits for all work of the device.
+            Not supported. This method waits for all work of the device.
         timeout
-            Time limit of the wait for room in the queue, in seconds; 0 looks once; None waits as
+            Time limit of the wait for room in the queue, in seconds; 0 tries once; None waits as
             long as the owner lives.
 
         Raises
         ------
         QueueFullError
-            The queue was full for that time. A buffer is still the caller's then.
+            The queue stayed full for that time. The buffer still belongs to the caller then.
         BusyError, UnsupportedError, InvalidSizeError
             As for :meth:`crossmem.Queue.put`.
         DriverError
@@ -160,14 +161,14 @@ class QueueOfVendor(Queue):
         # No signal handler runs between this statement and the next one.
         taken = taken_from(buffer, record.producing)
         try:
-            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - its holder makes only these
+            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - its holder is a Side
             if not record.put(taken, length, user_data, timeout_s):
                 msg = f"the queue of {self.depth} buffers stayed full for {timeout_s:g} s"
                 hint = "wait longer with timeout=, or make the queue deeper"
                 raise QueueFullError(msg, operation="put", hint=hint)
         except BaseException:
             if isinstance(taken, VendorBufferRecord) and not taken.vendor.pointer:
-                # It was handed over, and a signal handler has raised since.
+                # The buffer was handed over, and a signal handler has raised since.
                 taken.forget()
             else:
                 buffer._record = taken
@@ -179,16 +180,17 @@ class QueueOfVendor(Queue):
 
     @override
     def get(self, *, timeout: float | None = None, stream: Any = None) -> SharedBuffer:
-        """Return the next buffer. Release it when its contents are used.
+        """Return the next buffer. The caller releases the buffer after its use.
 
-        Its ``user_data`` has 96 bytes: the vendor does not keep how many were set, so zeros follow.
+        The ``user_data`` of the buffer always has 96 bytes. The vendor does not keep the number of
+        bytes that the producer has set, so zeros follow them.
 
         Parameters
         ----------
         timeout
-            Time limit in seconds; 0 looks once; None waits as long as the owner lives.
+            Time limit in seconds; 0 tries once; None waits as long as the owner lives.
         stream
-            Not offered.
+            Not supported.
 
         Raises
         ------
@@ -220,10 +222,10 @@ class QueueOfVendor(Queue):
             try:
                 found.append(self.get(timeout=0))
             except (QueueEmptyError, ClosedError, OwnerGoneError):
-                # The next call raises what is more than an empty queue.
+                # If the queue was closed or its owner died, the next call raises that error.
                 break
             except DriverError as error:
-                # What was read is not lost, and the next call raises this error.
+                # This call returns the buffers that it has read. The next call raises the error.
                 self._joined("consume").failure = error
                 break
         return found

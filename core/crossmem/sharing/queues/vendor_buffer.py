@@ -20,7 +20,7 @@ class VendorBuffers(Part):
     """The vendor's buffers that this process has."""
 
     closing: ClassVar = -5
-    """Before the queues."""
+    """An exit frees the buffers before it closes the queues."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -36,14 +36,14 @@ class VendorBuffers(Part):
 
 
 class Side:
-    """The side of this process that has a buffer: the holder for its record.
+    """The producing or the consuming side of a queue in this process: the holder of its buffers.
 
     Parameters
     ----------
     opened
         The queue.
     driver
-        The driver of its device.
+        The driver of the queue's device.
     """
 
     def __init__(self, opened: Source, driver: VendorQueues) -> None:
@@ -54,11 +54,11 @@ class Side:
         """The buffers that the application has."""
 
     def end_plainly(self, _buffer: SharedBuffer, /) -> bool:
-        """Say that there is no shorter way to release a buffer."""
+        """Return False: the vendor's buffers have no hot path for the release."""
         return False
 
     def take_back(self, record: BufferRecord, _stream: int | None) -> None:
-        """Free a buffer. Running work may use it, so that comes first."""
+        """Free a buffer after the running work of the device, which may use the buffer."""
         assert isinstance(record, VendorBufferRecord)  # noqa: S101
         failure = finish_work(self.opened.device)
         if record.vendor.pointer:
@@ -74,12 +74,12 @@ def finish_work(device: LocalDevice) -> CrossmemError | None:
 
 
 class VendorBufferRecord(BufferRecord):
-    """A buffer of the vendor in the hands of this process.
+    """A buffer of the vendor that this process has allocated or received.
 
     Parameters
     ----------
     side
-        The side that has it.
+        The side that has the buffer.
     vendor
         The buffer.
     is_received
@@ -99,7 +99,7 @@ class VendorBufferRecord(BufferRecord):
         """Forget a buffer that was freed or handed over."""
         self._side.held.pop(self, None)
         self._side.opened.process.part(VendorBuffers).live.pop(self, None)
-        # The last statement: the record stays queued for another attempt until then.
+        # This is the last statement: until then, the record stays in the queue of deferred work.
         self.is_done = True
 
 
@@ -110,7 +110,7 @@ class BufferOfVendor(SharedBuffer):
 
     def __init__(self, record: VendorBufferRecord, length: int, user_data: bytes) -> None:
         super().__init__(record, length, user_data)
-        # A program of the vendor may put buffers of another size.
+        # A program that calls the vendor's API itself may put buffers of another size.
         self.nbytes = record.vendor.capacity
         # The last statement: from here on, the finaliser of this object releases the buffer.
         self._record = record
@@ -122,12 +122,12 @@ class BufferOfVendor(SharedBuffer):
         Parameters
         ----------
         stream
-            Not offered: the vendor's buffers have no order with streams.
+            Not supported: the vendor does not order buffers with streams.
 
         Raises
         ------
         UnsupportedError
-            ``stream`` is given.
+            ``stream`` was passed.
         """
         if stream is not None:
             self._usable()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The making and the opening of a vendor's queue.
 
-Its directories and places are host memory of crossmem, so its handles are those of other queues:
-the owner's lease server admits a process when it leases a place, and then grants it the role.
+The directories and places of a vendor's queue are host memory of crossmem, as in other queues. So
+its handles have the same form as theirs. When a process leases a place, the owner's lease server
+checks the process, and then grants it the role of the place.
 """
 
 import base64
@@ -46,7 +47,7 @@ def make_vendor_queue(
     allow: Allow | None,
     **places: int,
 ) -> QueueOfVendor:
-    """Make a queue of the vendor; ``places`` has the number of places by role."""
+    """Make a queue of the vendor; ``places`` has the number of places for each role."""
     driver, mine = cast("VendorQueues", device.driver), dict[QueueRole, list[ShareableHandle]]()
     record = VendorQueueRecord(process, device, driver, terms, mine)
     record.is_owner = True
@@ -91,7 +92,7 @@ def _make_place(record: VendorQueueRecord, allow: Allow | None, role: QueueRole)
 
 
 def _grant(record: VendorQueueRecord, role: QueueRole, _export: Export, peer: Peer) -> None:
-    """Permit a process the role of the place that it leases. The lease server calls this."""
+    """Grant a process the role of the place that it leases. The lease server calls this."""
     queue = next(iter(record.queues), None)
     if queue is not None:
         record.driver.grant_queue(queue, role, peer)
@@ -166,7 +167,7 @@ def open_vendor_queue(
 def _device_of(
     process: Process, backend: str, identity: str, target: LocalDevice | str | None
 ) -> LocalDevice:
-    """Return the device that the owner names, or the named one if it is the same."""
+    """Return the device that the owner names. If the caller names another device, raise."""
     check_device(target, "open_queue")
     if isinstance(target, str):
         target = find_device(process, target, runtime_in_use(process, target.partition(":")[0]))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a vendor's queue in one process, and the waits for it.
+"""The record of a vendor's queue in one process, and the waits for room or a buffer in the queue.
 
 The memory of the directory ends with a byte that the owner sets when it closes the queue, because
-the vendor has one code for a closed queue and for other failures.
+the vendor reports a closed queue and other failures by the same code.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class VendorQueueTable(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Close all queues: those of a process that has ended would stay."""
+        """Close all queues, because the vendor keeps the queues of a process that has ended."""
         with ExitStack() as steps:
             # If one step raises, the others still run.
             for record in list(self.live):
@@ -70,7 +70,7 @@ class VendorQueueRecord(Places):
     driver
         The driver of the device.
     terms
-        What was declared when the queue was made.
+        The declared sizes and rules of the queue.
     mine
         By role, the handles of the places that this process may take.
     """
@@ -108,22 +108,23 @@ class VendorQueueRecord(Places):
         self.producing = Side(self, driver)
         self.consuming = Side(self, driver)
         self.failure: DriverError | None = None
-        """The failure of a call that returned what it had read before; the next one raises it."""
+        """The failure of a get_many() that has returned some buffers. The next get() raises it."""
         self.queues: list[VendorQueue] = []
         """The vendor's queue, until it is closed."""
         self.roles: dict[QueueRole, Mapping | None] = {}
-        """The roles for which this process has a place, and the places. After the end, None."""
+        """By role, the mapping of the place that this process has taken; None after the end."""
         self.is_owner = False
         self.directories: dict[QueueRole, ShareableHandle] = {}
-        """In the owner: by role, the handle of its directory."""
+        """In the owner: by role, the handle of the directory."""
         self.kept: list[Memory] = []
         """The memory of places and directories."""
         self.marks: Sequence[memoryview | bytes] = ()
-        """In the owner, the last byte of each directory; in other processes, of their own one."""
+        """The bytes that say whether the queue is closed: the last byte of each directory in the
+        owner, and of the one directory that another process has attached."""
         self.is_owner_alive: Callable[[], bool] = _always
 
     def register(self) -> None:
-        """Let an exit close the queue. The caller gives the record back if this raises."""
+        """Let an exit close the queue. If this call raises, the caller ends the record."""
         self.process.part(VendorQueueTable).live[self] = None
 
     def pointer(self, _producer: int, buffer: int) -> int:
@@ -137,12 +138,12 @@ class VendorQueueRecord(Places):
 
     @override
     def begin(self, role: QueueRole, timeout_s: float) -> None:
-        """Take a place. Its lease server grants the role to other processes before it answers."""
+        """Take a place. If another process owns the queue, its lease server grants the role."""
         _, self.roles[role] = take_place(self.process, role, self.mine[role], timeout_s)
         try:
             self.check_open()
         except ClosedError:
-            # Another thread may have left the other places already.
+            # Another thread may have closed the queue, and left the places that it knew of.
             self._leave_places()
             self.process.drain()
             raise
@@ -162,7 +163,7 @@ class VendorQueueRecord(Places):
             raise OwnerGoneError(msg, hint="make a new queue in a living process")
 
     def _repeat(self, once: Callable[[VendorQueue, float], _T], timeout_s: float) -> _T | None:
-        """Repeat a short wait of the vendor, until it gives something or time is up."""
+        """Repeat a short wait of the vendor until the wait has a result or the time is up."""
         end = monotonic() + timeout_s
         while True:
             self.check_open()
@@ -171,7 +172,7 @@ class VendorQueueRecord(Places):
                 # Only this statement uses the queue, which another thread may close.
                 found = once(queue, min(max(end - monotonic(), 0.0), LOOK_S)) if queue else None
             except DriverError:
-                # The vendor's code does not tell whether there is still a queue.
+                # The vendor's error code does not tell whether the queue still exists.
                 self.check_open()
                 self.check_owner()
                 raise
@@ -186,7 +187,7 @@ class VendorQueueRecord(Places):
     ) -> bool:
         """Hand a buffer over; return False if there was no room in time.
 
-        If this returns False or raises, the record is done only if the buffer was handed over.
+        The record is done as soon as the buffer was handed over, even if this call then raises.
         """
         driver, buffer = self.driver, record.vendor
         if (failure := finish_work(self.device)) is not None:
@@ -217,7 +218,7 @@ class VendorQueueRecord(Places):
             if found is None:
                 return None
             record = VendorBufferRecord(self.consuming, found, is_received=True)
-            # Another program of the vendor may have put it, with any length.
+            # A program that calls the vendor's API itself may have put the buffer, with any length.
             return BufferOfVendor(record, min(found.length, found.capacity), found.user_data)
         except BaseException:
             self._drop(self.consuming, made)
@@ -255,11 +256,14 @@ class VendorQueueRecord(Places):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Close the vendor's queue, then leave the places. The owner tells the others before."""
+        """Close the vendor's queue, then leave the places.
+
+        Before that, the owner marks the queue as closed for the other processes.
+        """
         if self.is_owner:
             self._tell_others()
         with ExitStack() as steps:
-            # If one step raises, the others still run. The last one here runs first.
+            # _leave_all() runs at the end of the block, even if the vendor's call raises.
             steps.callback(self._leave_all)
             for queue in list(self.queues):
                 self.driver.close_queue(queue)
@@ -268,14 +272,14 @@ class VendorQueueRecord(Places):
         self.is_done = True
 
     def _tell_others(self) -> None:
-        # A method of its own: its variables end with it, and with them the views.
+        # This is a method of its own, so that no local variable keeps a view alive afterwards.
         for mark in self.marks:
             if isinstance(mark, memoryview):
                 mark[:] = _CLOSED
 
     def _leave_all(self) -> None:
         self.marks = (_CLOSED,)
-        # It refers to the mapping of the directory.
+        # The function before this one refers to the mapping of the directory, and keeps it alive.
         self.is_owner_alive = _always
         self._leave_places()
         while self.kept:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was declared of a vendor's queue, and the refusal of what such queues lack."""
+"""The declared sizes and rules of a vendor's queue, and the errors for features that it lacks."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ _OWN: Final = "crossmem's own queues have it: leave out mechanism=, or use cross
 
 
 class VendorTerms(NamedTuple):
-    """What was declared when the queue was made."""
+    """The declared sizes and rules of a vendor's queue."""
 
     depth: int
     nbytes: int

@@ -19,7 +19,8 @@ _NUMBERS: Final = (float, int)
 
 async def repeat(place: Place, call: Callable[[], _T]) -> _T:
     """Repeat a call until the queue is neither empty nor full, and return its result."""
-    # Every program that waits here has imported it. For all others, the import is slow.
+    # Every program that waits here has imported asyncio already. For all other programs, the slow
+    # import would be a waste.
     import asyncio  # noqa: PLC0415
 
     loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from crossmem.sharing.ranges.record import PieceRecord, RangeRecord, Source
 __all__ = ["AddressRange", "Piece", "reserve"]
 
 _MAX_NBYTES: Final = 1 << 47
-"""Number of addresses that 64-bit pointers can name: the limit of a range."""
+"""The largest size of a range: the usual size of a 64-bit process's address space."""
 
 
 class AddressRange(Endable):
@@ -33,7 +33,7 @@ class AddressRange(Endable):
     Attributes
     ----------
     device
-        The device whose memory the pieces map. It also uses the pieces.
+        The device whose memory the pieces map. The same device uses the pieces.
     nbytes
         Size in bytes: the requested size, rounded up to the granularity.
     """
@@ -95,7 +95,7 @@ class AddressRange(Endable):
             The capacity does not fit at the offset, or the offset is not a multiple of the
             granularity.
         BusyError
-            Another piece overlaps.
+            Another piece overlaps these addresses.
         UnsupportedError
             The range cannot map this memory (see ``memory``), or the memory is a block of a pool.
         DriverError, OutOfMemoryError
@@ -115,7 +115,7 @@ class AddressRange(Endable):
                 self._live()
                 _source_of(memory)
                 record.claim(piece)
-                # A signal handler may have ended one of them by now. Then these calls raise.
+                # A signal handler may have ended one of them since. Then these calls raise.
                 self._live()
                 _source_of(memory)
             piece.map()
@@ -165,7 +165,7 @@ class Piece(Memory):
     nbytes
         Size of the memory in bytes. In the range, the memory occupies its whole capacity.
     readonly
-        Whether writing is refused, as for the mapped import.
+        Whether writes are refused. A piece of an import has the value of the import.
     """
 
     __slots__ = ("_pointer", "offset")
@@ -219,7 +219,7 @@ class Piece(Memory):
 
 
 def _source_of(memory: object) -> Source:
-    """Return what a range needs to map the memory of an allocation or import."""
+    """Return the source from which a range maps the memory of an allocation or import."""
     if isinstance(memory, Allocation):
         record = record_of(memory)
         return Source(

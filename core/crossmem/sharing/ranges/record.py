@@ -94,7 +94,10 @@ class PieceRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Unmap the piece after the device's running work (law C9), which frees its place."""
+        """Unmap the piece after the device's running work (law C9).
+
+        After that, another piece can have its offset.
+        """
         taken: list[bool] = []
         lock = self.source.lock
         try:
@@ -169,7 +172,7 @@ class RangeRecord(Record):
         self.process.part(Ranges).live[self] = None
 
     def describe(self) -> str:
-        """Return why the memory cannot be adopted."""
+        """Return the reason why the memory cannot be adopted."""
         return "is in an address range of crossmem: export what is mapped there"
 
     def claim(self, piece: PieceRecord) -> None:
@@ -218,9 +221,9 @@ class RangeRecord(Record):
             )
 
     def _kinds(self) -> list[bool]:
-        """Return whether the pieces so far are memory of this process, one value for each.
+        """Return the kinds of memory in the range: True for memory of this process, else False.
 
-        The first piece decides for good.
+        After the first piece was mapped, the kind of the range never changes.
         """
         if self.shows_own is not None:
             return [self.shows_own]

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of one timeline in shared host memory, and how the host waits for them.
+"""The words of one timeline in shared host memory, and the host's waits for their values.
 
 The process that signals is the only writer of the words, with two exceptions. A waiter sets
 ``CARE`` and ``WAITING`` before it sleeps. After the death of the signalling process, any other
 process may write ``VOID`` into the value.
 
-A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, takes a fence and reads the value again.
-The signalling process writes the value, takes a fence and then reads ``WAITING``. So either the
-sleeper sees the value, or the signalling process sees ``WAITING``. In the second case, the
-signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. All sleepers
-share ``WAITING``. A sleeper that sets ``WAITING`` just before the word is cleared does not sleep,
-because ``SEQUENCE`` has changed. So no wake-up is lost. Only this file writes these words.
+A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, executes a fence and reads the value
+again. The signalling process writes the value, executes a fence and then reads ``WAITING``. So
+either the sleeper sees the value, or the signalling process sees ``WAITING``. In the second case,
+the signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. All
+sleepers share ``WAITING``. A sleeper that sets ``WAITING`` just before the word is cleared does not
+sleep, because ``SEQUENCE`` has changed. So no wake-up is lost. Only this file writes ``WAITING``,
+``SEQUENCE`` and ``CARE``.
 
-Before any thread has slept, the signalling process takes no fence. The first sleeper sets ``CARE``
-to 1 and takes the barrier, which orders the accesses of the signalling process, too. After the
-barrier, the signalling process sees ``CARE`` and takes fences. The sleeper then sets ``CARE`` to 2,
-so that later sleepers take a fence instead of the barrier.
+Before any thread has slept, the signalling process executes no fence. The first sleeper sets
+``CARE`` to 1 and executes the barrier, which orders the accesses of the signalling process, too.
+After the barrier, the signalling process sees ``CARE`` and executes fences. The sleeper then sets
+``CARE`` to 2, so that later sleepers execute a fence instead of the barrier.
 """
 
 import time
@@ -49,7 +50,7 @@ SEQUENCE: Final = 3
 ISSUED: Final = 4
 """The largest value that was issued to a stream. It is larger than VALUE while work is running."""
 CARE: Final = 5
-"""0 before a thread sleeps for the first time, 1 while it takes the barrier, then 2."""
+"""0 before a thread sleeps for the first time, 1 while that thread executes the barrier, then 2."""
 _KNOWN: Final = 2
 CELL_NBYTES: Final = 64
 """Size of the words. Each timeline has its own cache line."""
@@ -66,7 +67,7 @@ _LOOK_S: Final = 0.25
 
 
 class Awaited(NamedTuple):
-    """What a caller waits for.
+    """The value for which a caller waits, and the end of the wait.
 
     Parameters
     ----------
@@ -144,7 +145,7 @@ class Cell:
         end = time.monotonic() + awaited.timeout_s
         pause_s = _SHORTEST_S
         while True:
-            # The flag must not be visible before this read.
+            # WAITING must not be visible before this read.
             sequence = words.observe(cell, SEQUENCE)
             self._announce()
             if load(cell, word) >= target or self._is_reached(word, awaited):
@@ -173,7 +174,7 @@ class Cell:
         words.store(cell, CARE, _KNOWN)
 
     def _is_reached(self, word: int, awaited: Awaited) -> bool:
-        """Run the check; return True if it fails and the word has reached the value by then."""
+        """Call the check. If it fails although the word has reached the value, return True."""
         try:
             awaited.check()
         except CrossmemError:

@@ -42,13 +42,14 @@ class HandOver(Part):
         self._opened: dict[tuple[TimelineHandle, LocalDevice], Timeline] = {}
 
     def signal(self, device: LocalDevice, stream: Any, allow: Allow | None = None) -> StreamEnd:
-        """Signal the timeline of a stream after the work that was issued on it."""
-        # Streams have timelines of their own, because a signal waits for all earlier ones.
+        """Signal the timeline of a stream after the work that was issued on the stream."""
+        # Each stream has its own timeline, because a signal waits for all earlier signals of the
+        # same timeline.
         key = device, allow, stream_of(stream)
         timeline = self._own.get(key)
         if timeline is None:
             if streams_of(device.driver) is None:
-                # This check comes first, because a timeline that was made would stay.
+                # This check comes before make_timeline(), because nothing would close the timeline.
                 msg = f"{device.name} has no streams"
                 raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
             made = make_timeline(self._process, device, None, allow)
@@ -58,15 +59,15 @@ class HandOver(Part):
     def wait(
         self, ready: ReadyHandle, device: LocalDevice, stream: Any, timeout: float | None
     ) -> None:
-        """Wait for another process's stream."""
+        """Wait until another process's stream has completed the work before a hand-over."""
         key = ready.timeline, device
         timeline = self._opened.get(key)
         if timeline is None:
             for known, one in list(self._opened.items()):
                 if not one.owner_alive:
                     self._opened.pop(known, None)
-            # With a timeout of 0, the value is read once. But to open the timeline, the other
-            # process must have time to reply.
+            # With a timeout of 0, the wait below reads the value once. But the other process needs
+            # time to reply when the timeline is opened. So the opening has the default time limit.
             made = open_timeline(ready.timeline, device=device, timeout=timeout or None)
             timeline = self._opened.setdefault(key, leave_to_references(made))
         timeline.wait(ready.value, stream=stream, timeout=timeout)

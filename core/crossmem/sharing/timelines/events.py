@@ -28,7 +28,7 @@ __all__ = ["EventLevel"]
 _ENTRY_WORDS: Final = 16
 _FIRST: Final = CELL_NBYTES // 8
 _ENTRIES: Final = range(_FIRST, _FIRST + 16 * _ENTRY_WORDS, _ENTRY_WORDS)
-"""The first word of each entry, which is its value. The length of the payload follows."""
+"""The index of the first word of each entry: its value. The length of the payload follows."""
 _PAYLOAD_NBYTES: Final = 8 * (_ENTRY_WORDS - 2)
 _LOOK_S: Final = 1e-4
 
@@ -94,7 +94,7 @@ class EventLevel(Level):
         return box[0]
 
     def _entries(self) -> list[tuple[int, int]]:
-        """Return (value, entry) of each record whose value is larger than VALUE, in order."""
+        """Return (value, entry) of each entry whose value is larger than VALUE, in order."""
         seen = self.cell.read(VALUE)
         found = [(self.cell.read(one), one) for one in _ENTRIES]
         return sorted(one for one in found if one[0] > seen)
@@ -117,7 +117,8 @@ class EventLevel(Level):
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
-        # When an entry is used again, its reached value is lost. So VALUE is brought up to date.
+        # An entry that is used again loses its earlier value, which may have been reached. So VALUE
+        # is brought up to date first.
         self.cell.write(VALUE, self.reached)
         entry = _ENTRIES[self._turn % len(_ENTRIES)]
         with self._lock:
@@ -130,7 +131,7 @@ class EventLevel(Level):
     @override
     def set(self, value: int) -> None:
         super().set(value)
-        # Waiters wait for this word first.
+        # Waiters wait for ISSUED first.
         self.cell.write(ISSUED, value)
 
     @override

@@ -44,11 +44,11 @@ class Level:
         self._last: tuple[int, int] | None = None
         """Stream and thread of the last signal. Each thread may have its own default stream."""
         self.is_unsure = False
-        """Whether a signal was interrupted, so that the next value from the vendor is unknown."""
+        """Whether a signal was interrupted, so that its stream may or may not write the value."""
 
     @property
     def streams(self) -> Streams:
-        """The driver.
+        """The driver, for its calls about streams.
 
         Raises
         ------

@@ -51,8 +51,8 @@ class LeftMemory(Part):
         record = memory._record
         if record is not None:
             # The callback is the C function setitem, so no signal handler runs in it. It adds the
-            # record to the queue. The value, which is the reference, is unused. A record that is
-            # done leaves the queue at once.
+            # record to the queue, as a key with the weak reference as its unused value. If the
+            # record is done already, it leaves the queue at once.
             ready: dict[Record, Any] = self._process.deferred.ready
             self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
@@ -83,7 +83,7 @@ class Page:
         return self._leases.retire(self._export.unit, even_if_leased=False)
 
     def acknowledged(self, offset: int) -> list[int]:
-        """Return the acknowledgement of each reader of a timeline, plus 1."""
+        """Return one more than the acknowledged value of each reader of a timeline."""
         at = self._slot.at + 1 + offset // CELL_NBYTES
         with self._leases.lock:
             own = self._leases.pools.own_rows.get(self._slot.number // SLOTS)
@@ -130,7 +130,7 @@ class Pages(Part):
             return Place(page.cell(offset, CELL_NBYTES), handle, page)
 
     def leave(self, page: Page, user: Record) -> None:
-        """Remove a closed timeline. A page without timelines stays open if it is not restricted."""
+        """Remove a closed timeline. A page with ``allow=None`` stays open without timelines."""
         self.signalled.pop(user, None)
         page.users.discard(user)
         if not page.users and page.allow is not None and self._open.get(page.allow) is page:
@@ -143,7 +143,7 @@ class Pages(Part):
 
     @override
     def tend(self) -> None:
-        """Give up pages whose first timeline was interrupted before it existed."""
+        """Forget the empty pages of calls that were interrupted before they made a timeline."""
         for allow, page in list(self._open.items()):
             # Another thread may be making a timeline in the page. So this method does not close the
             # page: its last reference does.
@@ -152,7 +152,7 @@ class Pages(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Void the timelines of this process, before it waits for the leases of waiters."""
+        """Void the timelines of this process, before the exit waits for the leases of waiters."""
         for record in list(self.signalled):
             with suppress(CrossmemError):
                 record.give_back(blocking=False)
@@ -170,7 +170,7 @@ class _Registered(NamedTuple):
 
 
 class Registrations(Part):
-    """The pages that drivers of this process have registered. A page has one registration."""
+    """The pages that drivers of this process have registered. Each driver registers a page once."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)

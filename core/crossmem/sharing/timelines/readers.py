@@ -40,7 +40,7 @@ class _Word:
         self.row = row
         """A reference to the row. Its ``id`` is part of the key of this object."""
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held during driver calls for this word. A thread takes the timeline's lock before."""
+        """Held during driver calls for this word. A thread takes the timeline's lock first."""
         self.users: set[ReaderWord] = set()
         self.issued = 0
         """The largest word that a stream will write."""
@@ -81,7 +81,7 @@ class ReaderWord:
     """
 
     def __init__(self, process: Process, level: Level, use: Use, offset: int) -> None:
-        assert use.record is not None  # noqa: S101 - it is open
+        assert use.record is not None  # noqa: S101 - the import is open
         slot, self._control, self._row, self._address = use.record.row_of(use.core)
         self._process = process
         self._level = level
@@ -94,7 +94,7 @@ class ReaderWord:
         Raises
         ------
         InvalidHandleError
-            The memory is not that of a timeline.
+            The memory does not belong to timelines.
         """
         if words.load(self._control, self._at) % 2:
             # Another process may have written a timeline's identity into memory that is no page of
@@ -113,7 +113,7 @@ class ReaderWord:
         device = level.device
         if number is None:
             if shared.last is not None and shared.attempted > reached:
-                # The stream must not overwrite this value with its smaller one.
+                # The stream must not overwrite this value with its own smaller value.
                 last, stream, _thread = shared.last
                 last.streams.synchronize_stream(last.device.ordinal, stream)
             words.release()

@@ -24,7 +24,7 @@ from crossmem.sharing.timelines.watcher import StreamWatcher
 __all__ = ["IS_FENCED", "TimelineRecord"]
 
 IS_FENCED: Final = not (IS_ORDERED and IS_REGISTERED)
-"""Whether a store to a cell needs fences. :meth:`Cell.write` takes them."""
+"""Whether a store to a cell needs fences. :meth:`Cell.write` executes them."""
 _LEVELS: Final = {"host": HostLevel, "word": WordLevel}
 
 
@@ -131,7 +131,7 @@ class TimelineRecord(Record):
         """Hold the later work of a stream until a value is reached."""
         level = self.level
         if level.blocks_host:
-            # This wait does not hold the lock, because the thread that signals needs it.
+            # This wait does not hold the lock, because a thread that signals needs the lock.
             self.refuse_void(level.prepare(awaited))
             with self.lock:
                 level.wait(awaited.value, stream)

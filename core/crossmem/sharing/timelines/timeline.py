@@ -148,7 +148,7 @@ class Timeline(Endable):
         self._signal(value, None if stream is None else stream_of(stream))
 
     def signal_next(self, stream: int | None) -> int:
-        """Signal the value after the last one, at once or on a stream, and return it."""
+        """Signal the next value, at once or on a stream, and return that value."""
         return self._signal(None, stream, is_next=True)
 
     def _signal(self, value: Any, stream: int | None, *, is_next: bool = False) -> int:

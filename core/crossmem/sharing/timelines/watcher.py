@@ -94,7 +94,7 @@ class StreamWatcher(Part):
         return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
-        """Restore the value from before :meth:`watch`, unless another stream waits by now."""
+        """Restore the value from before :meth:`watch`, unless another call has raised it since."""
         with self._process.state:
             if self._targets.get(one) == value:
                 self._targets[one] = before
@@ -116,7 +116,10 @@ class StreamWatcher(Part):
 
     @override
     def prepare_exit(self) -> None:
-        """Wait for the streams as long as for leases. The memory of a waiting stream is kept."""
+        """Wait for the streams, at most as long as an exit waits for leases.
+
+        Memory for which a stream still waits is kept.
+        """
         end = time.monotonic() + self._process.settings.exit_wait_s
         while self._targets and time.monotonic() < end:
             time.sleep(_PAUSE_S)
