@@ -158,8 +158,7 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # A later request may reach another program of the owner, which has
-                            # other rows. So each answer keeps its table.
+                            # A later request may reach another program with other rows.
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
                         # A call gets all of its exports or none, so it requests no more.
@@ -361,8 +360,7 @@ class OwnerConnection:
                 if not alive:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
-                # A server with many connections closes the oldest of them. So connect again, and
-                # repeat the request.
+                # A server with many connections closes the oldest of them.
                 left_s = deadline.remaining_s
                 if not left_s:
                     raise deadline.passed(self.owner) from None

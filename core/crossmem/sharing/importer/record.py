@@ -175,8 +175,7 @@ class ImportRecord:
         """Wait for the device's work, unless each user has left after the end of its own work."""
         if not self.has_unawaited_work:
             return None
-        # The flag is cleared before the wait, because a user that leaves during the wait may set it
-        # again.
+        # Before the wait, because a user that leaves during the wait may set the flag again.
         self.has_unawaited_work = False
         try:
             return wait_for_work(self.device)
@@ -349,10 +348,7 @@ class Use(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Leave the import if other users keep its memory and its mapping.
-
-        Return whether this use has left.
-        """
+        """Leave the import if other users keep its memory and mapping; whether this use has left."""
         record = self.record if self.landing is None else None
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False

@@ -257,10 +257,7 @@ class Consumer(Place):
         return None
 
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
-        """Return a checked entry; ``_LATER`` if it is not ready yet.
-
-        Return None if the entry was dropped or has another target.
-        """
+        """Return a checked entry, ``_LATER``, or None if it was dropped or has another target."""
         opened, terms = self.opened, self.opened.terms
         ring_, at, held = opened.segments[producer], self._entries + ENTRY_WORDS * buffer, 0
         if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
@@ -344,8 +341,7 @@ class Consumer(Place):
         deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
-        # A call that prevents the end, such as a copy or a view, is recorded first, and then reads
-        # ``buffer._record`` again.
+        # A copy or a view is recorded first, and then reads ``buffer._record`` again.
         if (
             buffer._record is record
             and buffer._anchor is anchor
