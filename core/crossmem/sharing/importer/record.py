@@ -348,7 +348,7 @@ class Use(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Leave the import if other users keep its memory and mapping; whether this use has left."""
+        """Leave the import if other users keep its memory and mapping; True if this use left."""
         record = self.record if self.landing is None else None
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False
