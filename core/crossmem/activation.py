@@ -19,9 +19,10 @@ def install() -> None:
     uses the pickler of ``multiprocessing``. Ray sends them without a copy too, if this process has
     imported Ray. All other arrays are sent as before. Plain ``pickle`` does not change.
 
-    Call this function once in each process that sends, after the imports. A forked child inherits
-    the effect. A process does not need the call if it only receives, or if it has already received
-    shared memory through ``multiprocessing``. A second call does nothing and takes microseconds.
+    Call this function once in each process that sends, after its import statements, because Ray
+    must already be imported. A forked child inherits the effect. A process does not need the call
+    if it only receives, or if it has already received shared memory through ``multiprocessing``. A
+    second call does nothing and takes microseconds.
 
     Warns
     -----

@@ -6,8 +6,8 @@ A dtype's name is also its text on the wire, and each dtype has only one text::
     float32, bfloat16, float8_e4m3fn ...    the frameworks' common names, in native byte order
     >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for dtypes that only NumPy has
     [8,[["a",0,"int32"],["b",4,"int16"]]]   JSON for a struct: the itemsize of the struct, and the
-                                            name, offset and dtype of each field. A sub-array has
-                                            its shape too. Fields may leave gaps
+                                            name, offset and dtype of each field. A field that is
+                                            a sub-array has also its shape. Fields may leave gaps
 
 The parser checks bounds and never evaluates text, so the text may be untrusted.
 """
@@ -228,7 +228,9 @@ def _from_numpy(value: "np.dtype[Any]", depth: int = 0) -> DType:
             f"{shorten(value)} holds Python objects, whose addresses are valid in one process only"
         )
         raise UnsupportedError(
-            msg, hint="share the numbers as arrays, and other values without an array"
+            msg,
+            hint="put the numbers into arrays, and the other values beside them in the dict or "
+            "list that you share",
         )
     if value.isbuiltin == 2:  # noqa: PLR2004 - registered by another library, such as ml_dtypes
         if value.isnative and value.name in _COMMON:
@@ -305,8 +307,8 @@ def _parse_struct(parts: object, depth: int) -> DType:
 def _parse_field(row: object, depth: int) -> Field:
     match row:
         case [str(name), int(offset), inner, *rest]:
-            # A string with the text of a struct is refused, because the limit of the nesting would
-            # not count this struct.
+            # A nested struct must be a JSON list, not a string that contains such a list. dtype_of
+            # would parse the string from depth 0 again, so the string would evade MAX_NESTING.
             if isinstance(inner, str) and not inner.startswith("["):
                 dtype = dtype_of(inner)
             else:
@@ -340,13 +342,15 @@ def _struct(itemsize: int, fields: list[Field]) -> DType:
             raise ConfigurationError(msg)
         for size in one.shape:
             _check(what, "a size", size)
-        _check(what, "its bytes", math.prod(max(n, 1) for n in one.shape) * one.dtype.itemsize)
+        _check(
+            what, "its size in bytes", math.prod(max(n, 1) for n in one.shape) * one.dtype.itemsize
+        )
         end = one.offset + math.prod(one.shape) * one.dtype.itemsize
         if end > itemsize:
             msg = f"{what} ends at byte {end} of a struct of {itemsize} bytes"
             raise ConfigurationError(msg)
-    # The length is checked before the text is made: nested structs can repeat a few objects so
-    # often that the text would be huge.
+    # The sum is checked before the text is made, because each field can be a struct whose own text
+    # is almost as long as MAX_TEXT.
     if sum(len(one.name) + len(one.dtype.name) for one in fields) > MAX_TEXT:
         msg = f"the text of a struct has at most {MAX_TEXT} characters"
         raise ConfigurationError(msg)

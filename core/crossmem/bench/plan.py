@@ -20,7 +20,8 @@ class Plan:
     sizes
         Sizes of the allocations whose whole lives are measured, in bytes.
     rounds, count
-        Number of rounds in which whole lives are measured, and whole lives of each peer in a round.
+        Number of rounds in which whole lives of allocations are measured, and number of
+        allocations that each peer makes in a round.
     budget_s
         Seconds after which a peer's round ends early. Peers that write to every page reach this
         limit.
@@ -28,7 +29,8 @@ class Plan:
         Number of allocations in the sections ``loop``, ``churn``, ``held`` and ``batch`` of the
         report, and the rounds of these sections.
     busy
-        Number of attaches from a busy exporter in each round, for each kind of load.
+        How often, in each round, an importer attaches memory of a busy exporter. There are separate
+        rounds for each kind of load on the exporter.
     holds, hold_s
         How often an exporter holds the GIL without a break, and for how many seconds.
     repeats, repeat_rounds
@@ -63,7 +65,8 @@ class Plan:
         Size in bytes of the dict that is copied once and then updated, and the number of updates in
         each fresh process. There are ``copied_pairs`` such processes.
     is_brief
-        Whether only the rows of the report that the summary shows are measured, without targets.
+        Whether the run is short: it measures only the rows of the report that the summary shows,
+        and checks no targets.
     """
 
     sizes: tuple[int, ...] = (4 * KIB, 2 * MIB, 1024 * MIB)

@@ -14,7 +14,7 @@ SCHEMA: Final = 1
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest value for which at least ``percent`` % of the values are not larger."""
+    """Return the smallest of the values that at least ``percent`` % of the values do not exceed."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
@@ -97,8 +97,8 @@ class Report:
     settings
         Rounds, counts and CPUs of this run.
     absent
-        Ways of sharing that are not in :attr:`peers` and were not measured. The key is the name of
-        the way. The value is the text in the way's line of the table, such as
+        Ways to share a copy of a dict that were not measured. The key is the way's name in the
+        first column of the table. The value is the text in place of the figures, such as
         ``"not installed"``.
     peers
         Title, version and state of each peer. The key is the peer's name. The state is

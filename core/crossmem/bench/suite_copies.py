@@ -18,7 +18,7 @@ WAYS: Final[Mapping[str, str]] = MappingProxyType(
         "crossmem": "crossmem, share(copy=True)",
         "mp": "mp.shared_memory",
         "ray": "Ray, put and get",
-        "torch": "PyTorch, in shared memory already",
+        "torch": "PyTorch, tensors already in shared memory (no copy)",
     }
 )
 """The titles of the ways to share a dict of arrays. The key is the way's name."""

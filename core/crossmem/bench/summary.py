@@ -11,7 +11,7 @@ from crossmem.bench.tables import Table, number
 __all__ = ["make_summary"]
 
 _OURS: Final = "crossmem"
-_TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: memfd, socket and mmap alone"
+_TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: only memfd, socket and mmap"
 
 
 @dataclass(frozen=True, slots=True)

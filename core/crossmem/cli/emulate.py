@@ -65,7 +65,7 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
 
 
 class _Forwarding:
-    """Forwards signals to a program, which alone decides how to react."""
+    """Forwards signals to a program. Only the program decides how to react."""
 
     def __init__(self) -> None:
         self._program: subprocess.Popen[bytes] | None = None

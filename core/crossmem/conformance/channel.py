@@ -53,7 +53,7 @@ def _exactly(stream: socket.socket, nbytes: int) -> bytes:
 
 def serve(descriptor: int) -> None:
     """Execute the requests of a test process until the test process ends. Runs in the peer."""
-    from crossmem.conformance import actions  # noqa: PLC0415 - in the peer alone
+    from crossmem.conformance import actions  # noqa: PLC0415 - only in the peer
 
     with socket.socket(fileno=descriptor) as stream:
         stream.set_inheritable(False)

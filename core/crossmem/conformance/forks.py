@@ -168,7 +168,7 @@ def wake_vendor() -> None:
     """Make the vendor's library start its threads and open its descriptors.
 
     A vendor's library starts and opens them at the first use of a device, and keeps them until the
-    process ends. This function uses the driver alone, so crossmem itself starts and opens nothing.
+    process ends. This function calls only the driver, so crossmem itself starts and opens nothing.
     """
     one = actions.device()
     driver: Driver = one.driver

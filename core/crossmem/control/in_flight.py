@@ -42,7 +42,7 @@ class InFlight:
 
     @property
     def is_closing(self) -> bool:
-        """Whether a connection waits for its peer, so that :meth:`forget_read` must be called."""
+        """Whether a connection waits for its peer. Then :meth:`forget_read` must be called."""
         return bool(self._closing)
 
     def has_room(self, uid: int, count: int) -> bool:

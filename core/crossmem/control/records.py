@@ -97,7 +97,7 @@ class Unit:
     """Withdrawn exports that still have a holder."""
     is_retired: bool = False
     was_granted: bool = False
-    """Whether an export of the memory was ever granted, so that a row may hold the memory."""
+    """Whether an export of the memory was ever granted. Only then may a row hold the memory."""
     is_sealed: bool = False
     """Whether the slots of the memory have begun new generations that no importer knows. No
     new hold can then begin."""

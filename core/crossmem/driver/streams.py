@@ -15,8 +15,8 @@ class Streams(Protocol):
     """The device runs work in streams, later than the call that issues it.
 
     A driver without this group completes all work before the issuing call returns. A driver offers
-    this group together with :class:`StreamWords`, :class:`StreamEvents` or both. If it offers this
-    group alone, the only timeline level is ``"host"``.
+    this group together with :class:`StreamWords`, :class:`StreamEvents` or both. If it offers
+    neither of them, the only timeline level is ``"host"``.
     """
 
     def synchronize_stream(self, ordinal: int, stream: int) -> None:
@@ -104,11 +104,11 @@ class StreamEvents(Protocol):
         ...
 
     def wait_event(self, event: SharedEvent, stream: int) -> None:
-        """Hold the later work of a stream until the last record of the event is complete."""
+        """Hold the later work of a stream until the last recording of the event is complete."""
         ...
 
     def is_event_done(self, event: SharedEvent) -> bool:
-        """Return whether the last record of the event is complete."""
+        """Return whether the last recording of the event is complete."""
         ...
 
 

@@ -283,7 +283,7 @@ class Registry:
         CrossmemError
             As for :meth:`runtime`, and BackendNotFoundError if no plugin has the emulation.
         """
-        from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed here alone
+        from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed only here
 
         what, known = f"an emulation of {shorten(api, 40)}", {"api": api, "request": request}
         answer = self._first("crossmem_emulate", what, known)

@@ -101,7 +101,7 @@ def new_token(ended: Callable[[bytes], None]) -> Any:
 
 
 def is_answering_thread() -> bool:
-    """Whether this is the thread of Ray that must not wait, because Ray's work would stop."""
+    """Whether this is the thread with which Ray answers. If it waits, Ray's work stops."""
     name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text()
     return name.rstrip("\n") == _ANSWERING_THREAD
 

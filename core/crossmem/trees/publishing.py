@@ -212,9 +212,9 @@ class Published:
         version
             The version that the readers must have acknowledged.
         readers
-            The call returns when this number of readers has acknowledged the version. None: the
-            call waits for each process that has acknowledged any version, unless the process has
-            closed the tree or died.
+            The smallest number of readers; None: 0. A process is a reader from its first
+            acknowledgement on, until it closes the tree or dies. The call returns when there are at
+            least this many readers, and all readers have acknowledged the version.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once.
 

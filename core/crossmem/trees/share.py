@@ -187,8 +187,8 @@ def _rows(
 ) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Exportable]]:
     """Return the distinct handles of the arrays, a row for each array, and the copies' memory.
 
-    The dictionary has the memory of this process that holds copies. The key is the number of the
-    handle.
+    The dictionary has this process's memory into which arrays were copied. The key is the index of
+    that memory's handle in the first tuple.
     """
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
     places = iter(tree_memory.find(with_elements))

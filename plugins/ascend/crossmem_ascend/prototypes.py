@@ -3,8 +3,8 @@
 
 A function that pyACL lacks has a name in pyACL's style.
 
-The sources are ``acl/acl_rt.h``, ``acl/acl.h`` and ``acl/acl_tdt_queue.h`` of ACL 1.17.0 (CANN of
-2026).
+The prototypes follow ``acl/acl_rt.h``, ``acl/acl.h`` and ``acl/acl_tdt_queue.h`` of ACL 1.17.0
+(CANN of 2026).
 """
 
 import ctypes

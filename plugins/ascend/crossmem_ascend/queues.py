@@ -60,7 +60,7 @@ def obstacle(
     elif _SHARE_GROUP not in environ:
         reason = f"{code} acltdtGrantQueue without a share group ({_SHARE_GROUP})"
     elif ordinal:
-        reason = "acltdt uses device 0 alone"
+        reason = "acltdt can use only device 0"
     else:
         return None
     return UnsupportedError(

@@ -93,7 +93,7 @@ class Piece:
     is_host_visible: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
-    """Whether the program has freed the memory in a stream that has not reached the free yet."""
+    """Whether the program has queued a free of the memory in a stream, to be executed later."""
     number: int = field(default_factory=numbers)
 
     @property

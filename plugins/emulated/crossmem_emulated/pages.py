@@ -22,7 +22,7 @@ HOST: Final = -1
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
 _LABEL: Final = struct.Struct("<16sQQQQqQ")
-"""The label of memory that a descriptor alone must identify: magic, host, file, device and size.
+"""The label by which a descriptor identifies its memory: magic, host, file, device and size.
 The label lies in the file, behind the memory."""
 _MAGIC: Final = b"crossmem pages"
 

@@ -2,7 +2,7 @@
 """Prototypes of the vendors' C functions. The keys are the names in ``cupy.cuda.runtime``.
 
 A function that CuPy lacks has a name in CuPy's style. HIP's functions have the parameters of
-CUDA's, so one prototype describes both. The sources are
+CUDA's, so one prototype describes both. The prototypes follow
 ``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``,
 ``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
 """

@@ -173,11 +173,11 @@ class StreamOrder:
         self._call(event.ordinal, "eventRecord", event.reference, stream)
 
     def wait_event(self, event: SharedEvent, stream: int) -> None:
-        """Hold a stream until the last record of an event is complete."""
+        """Hold a stream until the last recording of an event is complete."""
         self._call(event.ordinal, "streamWaitEvent", stream, event.reference, 0)
 
     def is_event_done(self, event: SharedEvent) -> bool:
-        """Return whether the last record of an event is complete."""
+        """Return whether the last recording of an event is complete."""
         try:
             # CuPy's eventQuery returns the code. crossmem's own binding (LibraryRuntime) raises an
             # error that has the code.

@@ -79,7 +79,7 @@ def test_programs_of_a_share_group_have_it(queues: Queues) -> None:
     assert found.vendor_queues
     assert not queues.driver.capabilities(0, None).vendor_queues
     assert NAME not in queues.driver.capabilities(1, None).mechanisms
-    assert "device 0 alone" in str(queues.driver.refusal(1, NAME))
+    assert "can use only device 0" in str(queues.driver.refusal(1, NAME))
     assert queues.driver.refusal(0, NAME) is None
     assert queues.driver.refusal(0, "other") is None
     assert check_groups(queues.driver) == []

@@ -295,7 +295,7 @@ def wide(fields: int) -> str:
         ('[4,[["a",0,"int8",[5]]]]', "ends at byte 5"),
         ('[4,[["a",0,"int8",[-1]]]]', "a size is -1"),
         ('[4,[["a",0,"int8",["2"]]]]', "a size is '2'"),
-        (f'[4,[["a",0,"int8",[0,{MAX_ITEMSIZE},2]]]]', "its bytes is"),
+        (f'[4,[["a",0,"int8",[0,{MAX_ITEMSIZE},2]]]]', "its size in bytes is"),
         (f'[4,[["a",0,"int8",{[1] * 33}]]]', "33 dimensions"),
         ('[4,[["a",0,"int8",[]]]]', "is not a field"),
         ('[4,[["a",0,"int8",[1],1]]]', "is not a field"),

@@ -165,7 +165,7 @@ def test_a_refused_signal_takes_no_value_back(streams: Streams, level: TimelineL
             end()
 
         for value in (1, 3):
-            with pytest.raises(ConfigurationError, match="the next value is 4"):
+            with pytest.raises(ConfigurationError, match="it must be from 4"):
                 timeline.signal(value)
         timeline.signal(4)
         assert other.wait(4, timeout=LONG_S) == 4

@@ -187,8 +187,8 @@ class Allocation(Memory):
         InvalidHandleError
             The handle does not belong to this allocation.
         DriverError
-            The kernel refuses the memory barrier, so importers can overlook the withdrawal. A later
-            call tries again.
+            The kernel refuses the barrier (``membarrier``). Until a repeated call succeeds, an
+            importer that was granted the memory earlier can still begin to hold it.
         ClosedError, ForkedProcessError
             The memory was freed, or a forked child called this.
         """
@@ -289,7 +289,7 @@ def allocate(process: Process, device: LocalDevice, nbytes: object) -> Allocatio
     """Allocate memory; see :meth:`crossmem.Device.allocate`."""
     size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
     if device.capabilities.vendor_queues:
-        msg = f"mechanism {device.mechanism!r} shares queues alone, and no allocations"
+        msg = f"mechanism {device.mechanism!r} can share only queues, not allocations"
         hint = "leave out mechanism=, or make a queue"
         raise UnsupportedError(msg, operation="allocate", hint=hint, backend=device.backend)
     record = AllocationRecord(process, device, BlockRecord(device, Rank.ALLOCATION))

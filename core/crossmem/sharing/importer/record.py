@@ -285,7 +285,7 @@ class ImportRecord:
 
     @property
     def is_retired(self) -> bool:
-        """Whether the owner has freed the memory; False if only a request could tell."""
+        """Whether the owner has freed the memory; False if only a request could show it."""
         return False
 
     @property

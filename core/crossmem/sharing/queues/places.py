@@ -107,7 +107,7 @@ def take_place(
     timeout_s: float,
     order: Callable[[], Iterable[int]] | None = None,
 ) -> tuple[int, Mapping]:
-    """Take a place for this process alone, and return its index and mapping.
+    """Take a place that no other process uses, and return its index and mapping.
 
     Parameters
     ----------

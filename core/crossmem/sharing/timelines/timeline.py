@@ -78,9 +78,10 @@ class Timeline(Endable):
 
     @property
     def value(self) -> int:
-        """The largest value that was reached: the work before its signal is complete.
+        """The largest value that was reached.
 
-        If :attr:`void` is true, the attribute is 2**63 - 1.
+        If a stream signalled this value, the work that was issued on the stream before the signal
+        is complete. If :attr:`void` is true, the attribute is 2**63 - 1.
         """
         return self._usable().level.reached
 
@@ -89,9 +90,9 @@ class Timeline(Endable):
         """Whether the value is meaningless, because the signalling process has ended.
 
         Streams that wait for a dead process are released (law L4). So the host must check this
-        attribute before it uses data for which a stream has waited. At level ``"event"``, the
-        attribute is true as soon as the signalling process is dead, because the vendor decides how
-        events of a dead process behave.
+        attribute before it uses data for which a stream has waited. At level ``"event"``, crossmem
+        cannot know whether the vendor completes the events of a dead process. So the attribute is
+        true as soon as the signalling process is dead.
         """
         record = self._usable()
         return record.level.is_void or (self.level == "event" and not record.is_owner_alive)
@@ -136,7 +137,7 @@ class Timeline(Endable):
         """
         record = self._record
         if stream is None and record is not None and type(value) is int:
-            # The hot path. After the end of the timeline, its value is larger than any other.
+            # The hot path. A closed timeline has the value VOID, so the comparison below is false.
             own = record.own_words
             if own is not None and not record.process.is_inherited:
                 with record.lock:
@@ -165,7 +166,7 @@ class Timeline(Endable):
                     value = issued + 1
                 if not is_within(value, issued + 1, VOID - 1):
                     self._usable()
-                    msg = f"value is {shorten(value)}; the next value is {issued + 1} to 2**63 - 2"
+                    msg = f"value is {shorten(value)}; it must be from {issued + 1} to 2**63 - 2"
                     raise ConfigurationError(msg, operation="signal")
                 number = int(value)
                 if stream is not None:
@@ -187,8 +188,9 @@ class Timeline(Endable):
         stream
             As for :meth:`signal`. Work that is issued on the stream after this call waits for the
             value. At level ``"word"``, the host does not wait. At level ``"event"``, the host waits
-            until the value was signalled. At level ``"host"``, it waits until the value was
-            reached. With None, only the host waits, until the value was reached.
+            until the signalling process has called :meth:`signal`, even if the work before the
+            signal is not complete. At level ``"host"``, the host waits until that work is complete.
+            With None, only the host waits, until the value is reached.
         timeout
             Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
 
@@ -266,8 +268,9 @@ class Timeline(Endable):
             msg = f"value is {shorten(value)}; it must be from 0 to 2**63 - 3"
             raise ConfigurationError(msg, operation="done")
         if record.mapping is None:
-            msg = f"{self!r}: the process that signals a timeline does not acknowledge it"
-            raise UnsupportedError(msg, operation="done", hint="open_timeline() returns a reader")
+            msg = f"{self!r}: the process that signals a timeline cannot acknowledge its values"
+            hint = "call done() on what open_timeline() returned in another process"
+            raise UnsupportedError(msg, operation="done", hint=hint)
         with record.lock:
             use = record.mapping._record
             if record.reader is None and use is not None:
@@ -287,7 +290,8 @@ class Timeline(Endable):
             From 0 to 2**63 - 3. Each reader has acknowledged the value 0 by its first call of
             :meth:`done`.
         readers
-            The smallest number of readers. None: the processes that are readers now. A process that
+            The smallest number of readers; None: 0. The call returns when the timeline has at least
+            this many readers, and all its readers have acknowledged the value. A process that
             closes its timeline or dies is no reader any more.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.

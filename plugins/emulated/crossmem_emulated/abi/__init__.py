@@ -2,7 +2,7 @@
 """Shared libraries that replace the vendors' libraries, and call the emulations.
 
 A library is built at its first use, with the machine's C compiler. The packages ``ascend`` and
-``hip`` have its declarations (:class:`~crossmem_emulated.abi.library.Library`). Each function of
+``hip`` describe each library by a :class:`~crossmem_emulated.abi.library.Library`. Each function of
 the library jumps through a table. The first call fills the table with callbacks into Python. The
 callbacks run in the Python of the calling process, or in an interpreter that the library starts if
 the process has none. Nothing happens before the first call. So a program may load the library and

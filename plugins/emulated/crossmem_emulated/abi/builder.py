@@ -147,7 +147,7 @@ def link(
     command
         The command of the compiler.
     folder
-        The folder for the library and the sources.
+        The folder for the library and the C source files.
     soname
         The library's name.
     text

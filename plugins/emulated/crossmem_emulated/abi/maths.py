@@ -118,8 +118,8 @@ def _script(symbols: Mapping[str, str]) -> str:
     for name, version in sorted(symbols.items()):
         nodes.setdefault(version, []).append(f"{name};")
     if "" in nodes and len(nodes) > 1:
-        # A script cannot mix symbols with and without a version. The loader accepts any version
-        # for a symbol that needs none.
+        # A version script of the linker cannot mix symbols with and without a version. If CuPy asks
+        # for a symbol without a version, the loader accepts a symbol of any version.
         nodes.setdefault(next(filter(None, nodes)), []).extend(nodes.pop(""))
     if not nodes:
         return "{ local: *; };\n"

@@ -50,7 +50,8 @@ class Side:
     origins
         How the memory was made; empty for host memory that the program allocated without ACL.
     parts
-        Pairs of address and size in bytes. At these addresses, the emulation accesses the bytes.
+        Pairs of an address and a size: where the emulation accesses the bytes of this end. For
+        memory of ACL, these addresses differ from the program's addresses.
     """
 
     pointer: int
@@ -91,8 +92,10 @@ def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
 def _check_key(process: AclProcess, piece: Piece) -> None:
     lost = is_withdrawn(process, piece.source)
     if lost is not None:
-        text = f"the memory at {piece.start:#x} is gone: its exporter is {lost}"
-        rule = "ACL-E26" if lost == "closed" else None
+        is_closed = lost == "closed"
+        reason = "its exporter closed the key" if is_closed else "its exporter is dead"
+        text = f"the memory at {piece.start:#x} is gone: {reason}"
+        rule = "ACL-E26" if is_closed else None
         raise Refused(Code.RT_DEVICE_MEM_ERROR, text, rule)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The editions of ACL's rules: an edition of the documents, or a generation of drivers.
 
-The documents and the drivers' sources contradict each other in some points. In these points, a
+The documents and the drivers' source code contradict each other in some points. In these points, a
 profile whose ``answers`` is ``"documents"`` refuses each use that the documents forbid. A profile
-whose ``answers`` is ``"driver"`` behaves as the sources do.
+whose ``answers`` is ``"driver"`` behaves as the source code does.
 """
 
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ class Profile:
     name
         The edition's name.
     answers
-        Whether the edition follows the documents (``"documents"``) or the drivers' sources
+        Whether the edition follows the documents (``"documents"``) or the drivers' source code
         (``"driver"``).
     soc
         The result of ``get_soc_name``.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
 
-Rules, result codes and lifetimes follow the vendors' documents or sources. The rules also cover the
-use of another process's memory, such as an import. docs/reference/hip-rules.md lists the rules and
-their tests.
+Rules, result codes and lifetimes follow the vendors' documents or source code. The rules also cover
+the use of another process's memory, such as an import. docs/reference/hip-rules.md lists the rules
+and their tests.
 """
 
 import os

@@ -41,7 +41,10 @@ pass at most one of them."""
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Pages of which small allocations get parts, from the beginning to the end."""
+    """Pages that small allocations share. Each new allocation gets the next unused part.
+
+    A freed part is not used again. The pages are released when all allocations in them are freed.
+    """
 
     pages: Pages
     region: Region
@@ -250,7 +253,9 @@ def _host_alloc(process: HipProcess, size: int, flags: int) -> int:
     if not size:
         return 0
     if process.profile.is_hip and (flags & _COHERENCE).bit_count() > 1:
-        raise Refused(Status.INVALID_VALUE, f"flags {flags:#x} contradict", "HIP-X10")
+        raise Refused(
+            Status.INVALID_VALUE, f"flags {flags:#x} name several kinds of coherence", "HIP-X10"
+        )
     if size > LARGEST_NBYTES:
         raise Refused(Status.OUT_OF_MEMORY, f"the host has no room for {size} bytes")
     try:

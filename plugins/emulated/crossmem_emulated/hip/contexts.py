@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver APIs' functions for contexts, which CuPy lacks, and the reset of a device."""
+"""Context functions of the vendors' driver APIs, and the reset of a device.
+
+``cupy.cuda.runtime`` lacks the context functions: CUDA's ``cuCtx...`` and HIP's ``hipCtx...``.
+"""
 
 from crossmem_emulated.hip.blocks import HostBlock, free_piece, release_host
 from crossmem_emulated.hip.calls import Refused, entry
@@ -25,8 +28,8 @@ def _find(process: HipProcess, handle: int) -> Context:
 def _choose(process: HipProcess, context: Context) -> None:
     """Make a context's device the current device of the thread.
 
-    This applies to the profiles in which each device has one context. A pop of the context does not
-    restore the earlier device.
+    This applies to the profiles (emulated editions of a runtime) in which each device has one
+    context. A pop of the context does not restore the earlier device.
     """
     if not process.profile.has_contexts:
         process.thread.context = context.handle
@@ -84,7 +87,7 @@ def _ctx_destroy(process: HipProcess, handle: int) -> None:
         raise Refused(Status.INVALID_VALUE, "the context is null", "HIP-X3")
     if process.profile.has_contexts and (context is None or context.is_primary):
         raise Refused(
-            Status.INVALID_CONTEXT, f"{handle:#x} is no context, or a primary one", "HIP-X3"
+            Status.INVALID_CONTEXT, f"{handle:#x} is unknown or a primary context", "HIP-X3"
         )
     if stack and stack[-1] == handle:
         stack.pop()
@@ -127,8 +130,8 @@ def _device_primary_ctx_reset(process: HipProcess, device: int) -> None:
         check_safe(process)
         process.check_device(device)
         _reset(process, "devicePrimaryCtxReset", device)
-    # In the profiles that follow a runtime's sources, this call does nothing. It accepts any device
-    # number.
+    # The other profiles follow the source code of AMD's library, not its documents. In them, this
+    # call does nothing and accepts any device number.
 
 
 @entry("deviceReset()")
@@ -162,9 +165,9 @@ def _reset(process: HipProcess, call: str, device: int) -> None:
 def _is_reset(process: HipProcess, block: HostBlock, device: int) -> bool:
     """Whether the reset of a device releases a block of host memory.
 
-    By the documents, the reset releases the block if the device was current at the allocation.
-    AMD's runtime releases host memory only if one device is visible, because host memory belongs to
-    all devices.
+    In a profile that follows the vendor's documents, the reset releases the block if this device
+    was current when the block was allocated. In AMD's runtime, host memory belongs to all devices.
+    So the runtime releases it in a reset only if the process sees exactly one device.
     """
     if process.profile.is_documented:
         return block.device == device

@@ -66,7 +66,10 @@ def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> 
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse an allocation from an imported pool; in editions that allow it, record a violation."""
+    """Refuse an allocation from an imported pool.
+
+    In profiles whose runtime allows such an allocation, record a violation instead.
+    """
     if pool.is_imported:
         text = f"the pool {pool.handle:#x} was imported"
         if process.profile.is_documented:
@@ -263,7 +266,8 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     # Imported memory is not marked as freed: a program that opened the memory several times frees
     # it as often.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # The stream executes its work now, up to the first function of the application.
+    # The stream does its queued work now, but stops before the first host function that the program
+    # has put on it.
     process.queues.drain([where])
 
 

@@ -2,9 +2,9 @@
 """The editions of the rules: AMD's documents, AMD's runtimes, or NVIDIA's documents.
 
 ``documented`` refuses every use that AMD's documents forbid, and returns the error codes of the
-runtime's sources. ``clr24``, ``clr26`` and ``rocm5`` follow the sources of ROCm 6.3, ROCm 10 and
-ROCm 5.2. ``cuda`` follows NVIDIA's documents, and an H200 with driver 580 if the documents name no
-code.
+runtime's source code. ``clr24``, ``clr26`` and ``rocm5`` follow the source code of ROCm 6.3,
+ROCm 10 and ROCm 5.2. ``cuda`` follows NVIDIA's documents, and an H200 with driver 580 if the
+documents name no code.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Profile:
     is_hip
         Whether the edition is AMD's.
     is_documented
-        Whether the edition follows documents, rather than the sources of a runtime.
+        Whether the edition follows documents, rather than the source code of a runtime.
     stale
         The code with which an open fails if the memory does not exist, or does not exist any more.
     dead

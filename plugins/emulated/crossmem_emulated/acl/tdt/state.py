@@ -35,7 +35,7 @@ class Processor(StrEnum):
     HOST = "host"
     """For programs on the host: only the queues that copy data."""
     DEVICE = "device"
-    """For programs on the device, each alone."""
+    """For programs on the device that share nothing with other processes."""
     SHARE_GROUP = "share group"
     """For programs on the device that share a memory group."""
 
