@@ -33,8 +33,8 @@ compiled = compilers.compiled
 compile_library = compilers.compile_library
 unmeasured = measuring.unmeasured
 _measured_elsewhere = measuring._measured_elsewhere
-# Each phase, because pytest ends the watch of a whole test when a phase fails.
-pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = stuck_tests.watch
+pytest_runtest_protocol = stuck_tests.watch
+pytest_timeout_set_timer = stuck_tests.repeat_alarm
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a process whose test does not end, not even when its time is over.
 
-The alarm of pytest-timeout raises once, in Python. What a test cleans up afterwards can wait for
-ever, and so can a call of C. Such a process prints where its threads are, and exits: the test
-fails, and another process has the tests that are left.
+The alarm of pytest-timeout raises once. If it raises in a finaliser, in a callback or before a
+clean-up that waits for ever, the test does not end. So the alarm is repeated. A test that outlives
+the repeated alarms, too, ends its process, which first prints the stacks of its threads.
 """
 
 import faulthandler
+import os
+import signal
+import threading
+import time
 from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -15,19 +21,59 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from crossmem.conformance.speed import SLOWNESS
 
-GRACE_S: Final = 60.0
-"""How long a test may clean up after the alarm."""
+AGAIN_S: Final = 10.0 * SLOWNESS
+"""Time between two alarms."""
+GRACE_S: Final = 60.0 * SLOWNESS
+"""Time from a test's timeout to the end of the process."""
+
+
+class Watch:
+    """A thread that ends this process after a deadline.
+
+    The thread is a Python thread: if the timer of :mod:`faulthandler` ran during a fork, the child
+    would hang in its next call of that module.
+    """
+
+    def __init__(self, stderr: int) -> None:
+        self.deadline: float | None = None
+        self._stderr = stderr
+        threading.Thread(target=self._run, name="stuck tests", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(1)
+            deadline = self.deadline
+            if deadline is not None and time.monotonic() > deadline:
+                faulthandler.dump_traceback(self._stderr)
+                # pytest-xdist sees the end of this process when no forked child has its pipe.
+                for children in Path("/proc/self/task").glob("*/children"):
+                    for child in children.read_text().split():
+                        with suppress(ProcessLookupError):
+                            os.kill(int(child), signal.SIGKILL)
+                os._exit(1)
+
+
+_watches: Final[list[Watch]] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def repeat_alarm() -> Generator[None, object, object]:
+    """Repeat the alarm that pytest-timeout has set."""
+    result = yield
+    left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    signal.setitimer(signal.ITIMER_REAL, left_s, AGAIN_S)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
 def watch(item: pytest.Item) -> Generator[None, object, object]:
-    """End the process if a phase of a test takes longer than the test's timeout and the grace."""
+    """Give a test a deadline for its end. After a failure, pytest-timeout has no alarm any more."""
+    if not _watches:
+        _watches.append(Watch(item.config.stash[fault_handler_stderr_fd_key]))
     limit = item.get_closest_marker("timeout")
     assert limit is not None
-    stderr = item.config.stash[fault_handler_stderr_fd_key]
-    seconds = limit.args[0] + GRACE_S * SLOWNESS
-    faulthandler.dump_traceback_later(seconds, exit=True, file=stderr)
+    _watches[0].deadline = time.monotonic() + limit.args[0] + GRACE_S
     try:
         return (yield)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        _watches[0].deadline = None

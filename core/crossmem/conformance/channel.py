@@ -85,9 +85,11 @@ def _guarded(
         value = function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - it is raised again in the test process
         is_result, value, trace = False, error, traceback.format_exc()
-    faulthandler.cancel_dump_traceback_later()
     if os.getpid() != pid:
-        os._exit(70)  # the function has forked and returned in the child, which must end
+        # The function has forked and returned in the child, which must end. The child has no thread
+        # for faulthandler's timer, so a call of faulthandler would wait for ever.
+        os._exit(70)
+    faulthandler.cancel_dump_traceback_later()
     try:
         send(stream, (number, is_result, value, trace))
     except Exception as error:  # noqa: BLE001 - the value cannot be pickled

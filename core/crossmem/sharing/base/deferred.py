@@ -40,6 +40,10 @@ class Record:
         """
         return False
 
+    def waits_for_work(self) -> bool:
+        """Whether :meth:`give_back` would wait for running work of a device."""
+        return False
+
     def give_back(self, *, blocking: bool) -> None:
         """Release the remaining resources, and then set ``is_done``.
 
@@ -86,12 +90,16 @@ class DeferredWork:
         self.ready: dict[Record, None] = {}
         """Records that can be released now, in order. One statement adds a record, so an interrupt
         cannot lose the record."""
+        self.working: dict[Record, None] = {}
+        """Records that the reaper releases after a wait for running work of a device. A call whose
+        caller did not ask for this wait must not make it: the work may wait for that caller."""
         self.waiting: set[Record] = set()
         """Freed memory whose leases have not ended."""
         self.idle: dict[Record, None] = {}
         """Freed memory whose last lease has ended. The lease server adds the records."""
         self._look_at = 0.0
         """Time of the reaper's next check of ``waiting``; 0 until it is set."""
+        self._is_stopped = False
         self._reaper = PassingThread(self._reap, self._is_pending)
 
     def run(self, record: Record, *, blocking: bool = True) -> None:
@@ -112,29 +120,55 @@ class DeferredWork:
         elif not (blocking or record.is_done):
             self.start_reaper()
 
-    def drain(self, *, wait: bool = False) -> None:
+    def _forget(self, record: Record) -> None:
+        self.idle.pop(record, None)
+        self.ready.pop(record, None)
+        self.working.pop(record, None)
+
+    def drain(self, *, look: bool = False, wait: bool = False) -> None:
         """Continue with all work that is ready.
 
         Parameters
         ----------
+        look
+            Whether to check the leases of all freed memory.
         wait
-            Whether to check the leases of all freed memory, and to wait for threads that are
-            freeing such memory.
+            Whether to release also what running work of a device may use, after that work.
         """
-        freed = tuple(self.waiting) if wait else ()
+        freed = tuple(self.waiting) if look else ()
+        self._drain(freed, patient=wait or self._is_stopped, blocking=wait)
+
+    def _drain(self, freed: tuple[Record, ...], *, patient: bool, blocking: bool) -> None:
         tried: set[Record] = set()
         # The release of one resource may drop the last reference to another object, whose record
         # then enters the queue. So the queue is read until it has no new record.
-        while todo := [one for one in (*freed, *self.idle, *self.ready) if one not in tried]:
+        while todo := [
+            one
+            for one in (*freed, *self.idle, *self.ready, *(self.working if patient else ()))
+            if one not in tried
+        ]:
             tried.update(todo)
             for record in todo:
-                self._try(record, blocking=wait and record not in self.ready)
+                waits = record.waits_for_work()
+                if patient or not waits:
+                    # The reaper may be about to release a resource that this call has to release.
+                    self._try(record, blocking=blocking and (waits or record not in self.ready))
+                    continue
+                # An interrupt between these statements leaves the record in two places, and its
+                # release ends both.
+                self.working[record] = None
+                self.ready.pop(record, None)
+                self.idle.pop(record, None)
+                if self.start_reaper():
+                    self._reaper.bell.ring()
+                else:
+                    self._try(record, blocking=False)
 
     def _try(self, record: Record, *, blocking: bool) -> None:
         try:
             record.give_back(blocking=blocking)
             if record in self.waiting:
-                self.ready.pop(record, None)
+                self._forget(record)
             elif not record.is_done:
                 # Another thread works on this resource, and may not read the queue again. So the
                 # reaper tries later.
@@ -148,15 +182,14 @@ class DeferredWork:
             _log.exception("giving back a resource failed")
         finally:
             if record.is_done:
-                self.idle.pop(record, None)
-                self.ready.pop(record, None)
+                self._forget(record)
 
-    def start_reaper(self) -> None:
-        """Start a thread that releases ready and waiting records until none is left.
+    def start_reaper(self) -> bool:
+        """Start a thread that releases records until none is left; False if no thread can start.
 
-        If no thread can be started, the next call of crossmem does this work.
+        Without this thread, the next call of crossmem does its work.
         """
-        self._reaper.start()
+        return self._reaper.start()
 
     def note_idle(self, record: Record) -> None:
         """Queue freed memory whose last lease has ended, and wake the reaper."""
@@ -167,12 +200,12 @@ class DeferredWork:
         # A second thread may have freed memory just before the first thread added the memory to
         # ``waiting``. The record of this memory would keep the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
-        return bool(self.ready or self.idle or self.waiting)
+        return bool(self.ready or self.working or self.idle or self.waiting)
 
     def _reap(self) -> None:
         """Release ready records, and check waiting records periodically."""
         self._look_at = self._look_at or time.monotonic() + LOOK_AGAIN_S
-        self.drain()
+        self._drain((), patient=True, blocking=False)
         self._reaper.bell.wait(max(0.0, self._look_at - time.monotonic()))
         if time.monotonic() >= self._look_at:
             self._look_at = 0.0
@@ -182,5 +215,6 @@ class DeferredWork:
                 self._try(record, blocking=False)
 
     def stop(self) -> None:
-        """End the reaper at a normal exit."""
+        """End the reaper at a normal exit. Later calls of :meth:`drain` wait for running work."""
+        self._is_stopped = True
         self._reaper.stop()

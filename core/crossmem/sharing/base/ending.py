@@ -68,6 +68,8 @@ class Endable:
             # A dropped object counts as a user of this object until its own record is released. So
             # queued records are released first.
             process.drain()
+        if deferred.working and not process.is_inside and self._is_used():
+            deferred.drain(wait=True)
         with process.state:
             self._refuse_if_used(self._ended_by)
             if self._record is None:
@@ -89,6 +91,14 @@ class Endable:
 
     def _refuse_if_used(self, operation: str) -> None:
         """Raise if the object is in use. The caller holds the lock of the state."""
+
+    def _is_used(self) -> bool:
+        with self._process.state:
+            try:
+                self._refuse_if_used(self._ended_by)
+            except BusyError:
+                return True
+        return False
 
     def __enter__(self) -> Self:
         if self._record is None or not self._process.is_usable:

@@ -180,13 +180,13 @@ class Process:
         if not self.is_inside:
             self.deferred.drain()
 
-    def catch_up(self) -> None:
+    def catch_up(self, *, wait: bool = False) -> None:
         """Read which leases have ended, and continue with deferred work."""
         if self.is_inside:
             return
         if self.server is not None:
             self.server.catch_up(CATCH_UP_S)
-        self.deferred.drain(wait=True)
+        self.deferred.drain(look=True, wait=wait)
 
     def tend(self) -> None:
         """Do the pending work of all parts, except releases."""

@@ -297,7 +297,7 @@ def allocate(process: Process, device: LocalDevice, nbytes: object) -> Allocatio
         try:
             record.obtain(size)
         except OutOfMemoryError:
-            process.catch_up()
+            process.catch_up(wait=True)
             try:
                 record.obtain(size)
             except OutOfMemoryError as error:

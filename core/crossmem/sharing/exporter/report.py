@@ -152,13 +152,14 @@ def collect() -> int:
     """Do all deferred work that is possible now; return the number of freed allocations.
 
     This call frees memory whose last lease has ended, releases dropped objects, and sends delayed
-    messages to exporters.
+    messages to exporters. It waits for the running work of a device before it releases memory that
+    the work may use.
     """
     process = current()
     if process.is_closed:
         return 0
     live = process.part(Allocations).live
     before = len(live)
-    process.catch_up()
+    process.catch_up(wait=True)
     process.tend()
     return before - len(live)

@@ -327,7 +327,7 @@ class Consumer(Place):
     def waits_for_streams(self) -> bool:
         """Whether this process waits for a word that a stream writes. Streams ring no bell."""
         want = words.load(self.opened.control, WANT)
-        return bool(self._late) or want == LATE or bool(self._pages and want)
+        return bool(self._late) or want == LATE or bool(self.pages and want)
 
     # Release ------------------------------------------------------------------------------
 
