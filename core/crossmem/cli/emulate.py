@@ -2,6 +2,7 @@
 """Runs a program on an emulation of a vendor's library."""
 
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -18,6 +19,8 @@ __all__ = ["prepare", "print_environment", "run", "show"]
 
 _NOT_FOUND, _NOT_RUNNABLE, _SIGNALLED = 127, 126, 128
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_STEP_MS: Final = 250
+"""The longest time for which a forwarded signal is late."""
 
 
 def prepare(api: str, request: EmulationRequest) -> Emulation:
@@ -60,8 +63,28 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
             return _NOT_RUNNABLE
         with program:
             forwarding.begin(program)
+            _await_end(program.pid)
             status = program.wait()
     return status if status >= 0 else _SIGNALLED - status
+
+
+def _await_end(pid: int) -> None:
+    """Wait for the end of a program in steps.
+
+    A signal that arrives right before a system call does not interrupt the call, so its handler
+    would run only after the end of the program.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        while not ended.poll(_STEP_MS):
+            pass
+    finally:
+        os.close(pidfd)
 
 
 class _Forwarding:

@@ -136,7 +136,7 @@ class DeferredWork:
             Whether to release also what running work of a device may use, after that work.
         """
         freed = tuple(self.waiting) if look else ()
-        self._drain(freed, patient=wait or self._is_stopped, blocking=wait)
+        self._drain(freed, patient=wait or self._is_stopped, blocking=look or wait)
 
     def _drain(self, freed: tuple[Record, ...], *, patient: bool, blocking: bool) -> None:
         tried: set[Record] = set()
