@@ -53,12 +53,6 @@ def owned() -> int:
     return len(current().part(Allocations).live)
 
 
-def releasing() -> int:
-    """Return how many records of dropped objects wait for their release."""
-    deferred = current().deferred
-    return len(deferred.ready) + len(deferred.working)
-
-
 def users() -> list[int]:
     """Return how many users each open import has."""
     return [len(one.uses) for one in current().part(ImportTable)._records.values()]

@@ -8,7 +8,6 @@ import pytest
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
-from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
@@ -123,9 +122,7 @@ def test_a_deferred_release_that_breaks_is_nobody_s_error_and_made_once(
     peer.call(actions.allocate, "dropped", NBYTES)
     peer.call(ascend_release_actions.break_, FREE[mechanism])
     peer.call(actions.drop, "dropped")
-    # The next call leaves the release to the reaper.
     peer.call(actions.allocate, "other", NBYTES)
-    assert settle(lambda: ["queued"] * peer.call(ascend_release_actions.releasing)) == []
 
     # Nobody knows whether it happened, and a second call could free the memory of others.
     assert peer.call(ascend_release_actions.owned) == 1

@@ -44,13 +44,19 @@ class Watch:
             time.sleep(1)
             deadline = self.deadline
             if deadline is not None and time.monotonic() > deadline:
-                faulthandler.dump_traceback(self._stderr)
-                # pytest-xdist sees the end of this process when no forked child has its pipe.
-                for children in Path("/proc/self/task").glob("*/children"):
-                    for child in children.read_text().split():
-                        with suppress(ProcessLookupError):
-                            os.kill(int(child), signal.SIGKILL)
-                os._exit(1)
+                try:
+                    faulthandler.dump_traceback(self._stderr)
+                    _kill_children()
+                finally:
+                    os._exit(1)
+
+
+def _kill_children() -> None:
+    """Kill the children, because pytest-xdist sees the end of a process by the end of its pipe."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                os.kill(int(child), signal.SIGKILL)
 
 
 _watches: Final[list[Watch]] = []

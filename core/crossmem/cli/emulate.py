@@ -76,7 +76,8 @@ def _await_end(pid: int) -> None:
     """
     try:
         pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError:
+        # The program has ended, or this process has no descriptor left.
         return
     try:
         ended = select.poll()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of an emulated GPU that are dropped while a stream has work.
+"""Objects of an emulated GPU that are dropped while a stream waits for a timeline.
 
-The work may wait for a step of the thread that calls crossmem. So only a call that has to release
-the memory waits for the work.
+Memory is released after the work of the device. A stream may wait for a value that the thread which
+calls crossmem will signal, so only a call that needs the release waits.
 """
 
 import threading
@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
-from busy_streams import LONG_S, Streams, is_prompt
+from busy_streams import Streams, is_prompt
 
 import crossmem
-from crossmem import Allocation, BusyError, Device
+from crossmem import Allocation, BusyError, Device, Timeline
 from crossmem.conformance.pool import settle
 from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter.record import Allocations
@@ -30,10 +30,23 @@ def _quiet() -> Iterator[None]:
 
 @pytest.fixture
 def memory(streams: Streams) -> Iterator[Allocation]:
-    allocation = streams.device.allocate(NBYTES)
-    yield allocation
-    streams.close()
-    allocation.free()
+    with streams.device.allocate(NBYTES) as allocation:
+        yield allocation
+
+
+@pytest.fixture
+def signalled(streams: Streams, memory: Allocation) -> Iterator[Timeline]:
+    """Return a timeline for whose value 1 a stream waits as soon as the test begins the wait."""
+    timeline = streams.device.timeline("word")
+    yield timeline
+    if timeline.value < 1:
+        timeline.signal(1)
+    timeline.close()
+
+
+def let_a_stream_wait(streams: Streams, timeline: Timeline) -> None:
+    opened = crossmem.open_timeline(timeline.export(), device=streams.device)
+    opened.wait(1, stream=streams.new())
 
 
 def live() -> set[int]:
@@ -43,8 +56,7 @@ def live() -> set[int]:
 
 def queued() -> list[object]:
     """Return what waits for its release."""
-    deferred = current().deferred
-    return [*deferred.ready, *deferred.working]
+    return list(current().deferred.ready)
 
 
 def a_mapped_block(device: Device) -> object:
@@ -63,90 +75,98 @@ DROPPED: dict[str, Callable[[Device, Allocation], object]] = {
 
 
 @pytest.mark.parametrize("what", DROPPED)
-def test_no_call_waits_for_the_work_before_a_drop(
-    streams: Streams, memory: Allocation, what: str
+def test_no_call_waits_for_a_stream_because_of_a_drop(
+    streams: Streams, memory: Allocation, signalled: Timeline, what: str
 ) -> None:
-    device, before = streams.device, live()
+    device, before, made = streams.device, live(), list[Allocation]()
     dropped = [DROPPED[what](device, memory)]
-    handle = memory.export()
-    stream, end = streams.busy()
-    timeline = device.timeline("word")
-    timeline.signal(1, stream=stream)
+    let_a_stream_wait(streams, signalled)
 
     dropped.clear()
 
-    made: list[Allocation] = []
     assert is_prompt(lambda: made.append(device.allocate(4096)))
     assert is_prompt(lambda: device.timeline("word").close())
     if "block" not in what:
-        # The report on a pool of a device reclaims the freed blocks first, after the work.
+        # The report on a pool reclaims its freed blocks first, after the work of the device.
         assert is_prompt(crossmem.exports)
     assert is_prompt(lambda: made[0].export(synchronize=False))
-    assert is_prompt(lambda: crossmem.open_timeline(timeline.export(), device=device))
-    assert memory.export().core == handle.core
-    end()
+    assert is_prompt(lambda: signalled.signal(1))
     made[0].free()
-    timeline.close()
     assert settle(queued) == []
     assert settle(lambda: sorted(map(str, live() - before))) == []
 
 
+def test_the_reaper_releases_what_no_later_call_does(
+    streams: Streams, memory: Allocation, signalled: Timeline
+) -> None:
+    before = live()
+    dropped = [streams.device.allocate(4096)]
+    let_a_stream_wait(streams, signalled)
+    dropped.clear()
+    streams.device.timeline("word").close()
+    assert live() > before
+
+    signalled.signal(1)
+
+    assert settle(lambda: sorted(map(str, live() - before))) == []
+
+
 def test_an_object_can_end_right_after_the_drop_of_its_last_user(
-    streams: Streams, memory: Allocation
+    streams: Streams, memory: Allocation, signalled: Timeline
 ) -> None:
     imported = crossmem.import_handle(memory.export())
     mapping = [imported.map()]
-    _, end = streams.busy()
+    let_a_stream_wait(streams, signalled)
     mapping.clear()
-    # The reaper has the mapping from here on, and waits for the work.
     crossmem.exports()
-    threading.Timer(0.1, end).start()
+    threading.Timer(0.1, signalled.signal, (1,)).start()
 
     imported.close()
 
     assert imported.closed
-    assert settle(queued) == []
 
 
-def test_an_object_that_is_used_is_refused_although_others_were_dropped(
-    streams: Streams, memory: Allocation
+def test_an_object_with_a_user_is_refused(
+    streams: Streams, memory: Allocation, signalled: Timeline
 ) -> None:
     handle = memory.export()
-    _, end = streams.busy()
     dropped = [streams.device.allocate(4096)]
-    dropped.clear()
     with crossmem.import_handle(handle) as imported, imported.map():
-        threading.Timer(0.1, end).start()
+        let_a_stream_wait(streams, signalled)
+        dropped.clear()
+        threading.Timer(0.1, signalled.signal, (1,)).start()
         with pytest.raises(BusyError):
             imported.close()
 
 
-def test_collect_releases_what_the_reaper_waits_for(streams: Streams) -> None:
+def test_collect_waits_for_the_stream(streams: Streams, signalled: Timeline) -> None:
     before = live()
     dropped = [streams.device.allocate(4096)]
-    _, end = streams.busy()
+    let_a_stream_wait(streams, signalled)
     dropped.clear()
-    crossmem.exports()
-    threading.Timer(0.1, end).start()
+    threading.Timer(0.1, signalled.signal, (1,)).start()
 
     crossmem.collect()
 
     assert live() == before
 
 
-def test_memory_that_was_dropped_makes_room(streams: Streams) -> None:
-    device = streams.device
+def test_memory_that_was_dropped_makes_room(streams: Streams, signalled: Timeline) -> None:
     most = streams.rt.memGetInfo()[0] * 6 // 10
-    dropped = [device.allocate(most)]
-    _, end = streams.busy()
+    dropped = [streams.device.allocate(most)]
+    let_a_stream_wait(streams, signalled)
     dropped.clear()
     crossmem.exports()
-    threading.Timer(0.1, end).start()
+    threading.Timer(0.1, signalled.signal, (1,)).start()
 
-    device.allocate(most).free()
+    streams.device.allocate(most).free()
 
 
-def test_is_prompt_can_fail(streams: Streams) -> None:
-    _, end = streams.busy()
-    assert not is_prompt(streams.device.synchronize, within=LONG_S / 100)
-    end()
+def test_a_block_that_was_dropped_can_be_allocated(streams: Streams, signalled: Timeline) -> None:
+    with streams.device.pool(4096, 1) as pool:
+        dropped = [pool.allocate()]
+        let_a_stream_wait(streams, signalled)
+        dropped.clear()
+        threading.Timer(0.1, signalled.signal, (1,)).start()
+
+        pool.allocate().free()

@@ -9,16 +9,21 @@ continues with the rest. A finaliser only adds a record to the queue, and releas
 import logging
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import ClassVar
 
 from typing_extensions import override
 
 from crossmem.control.threads import LOOK_AGAIN_S, PassingThread
-from crossmem.errors import CrossmemError
+from crossmem.errors import BusyError, CrossmemError
 
-__all__ = ["Call", "DeferredWork", "Record"]
+__all__ = ["Call", "DeferredWork", "Record", "StreamsWaitError"]
 
 _log = logging.getLogger(__name__)
+
+
+class StreamsWaitError(BusyError):
+    """A release would wait for a stream that waits for a timeline. The reaper repeats it."""
 
 
 class Record:
@@ -38,10 +43,6 @@ class Record:
 
         The caller holds the lock of the state.
         """
-        return False
-
-    def waits_for_work(self) -> bool:
-        """Whether :meth:`give_back` would wait for running work of a device."""
         return False
 
     def give_back(self, *, blocking: bool) -> None:
@@ -90,16 +91,16 @@ class DeferredWork:
         self.ready: dict[Record, None] = {}
         """Records that can be released now, in order. One statement adds a record, so an interrupt
         cannot lose the record."""
-        self.working: dict[Record, None] = {}
-        """Records that the reaper releases after a wait for running work of a device. A call whose
-        caller did not ask for this wait must not make it: the work may wait for that caller."""
         self.waiting: set[Record] = set()
         """Freed memory whose leases have not ended."""
         self.idle: dict[Record, None] = {}
         """Freed memory whose last lease has ended. The lease server adds the records."""
+        self.draining: set[int] = set()
+        """The threads that release resources which their calls do not need."""
+        self.streams_wait: Callable[[object], bool] = lambda _driver: False
+        """Whether a stream of a driver waits for a value of a timeline."""
         self._look_at = 0.0
         """Time of the reaper's next check of ``waiting``; 0 until it is set."""
-        self._is_stopped = False
         self._reaper = PassingThread(self._reap, self._is_pending)
 
     def run(self, record: Record, *, blocking: bool = True) -> None:
@@ -120,76 +121,66 @@ class DeferredWork:
         elif not (blocking or record.is_done):
             self.start_reaper()
 
-    def _forget(self, record: Record) -> None:
-        self.idle.pop(record, None)
-        self.ready.pop(record, None)
-        self.working.pop(record, None)
-
-    def drain(self, *, look: bool = False, wait: bool = False) -> None:
+    def drain(self, *, look: bool = False, patient: bool = False) -> None:
         """Continue with all work that is ready.
 
         Parameters
         ----------
         look
-            Whether to check the leases of all freed memory.
-        wait
-            Whether to release also what running work of a device may use, after that work.
+            Whether to check the leases of all freed memory, and to wait for threads that are
+            freeing such memory.
+        patient
+            Whether to wait for the work of a device although a stream waits for a timeline.
         """
         freed = tuple(self.waiting) if look else ()
-        self._drain(freed, patient=wait or self._is_stopped, blocking=look or wait)
-
-    def _drain(self, freed: tuple[Record, ...], *, patient: bool, blocking: bool) -> None:
         tried: set[Record] = set()
         # The release of one resource may drop the last reference to another object, whose record
         # then enters the queue. So the queue is read until it has no new record.
-        while todo := [
-            one
-            for one in (*freed, *self.idle, *self.ready, *(self.working if patient else ()))
-            if one not in tried
-        ]:
+        while todo := [one for one in (*freed, *self.idle, *self.ready) if one not in tried]:
             tried.update(todo)
             for record in todo:
-                waits = record.waits_for_work()
-                if patient or not waits:
-                    # The reaper may be about to release a resource that this call has to release.
-                    self._try(record, blocking=blocking and (waits or record not in self.ready))
-                    continue
-                # An interrupt between these statements leaves the record in two places, and its
-                # release ends both.
-                self.working[record] = None
-                self.ready.pop(record, None)
-                self.idle.pop(record, None)
-                if self.start_reaper():
-                    self._reaper.bell.ring()
-                else:
-                    self._try(record, blocking=False)
+                self._try(record, blocking=look and record not in self.ready, patient=patient)
 
-    def _try(self, record: Record, *, blocking: bool) -> None:
+    def may_wait(self, driver: object) -> bool:
+        """Whether this thread may wait for all work of a driver's devices.
+
+        A stream of the driver may wait for a value that only this thread will signal. So a release
+        that the current call does not need must not wait for the streams.
+        """
+        return get_ident() not in self.draining or not self.streams_wait(driver)
+
+    def _try(self, record: Record, *, blocking: bool, patient: bool) -> None:
+        me = get_ident()
+        is_inner = me in self.draining
         try:
+            (self.draining.discard if patient else self.draining.add)(me)
             record.give_back(blocking=blocking)
             if record in self.waiting:
-                self._forget(record)
+                self.ready.pop(record, None)
             elif not record.is_done:
                 # Another thread works on this resource, and may not read the queue again. So the
                 # reaper tries later.
                 self.start_reaper()
-        except CrossmemError:
+        except CrossmemError as error:
             # The call that ended the object has raised this error already. The record stays in the
             # queue for the next attempt.
-            pass
+            if isinstance(error, StreamsWaitError):
+                self.start_reaper()
         except Exception:  # noqa: BLE001 - logged with its traceback
             # The current caller did not cause this fault of a driver, so the fault is only logged.
             _log.exception("giving back a resource failed")
         finally:
+            (self.draining.add if is_inner else self.draining.discard)(me)
             if record.is_done:
-                self._forget(record)
+                self.idle.pop(record, None)
+                self.ready.pop(record, None)
 
-    def start_reaper(self) -> bool:
-        """Start a thread that releases records until none is left; False if no thread can start.
+    def start_reaper(self) -> None:
+        """Start a thread that releases ready and waiting records until none is left.
 
-        Without this thread, the next call of crossmem does its work.
+        If no thread can be started, the next call of crossmem does this work.
         """
-        return self._reaper.start()
+        self._reaper.start()
 
     def note_idle(self, record: Record) -> None:
         """Queue freed memory whose last lease has ended, and wake the reaper."""
@@ -200,21 +191,20 @@ class DeferredWork:
         # A second thread may have freed memory just before the first thread added the memory to
         # ``waiting``. The record of this memory would keep the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
-        return bool(self.ready or self.working or self.idle or self.waiting)
+        return bool(self.ready or self.idle or self.waiting)
 
     def _reap(self) -> None:
         """Release ready records, and check waiting records periodically."""
         self._look_at = self._look_at or time.monotonic() + LOOK_AGAIN_S
-        self._drain((), patient=True, blocking=False)
+        self.drain()
         self._reaper.bell.wait(max(0.0, self._look_at - time.monotonic()))
         if time.monotonic() >= self._look_at:
             self._look_at = 0.0
             for record in list(self.waiting):
                 # An importer that was killed sends no message about the end of its hold, so the
                 # reaper reads its row.
-                self._try(record, blocking=False)
+                self._try(record, blocking=False, patient=False)
 
     def stop(self) -> None:
-        """End the reaper at a normal exit. Later calls of :meth:`drain` wait for running work."""
-        self._is_stopped = True
+        """End the reaper at a normal exit."""
         self._reaper.stop()

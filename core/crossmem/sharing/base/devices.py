@@ -20,6 +20,7 @@ from crossmem.errors import (
 from crossmem.guards import clause, shorten
 from crossmem.models import Capabilities, DeviceInfo, ReadyHandle, ShareableHandle
 from crossmem.plugin.offers import PLUGIN_FAULTS
+from crossmem.sharing.base.deferred import StreamsWaitError
 from crossmem.sharing.base.process import (
     Part,
     Process,
@@ -276,7 +277,13 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
     BusyError
         A wait is impossible now, for example while a graph is captured. Also raised at exit, if a
         stream of this process still waits for another process.
+    StreamsWaitError
+        This thread continues with deferred work, and a stream waits for a timeline.
     """
+    deferred = device._process.deferred
+    if deferred.draining and not deferred.may_wait(device.driver):
+        msg = f"a stream of {device.name} waits for a timeline"
+        raise StreamsWaitError(msg, backend=device.backend, device=device.identity)
     if device.driver in device._process.stuck:
         msg = f"a stream of {device.name} still waits for another process"
         raise BusyError(msg, backend=device.backend, device=device.identity)

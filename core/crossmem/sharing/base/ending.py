@@ -68,8 +68,8 @@ class Endable:
             # A dropped object counts as a user of this object until its own record is released. So
             # queued records are released first.
             process.drain()
-        if deferred.working and not process.is_inside and self._is_used():
-            deferred.drain(wait=True)
+            if ready and self._is_used():
+                process.drain(patient=True)
         with process.state:
             self._refuse_if_used(self._ended_by)
             if self._record is None:

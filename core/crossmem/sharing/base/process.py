@@ -175,18 +175,18 @@ class Process:
                 self.server = server
         return self.server
 
-    def drain(self) -> None:
+    def drain(self, *, patient: bool = False) -> None:
         """Continue with deferred work. Each public call off the hot path does this first."""
         if not self.is_inside:
-            self.deferred.drain()
+            self.deferred.drain(patient=patient)
 
-    def catch_up(self, *, wait: bool = False) -> None:
+    def catch_up(self, *, patient: bool = False) -> None:
         """Read which leases have ended, and continue with deferred work."""
         if self.is_inside:
             return
         if self.server is not None:
             self.server.catch_up(CATCH_UP_S)
-        self.deferred.drain(look=True, wait=wait)
+        self.deferred.drain(look=True, patient=patient)
 
     def tend(self) -> None:
         """Do the pending work of all parts, except releases."""

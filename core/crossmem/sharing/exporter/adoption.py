@@ -82,10 +82,6 @@ class AdoptionRecord(AllocationRecord):
         return self._offset
 
     @override
-    def waits_for_work(self) -> bool:
-        return False
-
-    @override
     def free_now(self, *, blocking: bool) -> None:
         """End the adoption, and then drop the reference to the owner of the memory.
 

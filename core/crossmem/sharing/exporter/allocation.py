@@ -297,7 +297,7 @@ def allocate(process: Process, device: LocalDevice, nbytes: object) -> Allocatio
         try:
             record.obtain(size)
         except OutOfMemoryError:
-            process.catch_up(wait=True)
+            process.catch_up(patient=True)
             try:
                 record.obtain(size)
             except OutOfMemoryError as error:

@@ -184,10 +184,6 @@ class AllocationRecord(Record):
         self.process.deferred.note_idle(self)
 
     @override
-    def waits_for_work(self) -> bool:
-        return not (self.is_done or self.device.capabilities.host_visible)
-
-    @override
     def give_back(self, *, blocking: bool) -> None:
         """Free the memory if it has no leases. Otherwise, add it to the waiting memory.
 

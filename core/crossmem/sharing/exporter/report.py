@@ -152,14 +152,13 @@ def collect() -> int:
     """Do all deferred work that is possible now; return the number of freed allocations.
 
     This call frees memory whose last lease has ended, releases dropped objects, and sends delayed
-    messages to exporters. It waits for the running work of a device before it releases memory that
-    the work may use.
+    messages to exporters.
     """
     process = current()
     if process.is_closed:
         return 0
     live = process.part(Allocations).live
     before = len(live)
-    process.catch_up(wait=True)
+    process.catch_up(patient=True)
     process.tend()
     return before - len(live)

@@ -251,10 +251,6 @@ class BlockHold(Use):
                 return
 
     @override
-    def waits_for_work(self) -> bool:
-        return self.landing is None and self.arena.is_asynchronous and not self.is_done
-
-    @override
     def give_back(self, *, blocking: bool) -> None:
         """End the hold after the running work of the device has ended.
 
@@ -266,8 +262,7 @@ class BlockHold(Use):
             if self.landing is not None and self.is_needed(self.landing):
                 return
             if self.landing is None and self.arena.is_asynchronous:
-                deferred = self.process.deferred
-                ready = (*deferred.ready, *deferred.working)
+                ready = list(self.process.deferred.ready)
                 ended = [one for one in ready if isinstance(one, BlockHold) and one.is_of(device)]
                 failure = wait_for_work(device)
             with self.process.state:

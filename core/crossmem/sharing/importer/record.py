@@ -38,8 +38,16 @@ class State(Enum):
 class LeaseWords(NamedTuple):
     """The words by which this process holds an export.
 
-    ``slot`` is an index in ``control``, which has the exporter's generations, and in ``row``, which
-    has the words of this process. ``address`` is that of the row, 0 if no device can write the row.
+    Parameters
+    ----------
+    slot
+        The number of the export's slot.
+    control
+        The generations of the exporter's slots.
+    row
+        The words of this process.
+    address
+        Address of the row in this process, 0 if no device can write it.
     """
 
     slot: int
@@ -350,13 +358,6 @@ class Use(Record):
         record.discard(self)
         self.is_done = True
         return True
-
-    @override
-    def waits_for_work(self) -> bool:
-        record = self.record
-        if record is None or self.is_done or record.device.capabilities.host_visible:
-            return False
-        return self.landing is None or record.has_unawaited_work
 
     def is_needed(self, landing: Landing) -> bool:
         """Whether the record must wait for work that was issued before the end of the mapping."""

@@ -59,13 +59,6 @@ class BlockRecord(Record):
         return len(arena.freed) < arena.batch and not arena.waiting and not self.pool.is_closing
 
     @override
-    def waits_for_work(self) -> bool:
-        arena = self.arena
-        if arena.wait_for_work is None:
-            return False
-        return self.pool.is_closing or len(arena.freed) + 1 >= arena.batch
-
-    @override
     def give_back(self, *, blocking: bool) -> None:
         """Free the block, and read the rows if enough blocks were freed."""
         if not self.is_done:

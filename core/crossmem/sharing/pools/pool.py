@@ -129,8 +129,8 @@ class Pool(Endable):
         """Return when a block is free; raise if none becomes free in time."""
         if arena.refill():
             return
-        # drain() frees the blocks whose objects were dropped.
-        drain()
+        # This frees the blocks whose objects were dropped.
+        drain().drain(patient=True)
         arena.reclaim(all_of_them=True)
         arena.tell()
         end = time.monotonic() + _check_wait(timeout)

@@ -78,10 +78,6 @@ class PoolRecord(Record):
         self.arena = Arena(server.leases, export, stride, wait)
 
     @override
-    def waits_for_work(self) -> bool:
-        return self.arena.wait_for_work is not None and not self.is_done
-
-    @override
     def give_back(self, *, blocking: bool) -> None:
         """Close the pool. Its memory is freed after the last block."""
         self.is_closing = True

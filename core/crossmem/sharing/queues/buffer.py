@@ -95,10 +95,6 @@ class BufferRecord(Record):
         """The stream whose work must be complete before the release."""
 
     @override
-    def waits_for_work(self) -> bool:
-        return self.stream is None and not self.holder.opened.device.capabilities.host_visible
-
-    @override
     def give_back(self, *, blocking: bool) -> None:
         """Give the buffer back to its producer."""
         self.holder.take_back(self, self.stream)

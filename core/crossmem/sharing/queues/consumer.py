@@ -327,7 +327,7 @@ class Consumer(Place):
     def waits_for_streams(self) -> bool:
         """Whether this process waits for a word that a stream writes. Streams ring no bell."""
         want = words.load(self.opened.control, WANT)
-        return bool(self._late) or want == LATE or bool(self.pages and want)
+        return bool(self._late) or want == LATE or bool(self._pages and want)
 
     # Release ------------------------------------------------------------------------------
 
@@ -367,15 +367,12 @@ class Consumer(Place):
 
     def take_back(self, record: BufferRecord, stream: int | None) -> None:
         """Release a buffer to its producer."""
-        terms = self.opened.terms
-        if record not in self.held:
+        if self._has_lost(record):
             return
-        if not self.session or self.opened.member(self.place) != self.session:
-            # The session has ended, so the entry may belong to another session by now.
-            self.held.pop(record, None)
-            return
-        at = terms.released(record.producer, record.buffer)
+        at = self.opened.terms.released(record.producer, record.buffer)
         failure = self.finish_work(stream)
+        if self._has_lost(record):
+            return
         if stream is not None and self._release_on(stream, at, record.stamp):
             self.held.pop(record, None)
             return
@@ -386,11 +383,15 @@ class Consumer(Place):
         if failure is not None:
             raise failure
 
-    def _release_on(self, stream: int, at: int, stamp: int) -> bool:
-        """Let a stream write the release.
+    def _has_lost(self, record: BufferRecord) -> bool:
+        """Whether the session has ended, so that the entry may belong to another session by now."""
+        if record in self.held and self.session and self.opened.member(self.place) == self.session:
+            return False
+        self.held.pop(record, None)
+        return True
 
-        If streams cannot write words, wait for the stream and return False.
-        """
+    def _release_on(self, stream: int, at: int, stamp: int) -> bool:
+        """Let a stream write the release. If it cannot, wait for the stream and return False."""
         driver = self.words_driver(stream)
         if driver is None:
             return False

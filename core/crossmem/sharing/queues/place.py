@@ -182,7 +182,7 @@ class Place:
         self.is_armed = False
         """Whether a selector watches the eventfd."""
         self._pointer = pointer
-        self.pages: set[int] = set()
+        self._pages: set[int] = set()
         """Pages with words that streams write."""
         self.sleepers = 0
         """Number of threads and tasks that wait."""
@@ -278,13 +278,13 @@ class Place:
         """End the session. A second call does nothing."""
         opened, self.session = self.opened, 0
         driver = stream_words_of(opened.device.driver)
-        if self.pages and driver is not None:
+        if self._pages and driver is not None:
             # Failed work has ended, too, so the result is not needed.
             wait_for_work(opened.device)
-            while self.pages:
-                page = next(iter(self.pages))
+            while self._pages:
+                page = next(iter(self._pages))
                 opened.process.part(Registrations).leave(driver, page, self)
-                self.pages.discard(page)
+                self._pages.discard(page)
         words.release()
         words.store(self.words, WISH, 0)
         ring(opened.owner_bell)
@@ -294,7 +294,7 @@ class Place:
     def write_on(self, stream: int, driver: StreamWords, at: int, value: int) -> None:
         """Write a word of this process when the work that was issued on a stream is complete."""
         pointer = self._pointer + 8 * at
-        self.pages.add(pointer - pointer % PAGE_NBYTES)
+        self._pages.add(pointer - pointer % PAGE_NBYTES)
         ordinal = self.opened.device.ordinal
         pages = self.opened.process.part(Registrations)
         driver.write_value(ordinal, pages.enter(driver, ordinal, pointer, self), value, stream)

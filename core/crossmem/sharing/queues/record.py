@@ -103,11 +103,6 @@ class QueueRecord(Places):
             self.producer.leave()
 
     @override
-    def waits_for_work(self) -> bool:
-        places = (self.producer, self.consumer)
-        return any(place is not None and bool(place.pages) for place in places)
-
-    @override
     def give_back(self, *, blocking: bool) -> None:
         """End the sessions, and release the segments. In the owner, also close the queue.
 

@@ -107,7 +107,7 @@ class AddressRange(Endable):
         source = _source_of(memory)
         offset = check_integer("at", at)
         # A dropped piece occupies its place until its release, so deferred work is done first.
-        process.drain()
+        process.drain(patient=True)
         piece = PieceRecord(record, source, offset, (self, memory))
         try:
             with process.state:

@@ -93,10 +93,6 @@ class PieceRecord(Record):
             addresses.shows_own = source.is_own
 
     @override
-    def waits_for_work(self) -> bool:
-        return not (self.is_done or self.addresses.device.capabilities.host_visible)
-
-    @override
     def give_back(self, *, blocking: bool) -> None:
         """Unmap the piece after the device's running work (law C9).
 

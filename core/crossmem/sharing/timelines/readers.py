@@ -134,16 +134,11 @@ class ReaderWord:
         driver.write_value(device.ordinal, address, word, number)
         shared.issued = word
 
-    def has_work(self) -> bool:
-        """Whether a stream may still write an acknowledgement."""
-        shared = self._word
-        return shared.last is not None and shared.attempted > words.load(self._row, self._at)
-
     def leave(self) -> None:
         """Stop being a reader. An interrupted call can be repeated."""
         shared = self._word
         with shared.lock:
-            if shared.last is not None and self.has_work():
+            if shared.last is not None and shared.attempted > words.load(self._row, self._at):
                 # A stream must not overwrite the 0 that follows.
                 wait_for_work(shared.last[0].device)
             with self._process.state:

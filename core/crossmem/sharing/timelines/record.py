@@ -151,10 +151,6 @@ class TimelineRecord(Record):
             raise
 
     @override
-    def waits_for_work(self) -> bool:
-        return self.reader is not None and self.reader.has_work()
-
-    @override
     def give_back(self, *, blocking: bool) -> None:
         """Release the words as soon as no stream uses them."""
         deferred = self.process.deferred

@@ -57,6 +57,7 @@ class StreamWatcher(Part):
         self._voided: dict[Watched, float] = {}
         """The time after which the watcher stops writing the void value, for each timeline."""
         self._thread = PassingThread(self._look, lambda: bool(self._targets))
+        process.deferred.streams_wait = self.is_waiting
 
     def watch(self, one: Watched, value: int) -> int:
         """Watch a timeline until it reaches a value. Call this before the stream waits.
@@ -80,14 +81,17 @@ class StreamWatcher(Part):
             raise no_thread("crossmem-timelines")
         return before
 
+    def is_waiting(self, driver: object) -> bool:
+        """Whether a stream of a driver waits for a value that was not reached when last checked."""
+        return any(one.device.driver is driver for one in list(self._targets))
+
     def is_needed(self, one: Watched) -> bool:
         """Whether a stream of the same driver waits, so that no words may be released.
 
         The stream may wait for the words of this timeline. If the stream waits for other words, the
         vendor's release would block until the work of the stream is complete.
         """
-        driver = one.device.driver
-        is_needed = any(other.device.driver is driver for other in list(self._targets))
+        is_needed = self.is_waiting(one.device.driver)
         if is_needed:
             # A signal handler may have raised before watch() started the thread.
             self._thread.start()
