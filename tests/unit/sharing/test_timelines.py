@@ -25,7 +25,7 @@ from crossmem import (
 from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.sharing.base.process import current
-from crossmem.sharing.timelines.cell import VOID
+from crossmem.sharing.timelines.cell import IDENTITY, VOID
 from crossmem.sharing.timelines.memory import Pages
 
 ONLY = Allow(pids=(os.getpid(),))
@@ -96,6 +96,21 @@ def test_a_timeline_begins_at_0_and_only_grows(name: str, level: Any) -> None:
                     timeline.signal(smaller)
             assert timeline.value == value
         assert not timeline.void
+
+
+def test_a_value_is_void_as_soon_as_its_waits_end(opened: Timeline) -> None:
+    record = opened._record
+    assert record is not None
+    identity = record.cell.read(IDENTITY)
+    # The first step of a close; the value follows.
+    record.cell.write(IDENTITY, 0)
+    try:
+        with pytest.raises(ClosedError):
+            opened.wait(1, timeout=0)
+        assert opened.void
+    finally:
+        record.cell.write(IDENTITY, identity)
+    assert not opened.void
 
 
 def test_the_strongest_level_is_the_default() -> None:

@@ -97,6 +97,11 @@ class TimelineRecord(Record):
         """Whether the process that signals the timeline still runs."""
         return self.mapping is None or self.mapping.owner_alive
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the signalling process has closed the timeline. Its value becomes void next."""
+        return self.cell.read(IDENTITY) != self.handle.identity
+
     def check(self) -> None:
         """Raise if no value will be signalled any more.
 
@@ -106,7 +111,7 @@ class TimelineRecord(Record):
             The signalling process closed the timeline, or is dead.
         """
         pid = self.handle.memory.owner.pid
-        if self.cell.read(IDENTITY) != self.handle.identity:
+        if self.is_closed:
             msg = f"process {pid}, which signals this timeline, closed it"
             raise ClosedError(msg, operation="wait")
         if not self.is_owner_alive:

@@ -95,7 +95,9 @@ class Timeline(Endable):
         true as soon as the signalling process is dead.
         """
         record = self._usable()
-        return record.level.is_void or (self.level == "event" and not record.is_owner_alive)
+        if record.is_closed or record.level.is_void:
+            return True
+        return self.level == "event" and not record.is_owner_alive
 
     @property
     def owner_alive(self) -> bool:
