@@ -233,6 +233,9 @@ def test_a_producer_killed_there(start_peer: "StartPeer", name: str, points: ran
         assert mine == sorted(set(mine))
         if "put" not in name and name != "the opening":
             assert mine in ([b"0"], [])
+        if name == "a put that drops the oldest":
+            lost = {b"0", b"1", b"2", b"3"} - set(mine)
+            assert len(lost) <= scene.stats().dropped <= len(lost) + 1
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -205,10 +205,11 @@ class Producer(Place):
             # stamp without the mark.
             words.barrier()
             if not self._is_held(buffer, stamp):
-                words.store(mine, at_of(buffer), 0)
                 if not self._is_back(buffer, stamp, target):
-                    # No consumer has received and released the entry in the meantime.
+                    # No consumer has received and released the entry in the meantime. The count
+                    # comes first: a process that is killed here has dropped nothing uncounted.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
+                words.store(mine, at_of(buffer), 0)
                 self._take_entry(buffer, target)
                 # The consumer of the dropped entry may have room now for an entry that waits.
                 if words.load(self.opened.control, WANT):
