@@ -12,6 +12,7 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.forks import sleeping_child, wake_vendor
 from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.old_drivers import raw_handles_or_skip
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
 from crossmem.driver import TracingDriver
@@ -299,7 +300,8 @@ def test_c29_other_words_are_refused(fresh_peer: FreshPeer) -> None:
 @pytest.mark.crossmem_not_of_blocks("blocks have no raw handles")
 @pytest.mark.crossmem_requires("raw_handles")
 def test_c29_owners_of_raw_handles_are_not_watched(peer: Peer, tracer: TracingDriver) -> None:
-    blob = peer.call(actions.offer, "memory", _NBYTES, lease=False)
+    with raw_handles_or_skip():
+        blob = peer.call(actions.offer, "memory", _NBYTES, lease=False)
     before = dict(tracer.calls)
     with pytest.raises(crossmem.UnsupportedError, match="raw"):
         crossmem.attach(blob, **RELEASE)

@@ -10,6 +10,7 @@ import pytest
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.old_drivers import raw_handles_or_skip
 from crossmem.conformance.peers import Peer
 from crossmem.driver import TracingDriver
 
@@ -284,10 +285,8 @@ def test_c25_raw_handles_only_where_the_backend_has_them(
 @pytest.mark.crossmem_core
 def test_c25_a_raw_handle_is_imported_without_a_lease(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"raw")
-    try:
+    with raw_handles_or_skip():
         handle = allocation.export(lease=False)
-    except crossmem.UnsupportedError as error:
-        pytest.skip(f"the vendor's driver is too old: {error}")
     assert handle.raw
     assert allocation.export(lease=False) == handle
 
