@@ -386,7 +386,7 @@ def c20_an_exit_forgets_its_messages() -> None:
 def c20_an_exit_leaves_its_path() -> None:
     @instead(server.LeaseServer, "stop")
     def _(old: Any, self: Any) -> None:
-        self._path = Path(os.devnull, "absent")
+        self._listeners._path = Path(os.devnull, "absent")
         old(self)
 
 

@@ -71,24 +71,12 @@ def l01_the_host_does_not_wait_for_the_stream() -> None:
 @timeline_mutant
 def l01_a_signal_of_the_host_does_not_wait_for_streams() -> None:
     @instead(timeline.Timeline, "_signal")
-    def _(old: Any, self: Any, value: Any, stream: Any) -> int:
-        if stream is None:
-            with levels_without_pending(self):
-                return int(old(self, value, stream))
-        return int(old(self, value, stream))
-
-
-class levels_without_pending:  # noqa: N801 - used as a function
-    """Let the issued values of a timeline count as reached for a moment."""
-
-    def __init__(self, one: Any) -> None:
-        self._level = one._record.level
-
-    def __enter__(self) -> None:
-        self._level.wait_on_host, self._old = (lambda _awaited: 0), self._level.wait_on_host
-
-    def __exit__(self, *_: object) -> None:
-        del self._level.wait_on_host
+    def _(old: Any, self: Any, value: Any, stream: Any, **options: Any) -> int:
+        level = self._record.level
+        if stream is None and type(value) is int and level.issued < value:
+            level.set(value)
+            return value
+        return int(old(self, value, stream, **options))
 
 
 @timeline_mutant
