@@ -180,8 +180,12 @@ class Block(Memory):
             handle = handle.base
         is_mine = isinstance(handle, BlockHandle) and handle.pool == record.arena.core
         if not is_mine or handle.export != record.index + 1:
-            msg = f"{handle!r} is no handle of {self!r}"
-            raise InvalidHandleError(msg, operation="withdraw")
+            msg = (
+                f"the handle of allocation {handle.allocation} of process {handle.owner.pid}, export "
+                f"{handle.export}, is not an export of {self!r}"
+            )
+            hint = "withdraw a handle through the block that exported it"
+            raise InvalidHandleError(msg, operation="withdraw", hint=hint)
         arena, generation = record.arena, handle.generation
         view, at = arena.words, arena.at + record.index
         # A free() that waits for holders may retire the generation and then restore it. It holds
