@@ -87,7 +87,7 @@ def test_only_handles_of_the_block_are_withdrawn(pool: Pool) -> None:
         twin.allocate() as stranger,
     ):
         for wrong in (other, allocation, stranger):
-            with pytest.raises(InvalidHandleError, match="is no handle of"):
+            with pytest.raises(InvalidHandleError, match="is not an export of"):
                 block.withdraw(wrong.export())
         with pytest.raises(InvalidHandleError):
             block.withdraw(b"rubbish")

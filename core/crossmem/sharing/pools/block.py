@@ -181,8 +181,8 @@ class Block(Memory):
         is_mine = isinstance(handle, BlockHandle) and handle.pool == record.arena.core
         if not is_mine or handle.export != record.index + 1:
             msg = (
-                f"the handle of allocation {handle.allocation} of process {handle.owner.pid}, export "
-                f"{handle.export}, is not an export of {self!r}"
+                f"export {handle.export} of allocation {handle.allocation} of process "
+                f"{handle.owner.pid} is not an export of {self!r}"
             )
             hint = "withdraw a handle through the block that exported it"
             raise InvalidHandleError(msg, operation="withdraw", hint=hint)
