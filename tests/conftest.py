@@ -35,6 +35,8 @@ unmeasured = measuring.unmeasured
 _measured_elsewhere = measuring._measured_elsewhere
 pytest_runtest_protocol = stuck_tests.watch
 pytest_timeout_set_timer = stuck_tests.repeat_alarm
+pytest_testnodedown = stuck_tests.note_end
+pytest_sessionfinish = stuck_tests.refuse_unfinished
 
 
 def pytest_configure(config: pytest.Config) -> None:

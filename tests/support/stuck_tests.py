@@ -83,3 +83,20 @@ def watch(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
     finally:
         _watches[0].deadline = None
+
+
+_ended: Final[list[object]] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def note_end(node: object, error: object) -> None:
+    """Record a process of pytest-xdist that ended early."""
+    if error is not None:
+        _ended.append(node)
+
+
+def refuse_unfinished(session: pytest.Session) -> None:
+    """Let a run whose tests did not all run end with another exit code than failed tests."""
+    most = session.config.getoption("maxworkerrestart", None)
+    if most is not None and len(_ended) > int(most):
+        session.exitstatus = pytest.ExitCode.INTERRUPTED

@@ -203,8 +203,7 @@ class Virtual(Mechanism):
         copies: list[int] = []
         try:
             if not descriptor:
-                # CUDA, and AMD's runtimes that take the descriptor itself, treat 0 as no
-                # descriptor.
+                # CUDA, and AMD's runtimes that take the descriptor itself, refuse descriptor 0.
                 descriptor = call_into(copies, fcntl, descriptor, F_DUPFD_CLOEXEC, 1)
             with self._vendor.calling("memImportFromShareableHandle"):
                 call_into(made, self._rt.memImportFromShareableHandle, descriptor, _DESCRIPTOR)
