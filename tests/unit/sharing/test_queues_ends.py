@@ -188,6 +188,30 @@ def test_mutated_handles(queue: Queue) -> None:
     allocation.free()
 
 
+def test_a_session_that_ends_during_the_wait_of_a_release(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(queue, b"x")
+    buffer = queue.get(timeout=5)
+    session: Any = queue._record
+    consumer, record, waits = session.consumer, buffer._record, []
+    assert record is not None
+    at = consumer.opened.terms.released(record.producer, record.buffer)
+
+    def wait(_stream: int | None) -> None:
+        waits.append(1)
+        queue.revoke(os.getpid())
+
+    monkeypatch.setattr(consumer, "finish_work", wait)
+    consumer.take_back(record, None)
+
+    # Another session may have the entry by now.
+    assert waits == [1]
+    assert consumer.words[at] != record.stamp
+    assert record not in consumer.held
+    buffer.release()
+
+
 def test_revocation(queue: Queue) -> None:
     put(queue, b"x")
     take(queue)
