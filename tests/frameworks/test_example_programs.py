@@ -106,15 +106,22 @@ def test_no_rank_waits_for_a_device(gpu: str, tmp_path: Path, slow_streams: str)
         options = [f"--device={gpu}:0", "--ranks=2", f"--steps={steps}"]
         done = run(EXAMPLES / "ranks.py", *options, **environment, **{VARIABLE: str(folder)})
         assert done.returncode == 0, done.stderr
-        assert "streamWriteValue64 1, streamWaitValue64 0\n" in done.stdout
+        # The calls that crossmem makes in the loops: one line for each version and each rank.
+        waits = re.findall(r"deviceSynchronize (\d+), streamSynchronize (\d+),", done.stdout)
+        assert waits == [("0", "0")] * (steps + 2)
+        trainer = r"trainer: .*, streamWriteValue64 1, streamWaitValue64 0\n"
+        assert len(re.findall(trainer, done.stdout)) == steps
         counts.append(read_calls(folder))
     few, many = counts
 
-    # Three further steps. These are all calls of the library, CuPy's included.
-    assert many["hipDeviceSynchronize"] == few["hipDeviceSynchronize"]
-    assert many["hipStreamSynchronize"] == few["hipStreamSynchronize"]
+    # All calls of the library in whole processes, CuPy's included. A wait in each of three further
+    # steps would be six waits of the two ranks. At the end of a process, a release by another
+    # thread can add a wait or leave one out.
+    for name in ("hipDeviceSynchronize", "hipStreamSynchronize"):
+        assert abs(many[name] - few[name]) <= 2, name
     assert many["hipStreamWriteValue64"] == few["hipStreamWriteValue64"] + 3 * 3
-    assert many["hipStreamWaitValue64"] == few["hipStreamWaitValue64"] + 3 * 2
+    # A rank that is late finds the version without a call.
+    assert many.get("hipStreamWaitValue64", 0) <= 2 * 4
 
 
 @pytest.mark.ci
