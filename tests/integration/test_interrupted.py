@@ -22,7 +22,7 @@ MECHANISMS: Final = [
     ("ascend", "key"),
     ("ascend", "acltdt"),
 ]
-STRIDE: Final = 60
+STRIDE: Final = 120
 WITHIN_S: Final = 110.0 * SLOWNESS
 WHOLE_WITHIN_S: Final = 30 * 60.0 * SLOWNESS
 # The locks that assert their order are Python, where signal handlers run too.

@@ -110,10 +110,10 @@ def test_2_000_mutated_handles_map_nothing_else(start: Start, program: str) -> N
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("program", WORKERS)
-def test_20_000_mutated_handles_map_nothing_else(start: Start, program: str) -> None:
-    report = attempt(start, program, 20_000, 1, 350 * SLOWNESS)
+def test_10_000_mutated_handles_map_nothing_else(start: Start, program: str) -> None:
+    report = attempt(start, program, 10_000, 1, 350 * SLOWNESS)
 
-    check(report, 20_000)
+    check(report, 10_000)
 
 
 @pytest.mark.long
