@@ -53,7 +53,7 @@ PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
 def resolve_public_name(
     app: Sphinx, environment: BuildEnvironment, node: pending_xref, text: Element
 ) -> Element | None:
-    """Resolve an annotation, which names the module that defines a class, to the public name."""
+    """Resolve an annotation, which names a class by its defining module, to its public name."""
     target = str(node.get("reftarget", ""))
     name = target.rpartition(".")[2]
     for module in PUBLIC_MODULES:

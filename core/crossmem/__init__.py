@@ -9,8 +9,8 @@ One process exports, and other processes attach::
     with crossmem.attach(blob) as mapping:     # in another process
         mapping.view()
 
-A lease keeps the memory until its importer is done. The processes may free the memory, exit or die
-in any order. The documentation lists the laws that every backend keeps, C1 to C30.
+A lease keeps the memory alive until the importer is done. The processes may free the memory, exit
+or die in any order. Every backend keeps the laws C1 to C30, which the documentation lists.
 """
 
 import typing
@@ -68,8 +68,8 @@ if typing.TYPE_CHECKING:
     from crossmem.trees.share import share
     from crossmem.trees.shared import Shared
 else:
-    # A module is imported when one of its names is first used. So a framework that imports crossmem
-    # and does not use it loses almost no time.
+    # A module is imported when one of its names is first used. So a framework that only imports
+    # crossmem loses almost no time.
     __getattr__, __dir__ = lazy.names(
         __name__,
         {

@@ -3,7 +3,7 @@
 
 from crossmem.cli import main
 
-# Spawned children of the demo import this module again, under another name. They must not run the
-# command.
+# Spawned children of the demo import this module again, under another name. Without this test, they
+# would run the command again.
 if __name__ == "__main__":
     main()

@@ -17,12 +17,13 @@ def install() -> None:
     Arrays, tensors and trees in memory of crossmem then travel without a copy through
     ``multiprocessing``, ``concurrent.futures``, ``torch.multiprocessing``, and everything else that
     uses the pickler of ``multiprocessing``. Ray sends them without a copy too, if this process has
-    imported Ray. All other arrays are sent as before. Plain ``pickle`` does not change.
+    imported Ray. Nothing changes for other arrays or for plain ``pickle``.
 
-    Call this function once in each process that sends, after its import statements, because Ray
-    must already be imported. A forked child inherits the effect. A process does not need the call
-    if it only receives, or if it has already received shared memory through ``multiprocessing``. A
-    second call does nothing and takes microseconds.
+    Call this function once in each process that sends. Call it after the import statements, because
+    it registers with Ray only if Ray is already imported. A forked child inherits the effect. A
+    process does not need the call if it only receives, or if it has already received shared memory
+    through ``multiprocessing``. A second call takes microseconds. It registers with Ray if Ray was
+    imported after the first call, and does nothing else.
 
     Warns
     -----

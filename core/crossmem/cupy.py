@@ -43,8 +43,8 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     Parameters
     ----------
     device
-        The device that holds the memory. Its mechanism shares the memory. It must be CuPy's current
-        device at each allocation. None: the device that is current at each allocation.
+        The device that holds the memory. Its mechanism shares the memory. The device must be CuPy's
+        current device at each allocation. None: the device that is current at each allocation.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def _home(named: Device | None, current: str) -> Device:
 
 
 def _refuse_without_arrays(device: Device) -> None:
-    """Refuse a device whose addresses are invalid for CuPy, because CuPy would not check them."""
+    """Refuse a device whose addresses are invalid for CuPy. CuPy itself would not check them."""
     if not device.capabilities.cuda_array_interface:
         msg = f"CuPy cannot address memory of {device.name}"
         raise UnsupportedError(msg, operation="allocate", backend=device.backend)

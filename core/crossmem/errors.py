@@ -24,7 +24,7 @@ Python reader expects::
     ├── BusyError               (RuntimeError)         something still uses the memory
     ├── ClosedError             (ValueError)           the object was closed, unmapped or freed
     ├── ForkedProcessError      (RuntimeError)         the object belongs to the parent process
-    ├── UnsupportedError        (NotImplementedError)  the backend does not offer this
+    ├── UnsupportedError        (NotImplementedError)  the backend does not offer this operation
     └── DriverError             (RuntimeError)         a vendor or system call failed
 """
 
@@ -59,11 +59,11 @@ __all__ = [
 ]
 
 _MAX_TEXT: Final = 200
-"""The most characters of a message, and of a hint."""
+"""The largest number of characters in a message or a hint."""
 
 _CHECKED: Final = os.environ.get("CROSSMEM_TEST_MESSAGES") == "1"
-"""Whether a message or hint that is too long raises an AssertionError. Only test runs set the
-variable."""
+"""Whether a message or hint that is too long raises an AssertionError. Only test runs set this
+environment variable."""
 
 
 class CrossmemError(Exception):

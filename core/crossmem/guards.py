@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks before driver calls, and the display of values in their errors."""
+"""Checks of arguments, and the formatting of values in error messages."""
 
 import operator
 import re
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 NAME_PATTERN: Final = r"[a-z][a-z0-9_-]{0,31}"
-"""Names of backends and mechanisms, as in handles: lower case, at most 32 characters."""
+"""The pattern of the names of backends and mechanisms: lower case, at most 32 characters."""
 
 _MAX_TIMEOUT_S: Final = 86400.0
 _MAX_SHOWN: Final = 100
@@ -61,7 +61,7 @@ def is_within(value: object, first: int, last: float) -> bool:
 
 
 def read_flag(text: str) -> bool:
-    """Return the value of a switch, in any letter case; raise ``ValueError`` for other texts."""
+    """Return True for texts such as ``Yes``, False for ``off``; else raise ``ValueError``."""
     word = text.lower()
     if word not in _TRUE | _FALSE:
         msg = f"{shorten(text)} is neither on nor off"
@@ -75,7 +75,7 @@ def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool],
     Parameters
     ----------
     value
-        An instance, in ``__post_init__``.
+        The instance that ``__post_init__`` checks.
     rules
         A test of a field's value, and a text that describes the allowed values. The key is the
         field.
@@ -91,7 +91,7 @@ def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool],
 
 
 def field_error(value: object, name: str, allowed: str) -> ConfigurationError:
-    """Return the error for a field of a dataclass."""
+    """Return the error for a field of a dataclass whose value is not allowed."""
     found = shorten(getattr(value, name), 60)
     return ConfigurationError(f"{type(value).__name__}.{name} is {found}; it must be {allowed}")
 
@@ -112,7 +112,7 @@ def check_flag(name: str, value: object, operation: str) -> None:
 
 
 def check_integer(name: str, value: object) -> int:
-    """Return ``value`` if it is an integer and not a ``bool``, else raise."""
+    """Return an integer as an ``int``. Raise ``InvalidSizeError`` for other types and ``bool``."""
     if type(value) is int:
         return value
     # Integers of other libraries, such as NumPy's, have __index__. Every NumPy array has it too, so
@@ -127,7 +127,7 @@ def check_integer(name: str, value: object) -> int:
 
 
 def check_size(name: str, value: object, *, limit: int) -> int:
-    """Return a size in bytes that is at least 1 and at most ``limit``, else raise."""
+    """Return a size from 1 to ``limit`` bytes. Raise ``InvalidSizeError`` for other values."""
     size = check_integer(name, value)
     if not 0 < size <= limit:
         msg = f"{name} is {shorten(size)}; it must be at least 1 and at most {limit} bytes"
@@ -136,7 +136,7 @@ def check_size(name: str, value: object, *, limit: int) -> int:
 
 
 def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]:
-    """Return offset and length of a part that lies inside ``limit`` bytes, else raise."""
+    """Return offset and length of a part. Raise ``InvalidSizeError`` outside ``limit`` bytes."""
     start, size = check_integer("offset", offset), check_integer("nbytes", nbytes)
     if start < 0 or size < 0 or start + size > limit:
         msg = (
@@ -147,7 +147,7 @@ def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]
 
 
 def check_timeout(timeout: object, *, default_s: float) -> float:
-    """Return a timeout in seconds: the default for None, and at most one day."""
+    """Return a timeout in seconds, limited to one day. ``None`` means ``default_s``."""
     if timeout is None:
         return default_s
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
@@ -157,7 +157,7 @@ def check_timeout(timeout: object, *, default_s: float) -> float:
 
 
 def clause(text: str, most: int = _MAX_CLAUSE) -> str:
-    """Return a foreign text as one line of at most ``most`` characters."""
+    """Return a text of any origin as one line of at most ``most`` characters."""
     return _cut(" ".join(text.split()), most)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names whose modules are imported at their first use, which keeps the import fast.
+"""Public names that import their modules at the first use, so the package imports fast.
 
 Type checkers do not see such names, so the package also imports them under ``TYPE_CHECKING``.
 """

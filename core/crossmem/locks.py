@@ -36,7 +36,7 @@ class Rank(IntEnum):
     """The state that a lock guards. A thread takes locks in ascending rank."""
 
     FORK = 1
-    """The state of the process, while it is made or forked."""
+    """The state of the process: held while the state is made, or while the process forks."""
     PROCESS = 2
     """The start of the lease server, and the list of devices."""
     IMPORT = 3
@@ -75,7 +75,7 @@ class DebugLock:
         self._lock = threading.RLock()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002
-        """Take the lock; raise :class:`LockOrderError` if the thread has a lock of higher rank."""
+        """Take the lock. A call that breaks the lock order raises :class:`LockOrderError`."""
         mine: list[DebugLock] = _held.__dict__.setdefault("locks", [])
         highest = max((one.rank for one in mine), default=self.rank)
         if blocking and highest > self.rank and self not in mine:
@@ -109,7 +109,7 @@ def ordered_lock(rank: Rank) -> threading.RLock:
 
 
 def forbidden_ranks() -> tuple[str, ...]:
-    """Return the locks of this thread under which no driver, plugin or finaliser may run.
+    """Return the ranks of this thread's locks under which no driver, plugin or finaliser may run.
 
     The result is empty unless :data:`CHECKED` is true.
     """

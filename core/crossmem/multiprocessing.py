@@ -3,12 +3,14 @@
 
 :func:`crossmem.install` registers reducers with the pickler that ``multiprocessing`` and
 ``concurrent.futures`` use. Arrays in memory of crossmem, and arrays received from another process,
-then travel without a copy. All other arrays are sent as before. Plain ``pickle`` does not change.
+then travel without a copy. ``multiprocessing`` sends all other arrays as it does without crossmem.
+Plain ``pickle`` does not change.
 
 Each message reserves the memory of its arrays until a process receives or discards the message, or
 until the sender has exited. A worker may therefore drop an array as soon as ``put`` has returned.
-A received array stays as long as it is used. ``CROSSMEM_MAX_RESERVATIONS`` limits the number of
-reservations; at the limit, a sender waits. :func:`crossmem.exports` shows the reservations.
+The memory of a received array stays valid as long as the array exists.
+``CROSSMEM_MAX_RESERVATIONS`` limits the number of reservations; at the limit, a sender waits.
+:func:`crossmem.exports` shows the reservations.
 """
 
 import io
@@ -125,7 +127,7 @@ _OLD_CALLS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
 
 
 class _Sending(threading.local):
-    """The reservations of the message that this thread pickles; None outside of a message."""
+    """The reservations of the message that this thread pickles; None if it pickles no message."""
 
     reserved: list[tuple[ShareableHandle, int]] | None = None
 
@@ -163,7 +165,7 @@ def _reserve(handles: Sequence[ShareableHandle]) -> list[int]:
 
 
 def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
-    """Return the reducer for arrays of one class. Arrays in other memory go to ``fallback``."""
+    """Return the reducer for arrays of one class. ``fallback`` reduces arrays in other memory."""
 
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
@@ -224,7 +226,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 
 def _is_crossmems(pointer: int, nbytes: int) -> bool:
-    """Whether addresses lie in memory of crossmem, of this process or inherited through fork."""
+    """Whether addresses lie in crossmem's memory, of this process or inherited through fork."""
     arrays = current().arrays
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
@@ -290,7 +292,10 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 
 @contextmanager
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
-    """If the block raises, end a message's reservations: no process unpickles the message again."""
+    """End the message's reservations if the ``with`` block raises a ``CrossmemError``.
+
+    No process unpickles the message again.
+    """
     # This process may forward the arrays as handles, so its reducers are registered.
     register()
     try:

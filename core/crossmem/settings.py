@@ -34,12 +34,12 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """Split a comma list, without blanks and empty items."""
+    """Split a list at commas. Blanks around items, and empty items, are dropped."""
     return tuple(item for part in text.split(",") if (item := part.strip()))
 
 
 def _split_pairs(text: str) -> tuple[tuple[str, str], ...]:
-    """Split a comma list of ``name=value``; an item without ``=`` has an empty value."""
+    """Split a list of ``name=value`` at commas; an item without ``=`` has an empty value."""
     pairs = (item.partition("=") for item in _split(text))
     return tuple((name.strip(), value.strip()) for name, _, value in pairs)
 
@@ -89,7 +89,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
         ),
         "runtimes": (
             _are_runtimes,
-            "pairs BACKEND=RUNTIME such as 'cuda=emulated', one for each backend, with commas",
+            "pairs BACKEND=RUNTIME such as 'cuda=emulated', one for each backend, comma-separated",
         ),
         # Exporters and importers meet in this directory, so its path must not depend on the working
         # directory of a process.
@@ -124,7 +124,7 @@ def _default_run_dir(environ: Mapping[str, str]) -> Path:
     runtime_dir = Path(environ.get("XDG_RUNTIME_DIR", ""))
     if runtime_dir.is_absolute():
         return runtime_dir / "crossmem"
-    return Path(f"/tmp/crossmem-{os.geteuid()}")  # noqa: S108 - the lease server checks its owner
+    return Path(f"/tmp/crossmem-{os.geteuid()}")  # noqa: S108 - the lease server checks the owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

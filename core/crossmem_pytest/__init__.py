@@ -58,7 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--crossmem-core",
         action="store_true",
-        help="run the core of the kit only: one test for each law and each way to keep it",
+        help="run the core of the kit only: one test for each law and each way in which a device "
+        "can keep the law",
     )
     group.addoption(
         "--crossmem-blocks",
@@ -69,9 +70,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--crossmem-fork-peers",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="fork the kit's other processes from one that has imported crossmem, which is faster; "
-        "default: only on host memory and emulated devices, because vendors' libraries may not "
-        "survive a fork",
+        help="fork the kit's other processes from a process that has imported crossmem, which is "
+        "faster; default: only on host memory and emulated devices, because vendors' libraries may "
+        "not survive a fork",
     )
     group.addoption(
         "--crossmem-require",
@@ -80,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="NAMES",
         help="laws (C1) and capabilities (peer_access), separated by commas, whose tests must run: "
-        "a skip of one becomes a failure; may be given several times",
+        "a skip of such a test becomes a failure; may be given several times",
     )
     group.addoption(
         "--crossmem-report",

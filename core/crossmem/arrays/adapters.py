@@ -14,7 +14,10 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 
 
 class Adapter(Protocol):
-    """The functions of one library for existing arrays. ``sharing.base.views`` makes new arrays."""
+    """The functions for arrays of one library.
+
+    ``sharing.base.views`` makes arrays in shared memory.
+    """
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
         """Return the classes whose objects have no state besides their elements.

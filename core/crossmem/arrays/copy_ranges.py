@@ -9,11 +9,12 @@ from typing import Final, NamedTuple
 __all__ = ["ALIGNMENT", "BLOCK_ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
 
 ALIGNMENT: Final = 256
-"""The offset of a copy is congruent to the original address modulo this number. So elements stay
-aligned."""
+"""The offset of a copy is congruent to the original address modulo this number of bytes. So
+elements stay aligned."""
 
 BLOCK_ALIGNMENT: Final = 16
-"""The alignment of copies in blocks of pools. It is smaller, because a block has little room."""
+"""The alignment of copies in blocks of pools, in bytes. A block has little room, so this alignment
+is smaller than :data:`ALIGNMENT`."""
 
 
 class CopyRange(NamedTuple):
@@ -24,7 +25,7 @@ class CopyRange(NamedTuple):
     low, high
         Address of the first byte, and the address after the last byte.
     start
-        Offset of the range in the target.
+        Byte offset of the range in the memory that receives the copies.
     """
 
     low: int
@@ -33,12 +34,15 @@ class CopyRange(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset of the end of the range in the target."""
+        """Byte offset of the end of the range in the memory that receives the copies."""
         return self.start + self.high - self.low
 
 
 def pack_ranges(extents: Iterable[tuple[int, int]], alignment: int = ALIGNMENT) -> list[CopyRange]:
-    """Return the merged ranges that arrays cover, in order and without overlaps."""
+    """Return the ranges that arrays cover, in order; overlapping arrays have one range.
+
+    ``extents`` holds the address of each array's first byte, and the address after its last byte.
+    """
     ranges: list[CopyRange] = []
     for low, high in sorted(extents):
         if ranges and low < ranges[-1].high:

@@ -5,8 +5,8 @@ A consumer releases a tensor by calling a C function, the deleter. It may call t
 thread, with or without the GIL, while an exception is propagating, and even after the interpreter
 has ended. A ctypes callback does not survive such calls: the callback loses the propagating
 exception, and leaks the owner. Therefore NumPy makes each capsule, for a tiny array whose base
-keeps the owner. NumPy's deleter and destructor are C code and handle all these cases. This module
-then overwrites each field of DLPack's structs that describes the array.
+keeps the owner alive. NumPy's deleter and destructor are C code and handle all these cases. This
+module then overwrites each field of DLPack's structs that describes the array.
 """
 
 import ctypes
@@ -127,9 +127,9 @@ def make_capsule(
 ) -> Any:
     """Return a DLPack capsule for an array in memory that stays valid as long as ``owner`` lives.
 
-    An unused capsule keeps the owner until the capsule is dropped. After a consumer took the
-    tensor, the tensor keeps the owner until the consumer releases it. After the end of the
-    interpreter, the release does nothing.
+    An unused capsule keeps the owner alive until the capsule is dropped. After a consumer took the
+    tensor, the tensor keeps the owner alive until the consumer releases the tensor. After the end
+    of the interpreter, the release does nothing.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def make_capsule(
     readonly
         Whether the capsule says that the consumer must not write. Some consumers write anyway.
     max_version
-        The newest version of DLPack that the consumer accepts, None if the consumer names none.
+        The newest version of DLPack that the consumer accepts, None if the consumer does not say.
         From (1, 0) on, the capsule has a version.
 
     Raises
@@ -199,7 +199,7 @@ def make_capsule(
 
 
 def check_stream(device_type: int, stream: object) -> bool:
-    """Return whether a producer must wait for its device before it returns a capsule.
+    """Check a consumer's stream. Return True if the producer must first wait for its device.
 
     crossmem does not know on which streams other code wrote the memory. Therefore the producer
     waits for all work of the device, and every stream sees the written data.
@@ -215,8 +215,8 @@ def check_stream(device_type: int, stream: object) -> bool:
     Raises
     ------
     ConfigurationError
-        The stream is not valid. Host memory has no streams. DLPack does not allow stream 0 of CUDA,
-        because CUDA has two default streams, and streams 1 and 2 of ROCm.
+        The stream is not valid. Host memory has no streams. DLPack forbids streams 1 and 2 of ROCm.
+        It also forbids stream 0 of CUDA, which has two default streams.
     """
     if device_type == CPU:
         if stream is not None:

@@ -25,7 +25,7 @@ class DType:
     """DLPack's type code, bits and lanes; None if DLPack has no such type."""
 
     typestr: str | None = field(compare=False)
-    """NumPy's type string, None if there is none. For a struct, it contains only the size."""
+    """NumPy's type string, None if NumPy has no such dtype. A struct's string has only the size."""
 
     fields: "tuple[Field, ...]" = field(default=(), compare=False)
     """Fields of a struct, in order."""

@@ -110,8 +110,8 @@ def dtype_of(value: object) -> DType:
         return value
     if isinstance(value, str):
         return _COMMON.get(value) or _parse(value)
-    # A value can be a dtype of these libraries only if the library was imported. A library that
-    # another thread is importing has no classes yet.
+    # A value can be a dtype of these libraries only if the library was imported. If another thread
+    # is importing the library, the module may still lack its classes.
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")
     if hasattr(torch, "dtype") and isinstance(value, torch.dtype):
@@ -349,8 +349,8 @@ def _struct(itemsize: int, fields: list[Field]) -> DType:
         if end > itemsize:
             msg = f"{what} ends at byte {end} of a struct of {itemsize} bytes"
             raise ConfigurationError(msg)
-    # The sum is checked before the text is made, because each field can be a struct whose own text
-    # is almost as long as MAX_TEXT.
+    # Each field can be a struct whose own text has almost MAX_TEXT characters. Without this check,
+    # the joined text could have millions of characters before it is refused.
     if sum(len(one.name) + len(one.dtype.name) for one in fields) > MAX_TEXT:
         msg = f"the text of a struct has at most {MAX_TEXT} characters"
         raise ConfigurationError(msg)

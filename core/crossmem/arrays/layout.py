@@ -21,7 +21,7 @@ _MAX: Final = 2**63 - 1
 class Layout:
     """The positions of an array's elements, relative to the start of some memory.
 
-    Elements may share bytes: strides may be zero, negative, or smaller than an element. All
+    Strides may be zero, negative, or smaller than an element, so elements may share bytes. All
     numbers, and all numbers derived from them, fit into 64 bits.
 
     Parameters
@@ -29,7 +29,7 @@ class Layout:
     dtype
         Type of the elements.
     shape
-        Sizes of the dimensions, which may be zero; a number for a single dimension.
+        Sizes of the dimensions, which may be zero. One dimension may be given as a single number.
     strides
         Bytes from one element to the next in each dimension; None for C order without gaps.
     offset
@@ -38,7 +38,7 @@ class Layout:
     Raises
     ------
     InvalidSizeError
-        A number is too large, or is negative where only positive numbers or 0 are allowed.
+        A number is too large, or a size or the offset is negative.
     ConfigurationError
         Shape or strides are not integers, are too many, or differ in number.
     """
@@ -95,7 +95,7 @@ class Layout:
         Raises
         ------
         InvalidSizeError
-            A number is too large, or is negative where only positive numbers or 0 are allowed.
+            A number is too large, or the offset is negative.
         """
         low, high = self.extent or (self.offset, self.offset)
         moved = object.__new__(Layout)
@@ -140,8 +140,8 @@ class Layout:
     def element_strides(self, *, negative: bool = True) -> tuple[int, ...]:
         """Return the strides in elements, as DLPack and PyTorch count them.
 
-        The stride of a dimension with less than two elements has no meaning, so it becomes 1 if it
-        cannot be expressed.
+        The stride of a dimension with fewer than two elements has no meaning. If such a stride
+        cannot be expressed, it becomes 1.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class Layout:
         Raises
         ------
         UnsupportedError
-            A stride is not a multiple of the itemsize, or is negative although that is not allowed.
+            A stride is not a multiple of the itemsize, or is negative and ``negative`` is False.
         """
         itemsize = self.dtype.itemsize
         steps = []
@@ -202,7 +202,7 @@ def _integers(name: str, values: object) -> tuple[int, ...]:
 def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]:
     """Return the strides of C order without gaps, and the size in bytes.
 
-    A size of zero counts as one, so that the other sizes are still limited to 64 bits.
+    A dimension of size 0 counts as 1, so the limit of 64 bits still applies to the other sizes.
     """
     step = itemsize
     steps = []
@@ -221,7 +221,7 @@ def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tupl
     """Return the extent and the size of strided elements, in bytes.
 
     The extent is two numbers: the bytes before the address of the first element, and the bytes from
-    this address on. A size of zero counts as one.
+    this address on. A dimension of size 0 counts as 1.
     """
     if len(steps) != len(sizes):
         msg = f"strides {shorten(steps, 80)} do not match shape {shorten(sizes, 80)}"

@@ -2,7 +2,7 @@
 """The benchmark suite: crossmem beside its peers, in one run.
 
 Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. If this
-process may use only one CPU, both processes share this CPU. Each round visits every peer.
+process may use only one CPU, both processes share this CPU. Each round measures every peer.
 
 In most rows of the report, each round gives one number, and the row has the median of the rounds.
 The number of a round is the median of its repetitions, or their mean if many allocations are timed
@@ -11,7 +11,7 @@ report, such as those of the table ``Scale``, are measured in one round.
 
 Each operation is timed in the process that performs it. The producer sends the consumer a token:
 the bytes by which the consumer finds the memory. The message with the token is the same for all
-peers. Only the round trips and the churn of allocations include the time of this message.
+peers. Only the column ``round trip`` and the churn of allocations include the time of this message.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,8 +83,8 @@ def run(
     -------
     Report
         All numbers, and the description of the machine. Unless the run is brief, the report also
-        has the targets and their results. If a peer fails, ``notes`` says why, and the run
-        continues.
+        has the targets and their results. If a peer fails, the report's ``notes`` say why, and the
+        run continues.
 
     Raises
     ------

@@ -13,8 +13,8 @@ __all__ = ["CallError", "time_calls"]
 
 _API: Final = "hip"
 _DEADLINE_S: Final = 120.0
-# The first call starts Python. After it, hipGetLastError reads state of the process, hipGetDevice
-# also reads state of the emulated host, and hipMalloc and hipFree change the host's state.
+# The first call starts Python. Of the later calls, hipGetLastError reads state of the process,
+# hipGetDevice also reads state of the emulated host, and hipMalloc and hipFree change that state.
 _PROGRAM: Final = """
 #include <dlfcn.h>
 #include <stddef.h>
@@ -104,7 +104,7 @@ def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[
 
 def _run(command: list[str], emulation: Emulation, environment: dict[str, str]) -> dict[str, float]:
     variables = {
-        # This variable requests a count of calls, and counting would add to the times.
+        # CROSSMEM_EMULATED_CALLS makes the library count its calls, which would add to the times.
         name: value
         for name, value in emulation.environment(environment).items()
         if name != "CROSSMEM_EMULATED_CALLS"

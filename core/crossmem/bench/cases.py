@@ -39,7 +39,8 @@ def run_case(
     try:
         done = subprocess.run(
             # The program runs by its path, because with -m, Python would first import the package
-            # crossmem.bench. The cold cases of copies.py must import only what users import.
+            # crossmem.bench. The cold cases of copies.py must import only the modules that a user's
+            # program imports.
             [sys.executable, "-P", path, name, json.dumps(arguments)],
             check=True,
             capture_output=True,

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 __all__ = ["Channel", "ChannelError"]
 
 _END: Final = b"\0end"
-# A packet must fit the kernel's default socket buffer.
+# A packet must fit into the kernel's default socket buffer.
 _BATCH_NBYTES: Final = 32 * 1024
 
 
@@ -24,7 +24,7 @@ class Channel:
     Parameters
     ----------
     sock
-        A connected ``SOCK_SEQPACKET`` socket, owned by the channel from here on.
+        A connected ``SOCK_SEQPACKET`` socket. The channel becomes its owner.
     timeout_s
         Longest wait of one send or receive in seconds; None waits forever. The kernel measures the
         time, so the wait costs no further system call.

@@ -33,7 +33,7 @@ page."""
 
 
 def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
-    """Start a child that runs ``work``, and wait until it is ready."""
+    """Start a child that runs ``work``. Return its process and connection when it is ready."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, *arguments))
@@ -90,8 +90,8 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
     kind
         ``"crossmem"``: ``share(copy=True)`` and ``receive``. ``"mp"``: one segment of
         ``multiprocessing.shared_memory``, created, filled and attached. ``"ray"``: one actor calls
-        ``put``, and another ``get``. ``"torch"``: ``torch.multiprocessing`` sends tensors that
-        already lie in shared memory, without a copy.
+        ``put``, and another actor calls ``get``. ``"torch"``: ``torch.multiprocessing`` sends
+        tensors that already lie in shared memory, without a copy.
     nbytes, arrays
         Size of the dict in bytes, and its number of arrays.
     rounds
@@ -248,7 +248,7 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
     -------
     dict
         Lists of times. ``"first share"``: the first ``share(copy=True)`` of the process.
-        ``"faulting copy"``: NumPy's copy into fresh shared memory, where every page faults.
+        ``"faulting copy"``: NumPy's copy into fresh shared memory, with a fault on every page.
         ``"update"``: the calls of ``update``. ``"touched copy"``: NumPy's copies into private
         memory that was written before.
     """
@@ -263,7 +263,7 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
         return perf_counter() - start
 
     def copy_into_fresh() -> float:
-        # The kernel backs an anonymous shared mapping by the same kind of pages as a memfd.
+        # The kernel uses the same kind of pages for an anonymous shared mapping as for a memfd.
         fresh = numpy.frombuffer(mmap.mmap(-1, nbytes), "float64")
         return copy(numpy.split(fresh[: nbytes // 8 // arrays * arrays], arrays))
 

@@ -115,7 +115,7 @@ def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
     ----------
     kind
         ``"crossmem"``: through a queue of multiprocessing, as a handle. ``"numpy"``: through the
-        same kind of queue, pickled. ``"ray"``: one actor calls ``put``, and another ``get``.
+        same kind of queue, pickled. ``"ray"``: one actor calls ``put``, and another calls ``get``.
     nbytes
         Size of the array in bytes.
     rounds
@@ -197,7 +197,7 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
     Returns
     -------
     dict
-        ``"attach"``: the seconds that each reader needs to receive the array. ``"counted"``: one
+        ``"attach"``: each reader's median time to receive the array, in seconds. ``"counted"``: one
         number. The kernel reports the array's proportional size (Pss) in each process. The number
         is the sum of these sizes, divided by the array's size.
     """
@@ -221,7 +221,7 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
 
 
 def _read_array(connection: Connection) -> None:
-    # The reader's first import has costs that occur once in a process, so it is not timed.
+    # The first import in a process has one-time costs, so this import is not timed.
     with crossmem.device(_DEVICE).allocate(1) as warm:
         crossmem.receive(crossmem.share(warm.as_array()))
     connection.send("ready")

@@ -26,7 +26,7 @@ GET_S: Final = 60.0
 
 
 class Ends:
-    """The objects by which two processes communicate.
+    """One process's objects for the communication with the other process.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Ends:
         return self.connection.recv()
 
     def begin(self) -> None:
-        """Return at the same moment as in the other process, so that both processes are awake."""
+        """Return at the same moment in both processes, so that both are awake."""
         # The clock is the same in all processes.
         start = perf_counter() + _TOGETHER_S
         start = max(start, self.exchange(start))
@@ -131,7 +131,7 @@ def _ports(ends: Ends, payload: Any, **options: Any) -> tuple[Any, Any, Any]:
             .max_publishers(1)
             .max_subscribers(1)
             .history_size(0)
-            .enable_safe_overflow(False)  # noqa: FBT003 - not ours
+            .enable_safe_overflow(False)  # noqa: FBT003 - a method of iceoryx2
             .subscriber_max_buffer_size(2)
             .subscriber_max_borrowed_samples(2)
             .open_or_create()

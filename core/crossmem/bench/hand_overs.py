@@ -32,7 +32,9 @@ _BATCH: Final = 64
 
 
 def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[str, list[float]]:
-    """Return the time of a round trip in each round. The key is the way and the state.
+    """Return the median time of a round trip in each round.
+
+    A key is the name of a way and ``awake`` or ``asleep``, such as ``"queue, awake"``.
 
     Parameters
     ----------
@@ -109,7 +111,7 @@ def _answer(
     cpu: int,
     names: list[Any],
 ) -> None:
-    """Run the second process."""
+    """Answer the round trips, in the second process."""
     settle(cpu)
     connection.send("started")
     events = [recv_handle(connection) for _ in range(2)]
@@ -269,7 +271,7 @@ class _Fan:
     def put(self, count: int) -> float:
         """Put items, and return the time of the puts.
 
-        The consumers get and release the items at the same time.
+        Meanwhile, the consumers get and release the items.
         """
         for _process, connection in self._children:
             connection.send(count)

@@ -17,7 +17,8 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         # crossmem imports a module at the first use of one of its names. attach and device need
         # nearly all modules.
         "import crossmem, device and attach": "from crossmem import attach, device",
-        # pydantic loads its parts at their first use, and every program with pydantic has a model.
+        # pydantic loads its parts at their first use. Every program with pydantic has a model, so
+        # the statement loads BaseModel.
         "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",
         "import pydantic, pluggy, with one model": (
             "import pydantic, pluggy\nclass Model(pydantic.BaseModel):\n    number: int"
@@ -37,9 +38,9 @@ print(perf_counter() - start)
 
 
 def bytecode_cached_in(folder: str, environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment in which every module's bytecode is cached, as after an install.
+    """Return an environment in which Python caches the bytecode of every module in a folder.
 
-    A source tree may have no bytecode, and the environment may forbid to write it. Without this
+    A source tree may have no bytecode, and ``environment`` may forbid writing it. Without this
     function, the compilation would be timed for some modules and not for others.
     """
     changed = {**environment, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}

@@ -2,7 +2,8 @@
 """The job in which the consumer attaches while the producer is busy.
 
 The producer exports memory and then runs a load. Meanwhile the consumer attaches one allocation
-after another; each attach is a sample. Every peer can run this job.
+after another; each attach is a sample. Every peer can run this job. The load ``stopped`` excludes
+peers whose attach waits for the producer.
 """
 
 import asyncio
@@ -32,12 +33,12 @@ _OTHERS: Final = 3
 _TASKS: Final = 4
 _TURNS_OF_TASK: Final = 2000
 _STOP_POLL_S: Final = 0.0005
-# PyDLL keeps the GIL while the function runs, as some extensions do.
+# A function of a PyDLL keeps the GIL while it runs, as functions of some extension modules do.
 _locked = ctypes.PyDLL(None, use_errno=True)
 
 Load = Callable[[Channel, list[bool]], None]
-"""A function that keeps the producer busy until the list ``busy`` is empty. A message from the
-consumer on the channel empties the list."""
+"""A function that keeps the producer busy until its second argument, a list, is empty. A message
+from the consumer on the channel empties the list."""
 
 
 def _wait(_channel: Channel, _busy: list[bool]) -> None:

@@ -77,8 +77,8 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
     """Time imports and attaches of allocations that this process holds during the whole job.
 
-    The repeated imports and attaches name a whole allocation or a part, as a handle object or as
-    bytes.
+    The repeated imports and attaches open a whole allocation or a part of it, from a handle object
+    or from bytes.
     """
     channel = context.channel
     blobs = channel.receive_all()
@@ -98,7 +98,8 @@ def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
     def close(name: str, made: list[Any]) -> None:
         each(name, lambda item: item.unmap() if hasattr(item, "unmap") else item.close(), made)
 
-    # Each first import is a separate lease. The repetitions below keep all these leases alive.
+    # Each first import is a separate lease. kept and kept_mappings keep these leases alive during
+    # the repetitions below.
     kept = each("import first", crossmem.import_handle, handles[:half])
     kept_mappings = each("attach first", crossmem.attach, handles[half:])
     mapped = handles[half:]

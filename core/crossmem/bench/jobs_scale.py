@@ -27,7 +27,7 @@ def _descriptors() -> dict[str, int]:
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = str(link.readlink())
-        except FileNotFoundError:  # the descriptor of this listing
+        except FileNotFoundError:  # the listing's own descriptor, which is closed again
             continue
         kinds["all"] += 1
         kinds["sockets"] += target.startswith("socket:")
@@ -112,7 +112,7 @@ def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, An
 
 
 def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
-    """Allocate under a low descriptor limit until a call fails. Return facts about its error."""
+    """Allocate under a low descriptor limit until a call fails. Return facts about the error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memories: list[Any] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors()["all"] + room, hard))
@@ -197,7 +197,7 @@ def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any
     return {"each": [timed(live)[0] for _ in range(count)]}
 
 
-def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - a half
+def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - Half has it
     return {}
 
 

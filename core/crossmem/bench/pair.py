@@ -77,7 +77,7 @@ class Pair:
             self._resources = stack.pop_all()
 
     def run(self, job: str, *, deadline_s: float, **arguments: Any) -> dict[str, Any]:
-        """Run a job in both processes. Return the results of both in one dictionary.
+        """Run a job in both processes. Return the results of both processes in one dictionary.
 
         Raises
         ------

@@ -25,7 +25,7 @@ class Peer(ABC):
     Parameters
     ----------
     device
-        The crossmem device of the run; other peers ignore it.
+        The crossmem device of the run. Only the peers of crossmem use it.
     """
 
     title: ClassVar[str]
@@ -66,7 +66,7 @@ class Peer(ABC):
 
     @abstractmethod
     def create(self, nbytes: int) -> Any:
-        """Allocate and map shareable memory. Do not access its pages."""
+        """Allocate and map shareable memory. Access its pages only if ``touches_memory`` is set."""
 
     @abstractmethod
     def export(self, memory: Any) -> bytes:

@@ -12,7 +12,7 @@ __all__ = ["CrossmemPeer"]
 
 
 class CrossmemPeer(Peer):
-    """Each memory is an allocation. The consumer attaches it from the bytes of its handle."""
+    """``memory`` is an allocation. The consumer attaches it from the bytes of its handle."""
 
     title: ClassVar[str] = "crossmem"
     distribution: ClassVar[str | None] = "crossmem"

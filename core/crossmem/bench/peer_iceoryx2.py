@@ -14,7 +14,7 @@ from crossmem.bench.peer import Peer
 __all__ = ["Iceoryx2Peer"]
 
 _SMALL_NBYTES: Final = 64 << 10
-# iceoryx2 reserves a segment for as many samples as the queues of its service may contain. One
+# iceoryx2 reserves a segment for as many samples as the queues of a service may contain. One
 # service for all sizes would therefore reserve room for thousands of the largest samples.
 _DEPTHS: Final = {True: 2000, False: 4}
 """How many samples a service may contain. The key is True for the service of small samples."""
@@ -57,7 +57,7 @@ class Iceoryx2Peer(Peer):
             .max_publishers(1)
             .max_subscribers(1)
             .history_size(0)
-            .enable_safe_overflow(False)  # noqa: FBT003 - not ours
+            .enable_safe_overflow(False)  # noqa: FBT003 - a method of iceoryx2
             .subscriber_max_buffer_size(depth)
             .subscriber_max_borrowed_samples(depth)
             .open_or_create()
@@ -72,7 +72,7 @@ class Iceoryx2Peer(Peer):
                 .publisher_builder()
                 .initial_max_slice_len(4096)
                 .max_loaned_samples(depth)
-                # The segment grows with the first sample of a size.
+                # The segment grows for a sample that is larger than all samples before it.
                 .allocation_strategy(self._api.AllocationStrategy.PowerOfTwo)
                 .create()
             )

@@ -111,8 +111,8 @@ class UmfProxyPeer(Peer):
 
     @override
     def serve(self) -> bytes:
-        # The consumer takes the descriptor out of this process. The security module Yama lets a
-        # sibling do so only if this process allows it.
+        # The consumer copies the memory's descriptor from this process. The security module
+        # Yama allows this to a sibling process only if this process permits it.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         return str(os.getpid()).encode()
 
@@ -129,7 +129,7 @@ class UmfProxyPeer(Peer):
         pointer, nbytes = memory
         handle, size = ctypes.c_void_p(), ctypes.c_size_t()
         _check(self._umf.umfGetIPCHandle(pointer, handle, size), "umfGetIPCHandle")
-        # The handle does not contain the size of the memory, so the token does.
+        # The handle does not contain the size of the memory, so the token contains it.
         token = _SIZE.pack(nbytes) + ctypes.string_at(handle.value or 0, size.value)
         _check(self._umf.umfPutIPCHandle(handle), "umfPutIPCHandle")
         return token
@@ -159,7 +159,7 @@ class UmfProxyPeer(Peer):
 class UmfDisjointPeer(UmfProxyPeer):
     """The same provider, under a pool that cuts small allocations out of larger slabs.
 
-    Allocations of one slab share a descriptor: a process that opens one can access the others.
+    The allocations in a slab share a descriptor: a process that opens one of them can access all.
     """
 
     title: ClassVar[str] = "UMF disjoint"

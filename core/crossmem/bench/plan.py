@@ -13,7 +13,7 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes, counts and rounds. A round visits every peer once.
+    """Sizes, counts and rounds. A round measures every peer once.
 
     Parameters
     ----------

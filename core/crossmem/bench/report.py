@@ -14,7 +14,7 @@ SCHEMA: Final = 1
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest of the values that at least ``percent`` % of the values do not exceed."""
+    """Return the smallest value v such that at least ``percent`` % of the values are at most v."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
@@ -63,7 +63,7 @@ class Target:
     limit
         The largest allowed value or, if ``at_least``, the smallest.
     at_least
-        Whether ``measured`` must be at least ``limit``; otherwise, at most.
+        True: ``measured`` must be at least ``limit``. False: it must be at most ``limit``.
     note
         A note for the reader, such as the reason for a missing measurement.
     """
@@ -134,7 +134,7 @@ class Report:
         *,
         nbytes: int | None = None,
     ) -> None:
-        """Add a row whose number is the median of ``rounds``. If ``rounds`` is empty, add none."""
+        """Add a row whose number is the median of ``rounds``; no row if ``rounds`` is empty."""
         if rounds:
             shown = tuple(round(value, 4) for value in rounds)
             value = round(median(rounds), 4)

@@ -40,7 +40,7 @@ _LONGEST_S: Final = 2e-3
 
 
 class _Ends:
-    """The objects by which one of the two processes reaches the other one.
+    """One process's objects for the communication with the other process.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def _timeline(ends: _Ends) -> Way:
 
 
 def _shared_tree(ends: _Ends) -> Way:
-    """Publish a version of this process's tree, and wait for a version of the other's tree."""
+    """Publish versions of this process's tree, and wait for those of the other process's tree."""
     own = crossmem.share(crossmem.empty(16, "uint8", device="host"))
     other = crossmem.Shared.from_bytes(ends.exchange(own.to_bytes()))
     return lambda _: own.publish(), lambda value: other.wait(value - 1)
@@ -226,7 +226,7 @@ def reply(way: Way, numbers: range) -> None:
 def settle(cpu: int) -> None:
     """Bind this process to its CPU, and set an alarm that limits its life."""
     os.sched_setaffinity(0, {cpu})
-    # Some ways wait forever if the other process has died. The alarm ends this process then.
+    # Some ways wait forever if the other process has died. The alarm then ends this process.
     signal.alarm(_DEADLINE_S)
     gc.disable()
 
@@ -286,7 +286,7 @@ def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[st
 def main(arguments: list[str]) -> None:
     """Run one of the two processes.
 
-    ``arguments`` has ``"measure"`` or ``"answer"``, and then this function's keywords as JSON.
+    ``arguments`` has ``"measure"`` or ``"answer"``, and then the keywords of that function as JSON.
     """
     part, given = arguments
     run = measure if part == "measure" else answer

@@ -26,7 +26,7 @@ _BUSY_LOAD = 0.5
 
 
 class Suite:
-    """One run of the benchmark. As a context manager, it ends its processes at the end of ``with``.
+    """One run of the benchmark. The end of the ``with`` block ends its processes.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ class Suite:
     mode
         The plan's name, for the report.
     peers
-        Names of the peers. The first round visits them in this order. Each later round starts with
-        the next peer.
+        Names of the peers. The first round measures them in this order. Each later round starts
+        with the next peer.
     device
         The crossmem device.
     say
@@ -85,13 +85,14 @@ class Suite:
                 self._peers.append(name)
 
     def __enter__(self) -> Self:
-        # The run has its own run directory, so that this user's other programs do not disturb it.
+        # The benchmark has its own run directory, so that this user's other programs of crossmem do
+        # not disturb the measurements.
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cmb"))
         os.chmod(folder, 0o700)  # noqa: PTH101
         self.folder = folder
         self.environment["CROSSMEM_RUN_DIR"] = folder
         # An emulated device gets a capacity of 4 TiB, which can be more than the machine's memory.
-        # Most jobs never touch their memory, so it takes no pages.
+        # Most jobs never touch their memory, so this memory takes no pages.
         self.environment.setdefault("CROSSMEM_EMULATED_CAPACITY", str(1 << 42))
         return self
 
@@ -106,7 +107,7 @@ class Suite:
             pair.close()
 
     def pair(self, peer: str) -> Pair:
-        """Return the pair of processes of a peer. If it does not run, start it."""
+        """Return the pair of processes of a peer. If the pair does not run, start it."""
         if peer not in self._pairs:
             self._pairs[peer] = Pair(
                 peer, device=self._device, cpus=self.cpus, environment=self.environment
@@ -114,7 +115,7 @@ class Suite:
         return self._pairs[peer]
 
     def restart(self, peer: str) -> None:
-        """End a peer's processes, so that the next job gets fresh ones."""
+        """End a peer's processes, so that the next job gets fresh processes."""
         self._drop(peer)
 
     def has(self, peer: str) -> bool:

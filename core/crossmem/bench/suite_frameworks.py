@@ -31,7 +31,8 @@ def _trees(suite: Suite) -> None:
     if not find_spec("torch"):
         suite.note("trees of tensors were not measured: torch is not installed")
         return
-    # An unaligned tensor is slower, and allocators make only aligned ones.
+    # The tensors lie one after another. This size keeps them aligned, because unaligned tensors are
+    # slower, and frameworks allocate only aligned tensors.
     each = plan.tree_nbytes // plan.tensors // _ALIGNMENT_NBYTES * _ALIGNMENT_NBYTES
     for kind, nbytes in (("crossmem", each), ("crossmem", _SMALL_NBYTES), ("torch", each)):
         size = plan.tensors * nbytes

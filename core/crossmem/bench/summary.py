@@ -19,7 +19,7 @@ class _Line:
     """A line of the table.
 
     The numbers of the line come from the rows of the report with this section, metric and size. The
-    report has one such row for each peer.
+    report has at most one such row for each peer.
     """
 
     title: str

@@ -23,9 +23,10 @@ class TraceError(Exception):
 
 
 def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
-    """Run an action, and return the names of the system calls that a process makes during it.
+    """Run an action. Return the names of the system calls that a process makes meanwhile.
 
-    strace traces the process. Only calls between two marks count; a mark is a call of ``getpgid``.
+    strace traces the process. Only the calls between two marks count. A mark is a call of
+    ``getpgid``.
 
     Parameters
     ----------
@@ -85,7 +86,8 @@ def _between_marks(log: str, pid: int) -> list[str]:
     calls: list[str] = []
     marks = 0
     for line in log.splitlines():
-        # strace prints a call twice if another thread interrupts it; the second line has no name.
+        # If a call overlaps another thread's call, strace prints a second line for the call's end.
+        # The pattern does not match this line.
         found = re.match(r"(\d+)\s+(\w+)\(", line)
         if not found or int(found[1]) != pid:
             continue

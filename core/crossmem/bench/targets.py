@@ -18,7 +18,7 @@ _STATES: Final = {"awake": "both processes awake", "asleep": "the other process 
 
 
 def size_name(nbytes: int) -> str:
-    """Return a size in words, such as ``"2 MiB"``."""
+    """Return a size as text, such as ``"2 MiB"``."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size and nbytes % size == 0:
             return f"{nbytes // size} {unit}"

@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
             gc.enable()
             signal.alarm(0)
             control.send_json({"result": result})
-    except Exception as error:  # noqa: BLE001 - the parent reports it
+    except Exception as error:  # noqa: BLE001 - the parent reports the error
         traceback.print_exc()
         control.send_json({"error": f"{role}: {type(error).__name__}: {error}"})
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``crossmem`` command. The library never imports this package.
 
-The modules :mod:`~crossmem.cli.app`, :mod:`~crossmem.cli.benchmark` and
-:mod:`~crossmem.cli.commands` import typer, and :mod:`~crossmem.cli.render` imports rich. Both come
-with the extra ``cli``. The modules that run in child processes import neither.
+The extra ``cli`` installs typer and rich. The modules :mod:`~crossmem.cli.app`,
+:mod:`~crossmem.cli.benchmark` and :mod:`~crossmem.cli.commands` import typer, and
+:mod:`~crossmem.cli.render` imports rich. The modules that run in child processes import neither
+typer nor rich.
 """
 
 import sys

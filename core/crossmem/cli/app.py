@@ -98,7 +98,7 @@ def devices(
 ) -> None:
     """List the devices that work here, and why each other backend is unusable.
 
-    Also lists the plugins that failed to load. The last line shows the device that a program gets
+    Plugins that failed to load are listed, too. The last line shows the device that a program gets
     if it names no device. Host memory and emulations are used only if a program names them.
     """
     with reporting("devices", as_json=as_json):
@@ -158,7 +158,8 @@ def conformance(
     why. The kit needs [cyan]pip install 'crossmem\[conformance]'[/cyan].
 
     [cyan]--all[/cyan] runs the kit once for each backend, runtime and mechanism, emulations
-    included, which takes some minutes each. At the end it lists what this machine cannot run.
+    included. Each run takes some minutes. At the end, the command lists the backends and runtimes
+    that this machine cannot run.
 
     Exits with 0 if all tests passed, 1 if one failed, 2 if the device cannot be used, 5 if no test
     was selected.
@@ -232,8 +233,8 @@ def emulate(
         list[str] | None,
         typer.Option(
             metavar="CALL=CODE[:SKIP[:COUNT]]",
-            help="Make COUNT calls of a function fail with CODE, after SKIP that succeed. May be "
-            "repeated.",
+            help="Make COUNT calls of a function fail with CODE, after SKIP calls that succeed. "
+            "May be repeated.",
         ),
     ] = None,
     strict: Annotated[
@@ -268,12 +269,12 @@ def emulate(
 ) -> None:
     """Run a program that was made for a vendor's library on an emulation of the library.
 
-    The unmodified program finds the emulated library under the vendor's name. Its functions keep
-    the vendor's rules and need no hardware; kernels cannot run. The first use builds the library
-    with this machine's C compiler.
+    The unmodified program finds the emulated library under the vendor's name. The library's
+    functions keep the vendor's rules and need no hardware; kernels cannot run. The first use builds
+    the library with this machine's C compiler.
 
-    Exits as the program does, or with 128 and the number of the signal that ended it. API misuse
-    is listed on standard error.
+    Exits with the program's exit code, or with 128 plus the number of the signal that ended the
+    program. API misuse is listed on standard error.
     """
     with reporting("emulate", as_json=False):
         from crossmem.cli import emulate as emulation

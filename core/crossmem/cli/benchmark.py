@@ -84,8 +84,8 @@ def bench(
     takes.
 
     Each way of sharing has two processes, each on a CPU of its own. The ways take turns, round by
-    round. [cyan]--full[/cyan] measures all ways that are installed; [cyan]pip install
-    'crossmem\[bench]'[/cyan] brings them.
+    round. [cyan]--full[/cyan] measures all ways that are installed. [cyan]pip install
+    'crossmem\[bench]'[/cyan] installs most of them.
 
     Exits with 0. With [cyan]--check[/cyan], exits with 1 if a target is missed.
     """

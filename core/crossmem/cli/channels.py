@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways in which the demo of queues sends chunks: crossmem's queue, and Python's."""
+"""The queues through which the demo of queues sends chunks: crossmem's, and multiprocessing's."""
 
 import queue as queues
 import time
@@ -14,7 +14,7 @@ from crossmem.cli.secondary import ABOUT
 __all__ = ["Channel", "Copying", "Sharing"]
 
 _LOOK_S: Final = 0.25
-"""The pause between two checks of the secondaries, while the channel is full."""
+"""The seconds between two checks of the secondaries, while the channel is full."""
 
 
 class Channel(Protocol):
@@ -41,7 +41,7 @@ class Channel(Protocol):
         Parameters
         ----------
         number, nbytes
-            Number and length of the chunk.
+            Number of the chunk, and its length in bytes.
         fill
             A function that writes the chunk into a buffer. It is called once.
         check
@@ -67,7 +67,8 @@ class Sharing(Channel):
         self.handle = queue.export(role="consume").to_bytes()
         # This process takes its place now, as the secondaries do before the stream begins.
         queue.allocate().release()
-        # The source cannot be read into device memory.
+        # A source can be read only into memory that the host can address. For other memory, each
+        # chunk goes through the staging buffer.
         visible = queue.device.capabilities.host_visible
         self._staging = None if visible else memoryview(bytearray(queue.nbytes))
 
@@ -113,7 +114,7 @@ class Copying(Channel):
     other
         The queue. The secondaries have it, too.
     size
-        The largest chunk.
+        Length of the largest chunk, in bytes.
     """
 
     handle = None

@@ -133,8 +133,8 @@ class Children:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A child ends when its pipe is closed. After an error or Ctrl-C, this method closes the
-        # pipes and does not wait.
+        # A child ends when its pipe is closed. After an error or Ctrl-C, this method does not wait
+        # for that end.
         for child in self._all:
             child.connection.close()
         deadline = time.monotonic() + (_GRACE_S if kind is None else 0.0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's other processes: consumers that attach, and one that receives a copy.
+"""The demo's other processes: consumers that attach, and a process that receives a copy.
 
-These functions run in spawned children. They import neither typer nor rich, so a child starts as
-fast as crossmem itself. Each child ends quietly after the end of its parent.
+These functions run in spawned children. This module imports neither typer nor rich, so that the
+children start fast. Each child ends quietly after the end of its parent.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 CHUNK_NBYTES: Final = 4 * 2**20
-"""Bytes per read, hash or report."""
+"""The most bytes of one read, hash update or report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def digest(
     offset: int = 0,
     nbytes: int | None = None,
 ) -> str:
-    """Return the SHA-256 of a memory's bytes; ``report`` receives the number of bytes read."""
+    """Return the SHA-256 of a memory's bytes. ``report`` is called with each chunk's length."""
     hasher = hashlib.sha256()
 
     def update(chunk: memoryview) -> None:
@@ -183,9 +183,9 @@ def measure(pointer: int) -> Measured:
 def consume(connection: Connection, device: str) -> None:
     """Attach the parent's memory, check it, and hold it until the parent releases this process.
 
-    Sends :class:`Ready`. Receives a :class:`Task` and sends :class:`Attached`; then answers
-    ``"check"`` with :class:`Progress` for each chunk and :class:`Checked`, and ``"measure"`` with
-    :class:`Measured`, until it receives ``"release"``.
+    Sends :class:`Ready`. Receives a :class:`Task`, and sends :class:`Attached`. Then answers
+    ``"check"`` with a :class:`Progress` for each chunk and a :class:`Checked`, and ``"measure"``
+    with a :class:`Measured`. Ends after ``"release"``.
     """
     obey(connection, lambda: _consume(connection, device))
 
@@ -193,7 +193,7 @@ def consume(connection: Connection, device: str) -> None:
 def _consume(connection: Connection, device: str) -> None:
     import crossmem
 
-    # The backend loads here, so that the time to attach does not include it.
+    # The backend loads here, so that the time to attach does not include the load.
     capabilities = crossmem.device(device).capabilities
     readonly: Literal[True, "advisory"] = True if capabilities.readonly_imports else "advisory"
     connection.send(Ready())
@@ -260,5 +260,5 @@ def obey(connection: Connection, work: Callable[[], None]) -> None:
             connection.send(Failed(str(error), error))
         except (EOFError, ConnectionError):
             raise
-        except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
+        except Exception as error:  # noqa: BLE001 - the parent reports every error
             connection.send(Failed(f"{type(error).__name__}: {error}"))

@@ -71,7 +71,8 @@ class Demo:
     copy
         Whether to time a copy through a pipe as well.
     timeout
-        Seconds that a step may wait for another process, in addition to the time for the bytes.
+        Seconds that a step may wait for another process, in addition to the time that its bytes
+        take (see :func:`time_for`).
     open_bar
         Shows progress.
     """

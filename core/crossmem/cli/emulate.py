@@ -54,7 +54,7 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
     environ = emulation.environment(os.environ)
     with _Forwarding() as forwarding:
         try:
-            program = subprocess.Popen(command, env=environ)  # noqa: S603 - what the user asked for
+            program = subprocess.Popen(command, env=environ)  # noqa: S603 - the user's command
         except FileNotFoundError:
             print(f"crossmem: {command[0]}: there is no such command", file=sys.stderr)
             return _NOT_FOUND
@@ -71,8 +71,8 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
 def _await_end(pid: int) -> None:
     """Wait for the end of a program in steps.
 
-    A signal that arrives right before a system call does not interrupt the call, so its handler
-    would run only after the end of the program.
+    A signal that arrives right before a system call does not interrupt the call. In a single wait,
+    the signal's handler would then run only after the end of the program.
     """
     try:
         pidfd = os.pidfd_open(pid)

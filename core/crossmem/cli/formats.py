@@ -101,7 +101,7 @@ class _RefusedError(Exception):
 
 
 def read_layout(file: IO[bytes], nbytes: int, suffix: str) -> Layout:
-    """Find the tensors of a file.
+    """Return the format and the tensors of a file.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def _npz_member(
     local = file.read(_ZIP_LOCAL_HEADER.size)
     if len(local) < _ZIP_LOCAL_HEADER.size:
         raise _RefusedError(f"member {member.filename!r} lies outside the file")
-    # The data begin after the member's local header. The entry in the directory does not state the
+    # The data begin after the member's local header. The archive's directory does not state the
     # length of this header, so the local header is read, too.
     mark, name_nbytes, extra_nbytes = _ZIP_LOCAL_HEADER.unpack(local)
     start = member.header_offset + _ZIP_LOCAL_HEADER.size + name_nbytes + extra_nbytes
@@ -295,8 +295,8 @@ def _npz_member(
     except _RefusedError:
         return Tensor(name, "bytes", None, start, member.compress_size, stored)
     if not raw:
-        # A compressed array is listed with its dtype and shape, but its bytes in the file are
-        # compressed.
+        # A compressed array is listed with its own dtype and shape, but with the place of its
+        # compressed bytes.
         return Tensor(name, dtype, shape, start, member.compress_size, stored)
     if header_nbytes + data_nbytes != member.file_size:
         raise _RefusedError(f"member {member.filename!r} is not as long as its header says")

@@ -65,9 +65,9 @@ def run_kit(
         # The current folder may belong to a project with its own settings and conftest files of
         # pytest. These settings and files must not affect the kit, so the kit gets an empty
         # configuration and its own root, and is named by its path. For a module name, pytest would
-        # load the folder's conftest files.
+        # load the conftest files of the current folder.
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
-        # The command itself prints the table of laws, with the reasons of skips.
+        # This command prints the table of laws itself, so the kit's own table is off.
         command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]
         command += [str(Path(conformance.__file__).parent)]
         command += ["--crossmem-device", device, "--crossmem-report", str(path)]
@@ -106,7 +106,7 @@ def run_kit(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the outcome of each law from the kit's report; none if there is no report."""
+    """Return the outcome of each law from the kit's report; an empty dict without a report."""
     try:
         laws: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["laws"]
     except FileNotFoundError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the conformance kit for every device, runtime and mechanism of this machine."""
+"""Runs of the conformance kit for every backend, runtime and mechanism of this machine."""
 
 import time
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def run_matrix(
     Returns
     -------
     ConformanceMatrixReport
-        ``exit_code`` is that of the first failed run; 5 if no run selected a test.
+        ``exit_code`` is the code of the first failed run; 5 if no run selected a test, else 0.
 
     Raises
     ------

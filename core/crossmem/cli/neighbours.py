@@ -21,7 +21,7 @@ _TIMEOUT_S: Final = 1.0
 def look_at_barriers(run_dir: Path) -> BarrierReport:
     """Query each lease server in a run directory for the method that orders its accesses.
 
-    A server is omitted if it does not reply within a second, or speaks another version.
+    A server is omitted if it does not reply within a second, or has another protocol version.
     """
     found = (_ask(path) for path in server_paths(run_dir))
     return BarrierReport(

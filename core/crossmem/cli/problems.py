@@ -28,12 +28,12 @@ UNUSABLE: Final = (
     ConfigurationError,
     DeviceNotFoundError,
 )
-"""The errors of crossmem that exit with 2: an option or a setting is invalid, or names a missing
-device."""
+"""The errors of crossmem after which a command exits with 2: an option or a setting is invalid, or
+names a missing device."""
 
 
 class ExitCode(IntEnum):
-    """The exit codes of commands; ``conformance`` returns pytest's own."""
+    """The exit codes of commands. ``conformance`` exits with pytest's exit code."""
 
     OK = 0
     MISMATCH = 1

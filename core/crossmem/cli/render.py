@@ -96,7 +96,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:
-    """Return named facts, one on a line. Long values are wrapped, or cut."""
+    """Return named facts, one on a line. Long values are cut if ``is_cut``, else wrapped."""
     table = Table.grid(padding=(0, 2))
     longest = max((len(name) for name, _ in rows), default=0)
     table.add_column(style="bold", no_wrap=True, min_width=longest)
@@ -109,7 +109,7 @@ def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Padding:
     """Return a table with one line under its header.
 
-    Only the last column is wrapped if the terminal is too narrow. The others are cut.
+    If the terminal is too narrow, the last column is wrapped, and the other columns are cut.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ class FileReport(FrozenModel):
     nbytes: int
     sha256: str
     note: str | None
-    """Why a file is shared as plain bytes although its name has a tensor format."""
+    """Why a file is shared as plain bytes although its name or its first bytes indicate tensors."""
 
     tensors: tuple[TensorReport, ...]
 
@@ -86,7 +86,7 @@ class ConsumerReport(FrozenModel):
     """Time to attach the handles of all tensors, together."""
 
     check_s: float
-    """Time to read everything twice and to compute the digests."""
+    """Time to compute the digests of the whole file and of each tensor."""
 
     readonly: bool
     sha256: str
@@ -120,7 +120,7 @@ class DemoReport(FrozenModel):
     command: Literal["demo"] = "demo"
     version: str
     ok: bool
-    """All digests of all consumers are equal to the file's."""
+    """Whether all digests of the consumers and of the copy are right."""
 
     file: FileReport
     device: str
@@ -148,7 +148,7 @@ class DemoReport(FrozenModel):
     """Rss of the memory, summed over the exporter and all consumers."""
 
     counted_once_nbytes: int | None
-    """Pss of the memory, summed: each page counts once."""
+    """Pss of the memory, summed over the same processes: each page counts once."""
 
     copy_through_pipe: CopyReport
     total_s: float
@@ -174,7 +174,7 @@ class StreamReport(FrozenModel):
     """Median time from the put of one chunk until a process that slept had it."""
 
     equal: bool
-    """Each chunk arrived once, with the right digest."""
+    """Whether each chunk arrived once, with the right digest."""
 
 
 class QueueDemoReport(FrozenModel):
@@ -183,7 +183,7 @@ class QueueDemoReport(FrozenModel):
     command: Literal["demo"] = "demo"
     version: str
     ok: bool
-    """Each chunk arrived once, with the right digest, through each queue."""
+    """Whether each chunk arrived once through each queue, with the right digest."""
 
     name: str
     path: str | None
@@ -252,7 +252,7 @@ class NeighbourReport(FrozenModel):
     """The process id; 0 if the process is not visible in this pid namespace."""
 
     mode: Literal["membarrier", "fence"]
-    """How the exporter and a process like this one order their accesses to shared words."""
+    """How the exporter and this process order their accesses to shared words."""
 
 
 class BarrierReport(FrozenModel):

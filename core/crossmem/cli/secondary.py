@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other processes of the demo of queues. Each chunk of a stream goes to one of them.
+"""The secondary processes of the demo of queues. Each chunk of a stream goes to one of them.
 
-These functions run in spawned children, as those of :mod:`crossmem.cli.consumer` do.
+These functions run in spawned children, like the functions of :mod:`crossmem.cli.consumer`.
 """
 
 import hashlib
@@ -24,12 +24,13 @@ ABOUT: Final = struct.Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A secondary's task: to receive all chunks of one stream.
+    """A secondary's task: to receive its chunks of one stream, until the stream ends.
 
     Attributes
     ----------
     handle
-        The handle of the queue, as bytes; None: the chunks come by ``multiprocessing.Queue``.
+        The handle of the queue, as bytes; None: the chunks come through
+        ``multiprocessing.Queue``.
     work
         ``"digest"``: compute the digest of each chunk and reply at the end. ``"time"``: reply to
         each chunk with the seconds since its put.
@@ -44,7 +45,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The chunks that one secondary got: number, bytes and SHA-256 digest of each, in order."""
+    """Number, length in bytes and SHA-256 digest of each chunk that a secondary got, in order."""
 
     chunks: tuple[tuple[int, int, str], ...]
 
@@ -75,7 +76,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
     device
         Name of the device of the buffers.
     other
-        The ``multiprocessing.Queue``.
+        The ``multiprocessing.Queue`` for the streams that are copied.
     """
     obey(connection, lambda: _be_secondary(connection, device, other))
 
@@ -83,7 +84,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
 def _be_secondary(connection: Connection, device: str, other: Any) -> None:
     import crossmem
 
-    # The backend loads here, so that the time of the stream does not include it.
+    # The backend loads here, so that the time of the stream does not include the load.
     crossmem.device(device)
     connection.send(Ready())
     while True:

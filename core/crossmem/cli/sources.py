@@ -32,7 +32,7 @@ _UNITS: Final = {
     "t": 2**40,
 }
 _MIN_GENERATED_NBYTES: Final = 64 * 1024
-_LAYERS: Final = 8  # the fewest layers; large weights have fewer than four times as many
+_LAYERS: Final = 8  # the fewest layers; the most are 31
 _NARROWEST: Final = 8
 _POOL_NBYTES: Final = 2**20
 
@@ -210,7 +210,7 @@ def _encode(shapes: list[tuple[str, tuple[int, int]]]) -> bytes:
 
 
 def parse_nbytes(text: str) -> int:
-    """Read a size such as ``"256MiB"``, ``"1.5G"`` or ``"4096"``.
+    """Return the number of bytes of a size such as ``"256MiB"``, ``"1.5G"`` or ``"4096"``.
 
     Raises
     ------

@@ -30,8 +30,8 @@ MAX_SECONDARIES: Final = 64
 """The most consumers of a queue."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""The prefetch of the queue. Two or more secondaries together can hold all buffers, so the queue
-delivers each of their chunks at once."""
+"""The prefetch of the queue. Two or more secondaries together can hold all buffers, so no chunk
+in the queue waits for a release."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8
@@ -53,7 +53,8 @@ class QueueDemo:
     copy
         Whether to send the chunks through ``multiprocessing.Queue`` as well.
     timeout
-        Seconds that a step may wait for another process, in addition to the time for the bytes.
+        Seconds that a step may wait for another process, in addition to the time that its bytes
+        take (see :func:`~crossmem.cli.demo.time_for`).
     open_bar
         Shows progress.
     """

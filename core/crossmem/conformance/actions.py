@@ -212,7 +212,7 @@ def send(*names: str) -> list[tuple[bytes, int]]:
 def attach_reserved(
     names: Sequence[str], message: Iterable[tuple[Any, int]], **options: Any
 ) -> None:
-    """Receive a message."""
+    """Receive a message, and store its mappings under names."""
     mappings = attach_message(message, **_placed(options))
     objects.update(zip(names, mappings, strict=True))
 
@@ -255,13 +255,13 @@ def place_alone(name: str, addresses: str, memory: str) -> int:
 
 
 def read(name: str, nbytes: int | None = None, *, offset: int = 0) -> bytes:
-    """Read through the API."""
+    """Return bytes of a named object, by its method ``read``."""
     data: bytes = objects[name].read(nbytes, offset=offset)
     return data
 
 
 def write(name: str, data: bytes, *, offset: int = 0) -> None:
-    """Write through the API."""
+    """Write bytes into a named object, by its method ``write``."""
     objects[name].write(data, offset=offset)
 
 
@@ -297,7 +297,7 @@ def drop(*names: str) -> None:
 def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call a function in several threads at once; return each thread's result or exception.
 
-    Each thread gets its number as the first argument, and all begin together.
+    The first argument of each call is the number of its thread. All threads begin together.
     """
     barrier = threading.Barrier(count)
     results: list[Any] = [None] * count
@@ -306,7 +306,7 @@ def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any
         barrier.wait(30)
         try:
             results[number] = function(number, *args)
-        except Exception as error:  # noqa: BLE001 - the caller looks at it
+        except Exception as error:  # noqa: BLE001 - the caller checks the error
             results[number] = error
 
     workers = [threading.Thread(target=run, args=(number,)) for number in range(count)]
@@ -346,7 +346,7 @@ def keep_tracer(name: str) -> None:
 
 
 def live() -> dict[str, int]:
-    """Return how many blocks, exports, imports and mappings the driver has open."""
+    """Return how many blocks, exports, imports and mappings are open, without timelines' pages."""
     found = tracer().live
     if device().backend == HOST:
         pages = len(_pages())
@@ -388,7 +388,7 @@ def reset() -> dict[str, Any]:
 
 
 def state(ignored: frozenset[int] = frozenset()) -> dict[str, Any]:
-    """Return the resources that this process has now. Tests compare them before and after."""
+    """Return the resources of this process. The kit compares them before and after a test."""
     blocks.close_pools()
     crossmem.collect()
     resources.collect_of_vendor(device())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the tests of allocations test blocks of pools, with ``--crossmem-blocks``.
+"""Replaces allocations in tests by blocks of pools, for ``--crossmem-blocks``.
 
 :meth:`crossmem.Device.allocate` then returns a block of a pool, in the test's process and in all of
-its peers. So each test of an allocation tests a block.
+its peers, so that each test of an allocation tests a block.
 """
 
 import time
@@ -31,7 +31,7 @@ _LARGE_NBYTES: Final = 2**20
 
 _exports: Final = crossmem.exports
 _allocate: Any = None
-"""The original ``Device.allocate``, which :func:`use` replaces; None before that."""
+"""The original ``Device.allocate``; None until :func:`use` replaces it."""
 
 
 class _Pools(Part):
@@ -42,8 +42,8 @@ class _Pools(Part):
         self.pools: dict[tuple[Any, ...], list[crossmem.Pool]] = {}
         """The pools. The key is the device, the size of the blocks, ``allow`` and ``access``."""
         self.records: dict[tuple[Arena, int], BlockRecord] = {}
-        """The record of the latest life of each block. The key is the pool and the block's
-        index."""
+        """The record of the latest life of each block. The key is the pool's arena and
+        the block's index."""
 
 
 def use() -> None:
@@ -69,9 +69,9 @@ def allocate(
 ) -> crossmem.Allocation:
     """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
-    Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``, which
-    an allocation gets with each export. If the mechanism has queues of the vendor and no memory,
-    return host memory, over which processes make their first connection.
+    Without ``--crossmem-blocks``, return an allocation. ``allow`` and ``access`` are ignored then,
+    because each export of an allocation has its own. If the mechanism shares only queues of the
+    vendor, allocate on ``host`` instead, because the kit shares memory to connect its processes.
     """
     if device.capabilities.vendor_queues:
         device = crossmem.device("host")
@@ -100,9 +100,9 @@ def _note(part: _Pools, block: Block) -> crossmem.Allocation:
 
 
 def close_pools() -> None:
-    """Close the pools of this process, and release imported pools in which it holds no block.
+    """Close the pools of this process, and release the imported pools in which it holds no block.
 
-    Pools with live or held blocks remain.
+    The memory of a pool with live or held blocks remains.
     """
     process = current()
     part = process.part(_Pools)
@@ -124,10 +124,10 @@ def _arenas() -> list[Arena]:
 
 
 class BlockTracer(TracingDriver):
-    """A tracing driver for the kit on blocks.
+    """A tracing driver for tests with ``--crossmem-blocks``.
 
-    :meth:`live` counts a block as an allocation, and a held block as an import. It does not count
-    the arenas.
+    :attr:`live` counts a block as an allocation, and a held block as an import. The arenas are not
+    counted.
     """
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the kit, the gate by capability, and the report."""
+"""Fixtures of the kit, the skips for missing capabilities, and the report."""
 
 import faulthandler
 import gc
@@ -55,7 +55,7 @@ def _kit_of(config: pytest.Config) -> Kit:
     return kit
 
 
-# Collection, gate and report --------------------------------------------------------------
+# Collection, skips and report -------------------------------------------------------------
 
 
 def _law_of(item: pytest.Item) -> str | None:
@@ -65,7 +65,7 @@ def _law_of(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test of the kit with its law, and leave out tests that were not requested."""
+    """Mark each test with its law. With ``--crossmem-core``, deselect tests outside the core."""
     left_out = []
     for item in items:
         if _HERE not in item.path.parents:
@@ -88,13 +88,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test if the device lacks the tested ability.
+    """Skip a test if the device lacks a capability that the test requires.
 
-    With ``--crossmem-blocks``, also skip a test if blocks of pools lack the ability.
+    With ``--crossmem-blocks``, also skip each test that does not apply to blocks of pools.
     """
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
-            pytest.skip(f"not of blocks: {marker.args[0]}")
+            pytest.skip(f"does not apply to blocks: {marker.args[0]}")
     capabilities = _kit_of(item.config).device.capabilities
     if capabilities.vendor_queues and not any(item.iter_markers("crossmem_with_vendor_queues")):
         pytest.skip("the mechanism has nothing but queues of the vendor (capability vendor_queues)")
@@ -129,7 +129,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the plugin of the kit's report. With pytest-xdist, it is loaded already."""
+    """Register the plugin of the kit's report, unless ``crossmem_pytest`` has registered it."""
     if not config.pluginmanager.has_plugin(reporting.__name__):
         config.pluginmanager.register(reporting, reporting.__name__)
 
@@ -192,7 +192,7 @@ def capabilities(device: crossmem.Device) -> crossmem.Capabilities:
 
 @pytest.fixture
 def tracer(kit: Kit) -> TracingDriver:
-    """Return the driver of this process, which counts its calls."""
+    """Return the tracing driver of this process, which counts the calls of each method."""
     return actions.tracer()
 
 
@@ -271,7 +271,7 @@ def make_queue(device: crossmem.Device, guarded: None) -> Iterator[MakeQueue]:
 
     def make(depth: int = 4, nbytes: int = BUFFER_NBYTES, **options: Any) -> crossmem.Queue:
         if device.capabilities.vendor_queues and options.get("delivery") == "each":
-            pytest.skip("queues of the vendor give each buffer to one (capability vendor_queues)")
+            pytest.skip("a vendor's queue gives each buffer to one consumer (vendor_queues)")
         made.append(device.queue(depth, nbytes, **options))
         return made[-1]
 
@@ -309,7 +309,7 @@ def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
 
 @pytest.fixture
 def stranger(guarded: None) -> Iterator[MakeStranger]:
-    """Return a function that allocates outside of crossmem, for tests to adopt.
+    """Return a function that allocates memory outside of crossmem. Tests adopt this memory.
 
     A test names this fixture before the fixtures of peers. Then the peers' imports are closed
     before the memory is freed.
@@ -328,7 +328,7 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 
 @pytest.fixture
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
-    """Return an object that makes imports from peers, and ranges. Both end after the test."""
+    """Return an object that makes imports and ranges, which end after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
         # Peers are set up first, so they are checked last: as long as a test's imports are open, an
         # exporter's memory would count as a leak.
@@ -376,5 +376,5 @@ def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Itera
 
 @pytest.fixture
 def state() -> Callable[[], dict[str, Any]]:
-    """Return the resources of this process, without those of the kit itself."""
+    """Return a function that returns the resources of this process, except the kit's own."""
     return own_state

@@ -16,4 +16,4 @@ ends: list[tuple[type, str]] = [
     (crossmem.Pool, "close"),
 ]
 """Each class of objects, with the method that ends an object. Objects of earlier classes end first.
-Modules with further classes insert them."""
+A module that defines or uses a further class of objects inserts that class here."""

@@ -69,8 +69,8 @@ def in_child(
     Parameters
     ----------
     uid
-        The child becomes this user before the call. This user may not be allowed to read the files
-        of modules, so the peer must have loaded the modules that the call needs.
+        The child becomes this user before the call. This user may lack permission to read module
+        files, so the peer must have imported the modules that the call needs.
     stays
         Whether the child lives on, with the function's objects, until the peer is destroyed.
     within
@@ -187,8 +187,8 @@ def remember_descriptors() -> None:
 def unexpected_descriptors() -> list[str]:
     """Return the descriptors that were opened since the call of :func:`remember_descriptors`.
 
-    Pipes are ignored, because a child replies through one. Device files are ignored too: a vendor's
-    library opened them, and only that library may close them.
+    Pipes are ignored, because a child replies through a pipe. Device files are ignored too: a
+    vendor's library opened them, and only that library may close them.
     """
     found = resources.descriptors()
     for known in _descriptors:

@@ -44,7 +44,7 @@ def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which a server must start.
 
     crossmem reads its own variables at its first use, so each child can set them. Other variables
-    may have been read before the fork, so they need a separate server.
+    may have been read before the fork, so children with other values of them need another server.
     """
     return {
         name: value
@@ -99,7 +99,7 @@ class ForkedProcess:
         return None
 
     def wait(self, timeout: float) -> int:
-        """Wait for the end and return the exit code.
+        """Wait for the end of the process and return the exit code.
 
         Raises
         ------
@@ -110,13 +110,13 @@ class ForkedProcess:
         """
         if self.returncode is None:
             if self.status < 0:
-                raise ForkServerError("nobody waited for the child's end")
+                raise ForkServerError("the child's status pipe is closed")
             self.returncode = self._read(timeout)
             self.close()
         return self.returncode
 
     def close(self) -> None:
-        """Stop waiting for the end."""
+        """Close the status pipe. An exit code that has not arrived stays unknown."""
         if self.status >= 0:
             status, self.status = self.status, -1
             os.close(status)
@@ -132,7 +132,7 @@ class ForkServer:
     Parameters
     ----------
     environment
-        The environment of the server: :func:`server_variables`.
+        The environment of the server, from :func:`server_variables`.
 
     Notes
     -----
@@ -198,7 +198,7 @@ class ForkServer:
 
 
 class _Server:
-    """The server itself: one thread, which waits for requests and for its children's ends."""
+    """The server itself: one thread, which waits for requests and for the ends of children."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -208,7 +208,7 @@ class _Server:
         self._poll.register(control, select.POLLIN)
 
     def run(self) -> tuple[int, dict[str, str], list[str]] | None:
-        """Serve until the client ends. In a child, return its stream, environment and path."""
+        """Serve until the client ends. In a child, return the stream, environment and path."""
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor != self._control.fileno():
@@ -229,7 +229,7 @@ class _Server:
                 os.close(stream)
 
     def _fork(self, output: int, status: int) -> bool:
-        """Fork, and return whether this is the child."""
+        """Fork; return True in the child and False in the server."""
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)

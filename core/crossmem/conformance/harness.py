@@ -22,7 +22,7 @@ __all__ = ["Allocate", "FreshPeer", "Imports", "Kit", "capacity_of"]
 
 
 class Allocate(Protocol):
-    """Allocates on the device under test. The fixture frees the memory after the test."""
+    """The type of the fixture ``allocate``, which frees the allocated memory after the test."""
 
     def __call__(
         self,
@@ -32,7 +32,7 @@ class Allocate(Protocol):
         allow: crossmem.Allow | None = None,
         access: Access = "rw",
     ) -> crossmem.Allocation:
-        """Allocate for exports with these options, and write data from the first byte on."""
+        """Allocate memory for exports with these options, and write ``data`` at offset 0."""
         ...
 
 
@@ -47,25 +47,25 @@ class FreshPeer(Protocol):
 
 
 class Imports:
-    """Imports of other processes' memory and ranges for them, in the test's own process."""
+    """Makes imports of peers' memory, and address ranges for them, in the test's own process."""
 
     def __init__(self, device: crossmem.Device, undo: ExitStack) -> None:
         self.device = device
         self._undo = undo
 
     def of(self, peer: Peer, name: str, nbytes: int, data: bytes = b"") -> crossmem.Import:
-        """Make a peer allocate and export memory, and import that memory."""
+        """Let a peer allocate and export memory; return an import of it in this process."""
         blob = peer.call(actions.offer, name, nbytes, data)
         return self._undo.enter_context(crossmem.import_handle(blob, device=self.device))
 
     def range_for(self, *memories: crossmem.Allocation | crossmem.Import) -> crossmem.AddressRange:
-        """Reserve as many addresses as these allocations and imports need."""
+        """Reserve and return a range that is large enough for these allocations and imports."""
         nbytes = sum(capacity_of(one) for one in memories)
         return self._undo.enter_context(self.device.reserve(nbytes))
 
 
 def capacity_of(memory: crossmem.Allocation | crossmem.Import) -> int:
-    """Return the size that an allocation or import occupies in a range."""
+    """Return the number of bytes that an allocation or import occupies in a range."""
     return memory.handle.capacity if isinstance(memory, crossmem.Import) else memory.capacity
 
 
@@ -89,8 +89,8 @@ class Kit:
         self._folder = None
         is_worker = "PYTEST_XDIST_WORKER" in os.environ
         if is_worker or "CROSSMEM_RUN_DIR" not in os.environ:
-            # Each worker of pytest-xdist has its own run directory, because the kit checks at the
-            # end that this directory is empty.
+            # Each worker of pytest-xdist has its own run directory, because tests of law C20 would
+            # report the files of another worker as left behind.
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
         if is_worker and runtime == "emulated":
@@ -110,15 +110,15 @@ class Kit:
             environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
         preload(*plugin_modules())
-        # The first export starts the lease server, which stays. The server is started here, so that
-        # it does not count as the leak of a test.
+        # The first export starts the lease server, which runs until this process ends. It starts
+        # here, so that it does not count as the leak of a test.
         with blocks.allocate(self.device, 1) as allocation:
             allocation.export()
         # Each test collects garbage twice. The freeze makes that faster: the collector skips the
         # objects that exist now, mostly those of pytest.
         gc.collect()
         gc.freeze()
-        # The first timeline allocates a page, which stays until it is full. The page is allocated
+        # The first timeline allocates a page, which later timelines share. The page is allocated
         # here, so that it does not count as the leak of a test.
         self.device.timeline().close()
         streams_of_tests.open_event_files()

@@ -24,18 +24,19 @@ class Interrupted(BaseException):
 
 
 class _Again:
-    """Triggers a signal again when it is compared with a number. No Python code runs for that."""
+    """An object whose comparison with a number triggers a signal again, without Python code."""
 
     __lt__ = _thread.interrupt_main
 
 
 class Interrupts:
-    """Raises :class:`Interrupted` once in its block, at the ``number``-th place that counts.
+    """Raises :class:`Interrupted` once in its ``with`` block, at the ``number``-th counted place.
 
     Parameters
     ----------
     number
-        Number of the place, from 1. If the block has fewer places, nothing is raised.
+        Number of the place, from 1. If the ``with`` block has fewer counted places, nothing is
+        raised.
     counts
         A function that is called with the file of each frame on the stack. It returns True for a
         file under test, False for a file whose calls must not be interrupted, and None for other
@@ -45,9 +46,9 @@ class Interrupts:
     Attributes
     ----------
     count
-        Number of places that were passed.
+        Number of counted places that were reached so far.
     place
-        The place of the exception, for people.
+        Description of the place of the exception, for messages; empty before the exception.
     """
 
     def __init__(self, number: int, counts: Callable[[str], bool | None]) -> None:
@@ -62,8 +63,8 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         # The handler is C code: min() calls the key with the signal's number and with the frame,
-        # and compares the results. Only the key is Python code, and no signal is pending while it
-        # runs.
+        # and compares the results. Only the key is Python code, and no signal is pending
+        # while the key runs.
         handler: Any = partial(min, key=self._step)
         # Tracing is switched off: in a traced function, CPython 3.11 would run the handler at the
         # same place again and again.

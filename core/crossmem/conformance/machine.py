@@ -77,14 +77,14 @@ class SharingMachine(RuleBasedStateMachine):
             self.at(place, blocks.close_idle)
 
     def attempt(self, expected: type[Exception] | None, call: Callable[[], Any]) -> bool:
-        """Make a call that must succeed or raise ``expected``; return whether it succeeded."""
+        """Check that a call raises ``expected``, or succeeds for None; return True on success."""
         try:
             call()
         except crossmem.CrossmemError as error:
             if expected is None or type(error) is not expected:
                 raise
             return False
-        assert expected is None, f"it worked, but should have raised {expected.__name__}"
+        assert expected is None, f"the call succeeded instead of raising {expected.__name__}"
         return True
 
     def draw_readonly(self, data: st.DataObject) -> bool | str:
@@ -111,7 +111,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(place=_places, data=contents(MAX_NBYTES))
     def allocate(self, place: int, data: bytes) -> None:
-        """Allocate and fill, because fresh contents are undefined."""
+        """Allocate memory and fill it, because the contents of new memory are undefined."""
         block = Block(self.new_name("block"), place, bytearray(data))
         self.at(place, actions.allocate, block.name, len(data))
         self.at(place, actions.write, block.name, data)
@@ -125,7 +125,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.note_export(block, data.draw(st.sampled_from(self.accesses)))
 
     def note_export(self, block: Block, access: str) -> None:
-        """Export twice, and record the handle."""
+        """Export twice, compare the handles, and record the handle."""
         blob = self.at(block.place, actions.export, block.name, access=access)
         again = self.at(block.place, actions.export, block.name, access=access)
 
@@ -191,7 +191,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.handles)
     @rule(place=_places, data=st.data())
     def attach(self, place: int, data: st.DataObject) -> None:
-        """Attach one handle, or several together: all or none."""
+        """Attach one or several handles by one call, which attaches all of them or none."""
         chosen = data.draw(st.lists(st.sampled_from(self.model.handles), min_size=1, max_size=4))
         readonly = self.draw_readonly(data)
         names = [self.new_name("mapping") for _ in chosen]
@@ -203,8 +203,8 @@ class SharingMachine(RuleBasedStateMachine):
         try:
             self.at(place, actions.attach_many, names, blobs, readonly=readonly)
         except crossmem.CrossmemError as error:
-            # Several handles may be refused for different reasons. The laws do not say which error
-            # is raised.
+            # Several handles may be refused for different reasons. The laws do not say which of
+            # the errors is raised.
             if type(error) not in refusals and not self.model.is_lost(error, chosen):
                 raise
             return
@@ -244,7 +244,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.memories())
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
-        """Read a part of a mapping."""
+        """Read a part of an allocation or mapping, and compare it with the model."""
         name, place, block, span, _ = data.draw(st.sampled_from(self.model.memories()))
         offset, nbytes = data.draw(parts(span.stop - span.start))
         got = self.at(place, actions.read, name, nbytes, offset=offset)
@@ -254,7 +254,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.memories())
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        """Write a part of a memory. Later reads check that other processes see the new bytes."""
+        """Write to an allocation or mapping. Later reads check that all processes see the bytes."""
         name, place, block, span, readonly = data.draw(st.sampled_from(self.model.memories()))
         offset, nbytes = data.draw(parts(span.stop - span.start))
         fresh = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
@@ -278,14 +278,14 @@ class SharingMachine(RuleBasedStateMachine):
         self.model.kill(place)
         if blocks.are_used():
             # An attach of a further block of an open pool checks at most every half second whether
-            # the owner lives.
+            # the owner lives. Without the sleep, such an attach could still succeed.
             time.sleep(0.6)
 
     # What must always hold --------------------------------------------------------------------
 
     @invariant()
     def every_process_holds_what_the_model_says(self) -> None:
-        """Compare each process's resources with the model. A death may take effect late."""
+        """Compare each process's resources with the model. Wait for the effects of a death."""
         for place in PLACES:
             problems = settle(lambda where=place: self.differences(where))
             assert not problems, problems
@@ -303,7 +303,7 @@ class SharingMachine(RuleBasedStateMachine):
             if block.exports
         )
         if leased != leases:
-            problems.append(f"{place} says that it is leased {leased}, not {leases}")
+            problems.append(f"{place} reports the leases {leased}, not {leases}")
         return [*problems, *violations]
 
     @override

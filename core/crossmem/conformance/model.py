@@ -9,8 +9,8 @@ from crossmem.conformance import actions, blocks
 __all__ = ["Account", "Block", "Entry", "Handle", "Held", "Model", "account"]
 
 Account = tuple[dict[str, int], list[str], list[tuple[bool, list[int]]]]
-"""The numbers of objects that the driver has open, the driver calls that the contract forbids, and
-the holders of each allocation."""
+"""The numbers of objects that the driver has open, the forbidden driver calls that were made, and
+the holders of each exported allocation."""
 
 
 def account() -> Account:
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(eq=False)
 class Handle:
-    """A handle to all of a block or a part of it."""
+    """A handle of a whole block, or of a part of a block."""
 
     block: Block
     handle: crossmem.ShareableHandle
@@ -71,7 +71,7 @@ class Held:
 class Entry:
     """Memory that a process has open with one access.
 
-    ``users`` counts the imports. ``exports`` has the access of each handle that was imported.
+    ``users`` counts the imports. ``exports`` contains the access of each imported handle.
     """
 
     block: Block
@@ -82,7 +82,7 @@ class Entry:
 class Model:
     """The expected contents of memory, open imports, and results of calls.
 
-    A process is a number here, and a killed process is replaced under the same number.
+    A number stands for each process. The process that replaces a killed process gets its number.
 
     Parameters
     ----------
@@ -102,11 +102,11 @@ class Model:
         self.entries: dict[tuple[int, str, str], Entry] = {}
 
     def access_of(self, handle: Handle, *, readonly: bool | str) -> str:
-        """Return the access of an import by this handle."""
+        """Return the access that an import of this handle has."""
         return "ro" if readonly is True else handle.handle.access
 
     def refusal(self, place: int, handle: Handle, access: str) -> type[Exception] | None:
-        """Return the error of an import, None if it must succeed."""
+        """Return the error that an import must raise; None if the import must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if blocks.are_used() and not handle.block.is_orphaned:
             # In one process, all imports of a block hold it by the same word, whatever their access
@@ -125,7 +125,7 @@ class Model:
         return None
 
     def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
-        """Whether an error is right because the memory of a handle has ended with its owner."""
+        """Whether an error is expected, because the memory of a handle ended with its owner."""
         return (
             isinstance(error, crossmem.OwnerGoneError)
             and not self.survives_owner
@@ -189,8 +189,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process does not import its own memory at the vendor. It does import a block whose owner
-        # is dead and had the same number in this model.
+        # A process does not import its own memory at the vendor. It does import the memory of
+        # a dead process that had the same number in this model.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

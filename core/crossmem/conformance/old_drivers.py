@@ -15,8 +15,8 @@ __all__ = ["raw_handles_or_skip"]
 def raw_handles_or_skip() -> Iterator[None]:
     """Skip the test if the vendor's driver refuses a raw handle.
 
-    The capability ``raw_handles`` is that of the product. Only the export shows whether the
-    installed driver has it.
+    The capability ``raw_handles`` describes the vendor's product. Only an export shows whether the
+    installed version of the driver supports raw handles.
     """
     try:
         yield

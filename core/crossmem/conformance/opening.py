@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of the kit's device before a run; otherwise each test would report the same fault."""
+"""Checks the kit's device before a run; otherwise each test would report the same fault."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import pytest
 __all__ = ["refuse"]
 
 _UNUSABLE: Final = 2
-"""Exit code of a run with an unusable device, as in the command ``crossmem``."""
+"""Exit code of a run with an unusable device. The command ``crossmem`` has the same code."""
 
 _OPEN: Final = f"""
 import sys, crossmem
@@ -24,7 +24,7 @@ except crossmem.CrossmemError as error:
 
 
 def refuse(config: pytest.Config) -> int | None:
-    """Report why the device cannot be used, and return the exit code; None if it can be used."""
+    """Return None for a usable device; otherwise report the reason and return the exit code."""
     names = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
     # The check runs in a process of its own: this process may be the controller of pytest-xdist,
     # which must not load vendor libraries.
@@ -34,8 +34,8 @@ def refuse(config: pytest.Config) -> int | None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    # If the process failed with another error than one of crossmem's, the kit's tests will show
-    # that error with a traceback.
+    # If the process failed with an error that is no ``CrossmemError``, the run continues. The kit's
+    # tests then show that error with a traceback.
     if done.returncode != _UNUSABLE:
         return None
     sys.stderr.write(done.stderr)

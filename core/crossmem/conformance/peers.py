@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other processes that execute a test's requests, under deadlines.
 
-A :class:`Peer` is a new interpreter, or it is forked from an interpreter that has imported crossmem
-and not used it; both behave equally. A peer calls module-level functions, mostly those of
+A :class:`Peer` is a new interpreter, or a fork of an interpreter that has imported but not used
+crossmem. The two kinds behave alike. A peer calls module-level functions, mostly those of
 :mod:`crossmem.conformance.actions`, one after the other in its main thread, and sends back their
 results or exceptions. Every wait has a deadline. :meth:`Peer.destroy` also kills forked children.
 """
@@ -58,7 +58,7 @@ class PeerDiedError(Exception):
     Parameters
     ----------
     message
-        The request, and the end of the peer's standard error.
+        When the peer died, and the end of its standard output and error.
     exitcode
         As :attr:`subprocess.Popen.returncode`: negative for a signal.
     """
@@ -112,8 +112,8 @@ class Peer:
     tracing
         Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
     fresh
-        Whether the peer is a new interpreter, and not forked from another one. Tests of start,
-        exit, exec and fork need this, and so do vendor libraries that do not survive a fork.
+        Whether the peer is a new interpreter instead of a fork. Tests of start, exit, exec and fork
+        need a new interpreter, and so do vendor libraries that do not survive a fork.
 
     Notes
     -----
@@ -182,12 +182,12 @@ class Peer:
 
     @property
     def exitcode(self) -> int | None:
-        """None while the peer runs, else as :attr:`subprocess.Popen.returncode`."""
+        """The exit code as in :attr:`subprocess.Popen.returncode`, or None while the peer runs."""
         return self._process.poll()
 
     @property
     def descriptors(self) -> frozenset[int]:
-        """Descriptors of this process for the connection to the peer."""
+        """The descriptors of this process that serve the connection to the peer."""
         if self._pidfd < 0:
             return frozenset()
         found = {self._socket.fileno(), self._stderr.fileno(), self._pidfd}
@@ -215,7 +215,7 @@ class Peer:
         function
             The function. It is pickled by reference, so the peer imports the function's module.
         within
-            Time limit of the call, in seconds. The peer ends itself some time after that.
+            Time limit, in seconds. A call that still runs ``GRACE_S`` seconds later ends the peer.
         """
         return self.start(function, *args, within=within, **kwargs).result()
 
@@ -226,7 +226,7 @@ class Peer:
         within: float = DEFAULT_TIMEOUT_S,
         **kwargs: Any,
     ) -> Pending:
-        """Begin a call, as :meth:`call` does. The peer executes calls in order."""
+        """Send a call to the peer and return at once. The peer executes calls in order."""
         number = next(self._numbers)
         request = (number, function, args, kwargs, within + GRACE_S)
         self._socket.settimeout(within)
@@ -270,7 +270,7 @@ class Peer:
         poll.register(self._pidfd, select.POLLIN)
         events = dict(poll.poll(max(0.0, timeout_s) * 1000))
         if self._pidfd in events and self._socket.fileno() not in events:
-            # The peer is dead, although a forked child of it may hold the socket open.
+            # The socket may report no end of the peer, because a forked child may hold it open.
             raise self._died("while a call was under way")
         return bool(events)
 
@@ -302,7 +302,7 @@ class Peer:
         """Stop the peer with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # Only the parent could wait for the stop, and the parent may be a fork server.
+        # waitpid() reports the stop only to the parent, which may be a fork server.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")
@@ -332,7 +332,7 @@ class Peer:
             raise PeerTimeoutError(f"{self!r} did not exit within {within} s") from None
 
     def exit(self, *, within: float = DEFAULT_TIMEOUT_S) -> str:
-        """Make the peer exit normally, check the exit, and return its output."""
+        """Make the peer exit normally, check that its exit code is 0, and return its output."""
         self.request_exit()
         exitcode = self.wait_exit(within=within)
 
@@ -340,14 +340,14 @@ class Peer:
         return self.output()
 
     def destroy(self) -> None:
-        """Kill the peer and its children, and close everything. Never raises."""
+        """Kill the peer and its forked children, and close the connection. Never raises."""
         if self._stderr.closed:
             return
         with contextlib.suppress(Exception):
             if self._is_running() and "COVERAGE_PROCESS_START" in os.environ:
                 # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
-        # Another process may have got the process id of a peer that has ended.
+        # After the peer's end, another process may have its pid. That process must not be killed.
         if self._process.returncode is None or not self._state():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 SOON_S: Final = 4.0 * SLOWNESS
-"""The limit for events that the laws promise within a second, in seconds.
+"""The time limit, in seconds, for events that the laws promise within one second.
 
-The limit is longer, because a process on an overloaded machine may not run for some seconds.
+The limit is longer, because a process on an overloaded machine may be delayed by some seconds.
 A driver that breaks such a law exceeds this limit, too.
 """
 
@@ -45,7 +45,7 @@ class LeakError(AssertionError):
 
     @classmethod
     def of(cls, where: str, problems: Sequence[str]) -> Self:
-        """Return the error: at most ten of a process's problems, and the number of the others."""
+        """Return an error that shows at most ten problems of a process, and counts the others."""
         shown = list(problems[:_SHOWN_LEAKS])
         if more := len(problems) - len(shown):
             shown.append(f"and {more} more")
@@ -53,7 +53,7 @@ class LeakError(AssertionError):
 
 
 class TestTimeoutError(Exception):
-    """A test took longer than any test may take."""
+    """A test exceeded the time limit of the kit."""
 
     __test__ = False
 
@@ -69,7 +69,7 @@ class PeerPool:
         Whether peers are forked from a process that has imported crossmem. Vendors' libraries may
         not survive a fork.
     environment
-        Variables that every peer gets.
+        Environment variables that every peer gets.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PeerPool:
         )
 
     def ensure(self, count: int) -> list[Peer]:
-        """Return the first peers of the pool. Replace dead peers, and start missing ones."""
+        """Replace dead peers and start missing peers. Return the first ``count`` peers."""
         for peer in [one for one in self._peers if one.exitcode is not None]:
             self.discard(peer)
         while len(self._peers) < count:
@@ -118,7 +118,7 @@ class PeerPool:
         Processes keep connections, so a first connection in a test would count as a leak.
         """
         blob = peer.call(actions.offer, "hello", 1)
-        # The page of a first timeline stays open, too, and would count as a leak.
+        # The page of the first timeline stays open, too. In a test, it would count as a leak.
         peer.call(streams_of_tests.make, "first")
         peer.call(streams_of_tests.open_event_files)
         with blocks.allocate(actions.device(), 1) as mine:
@@ -136,7 +136,7 @@ class PeerPool:
         Raises
         ------
         LeakError
-            The test left resources in the peer that cannot be released; the peer is replaced.
+            The peer died, or resources of the test remain in it. A new peer replaces it.
         """
         if peer not in self._clean:
             return
@@ -163,17 +163,17 @@ class PeerPool:
 
 
 def own_state() -> State:
-    """Return the resources of this process, without those of the kit itself."""
+    """Return the resources of this process, except the kit's own."""
     gc.collect()
     state = actions.state(kit_descriptors())
-    # The list of breaches covers all processes. Only this process reports it, so that no peer is
-    # blamed for another peer's breach.
+    # The emulation's list of breaches covers all processes. Only this process reports the list, so
+    # that no peer is blamed for another peer's breach.
     state["violations"] += actions.vendor_violations() or []
     return state
 
 
 def leftovers(before: State, after: State) -> list[str]:
-    """Describe the resources that a process has after a test and did not have before."""
+    """Return a line for each kind of resources that a process has gained during a test."""
     found = [
         f"{count - before['live'][kind]} {kind} are left"
         for kind, count in after["live"].items()
@@ -186,11 +186,11 @@ def leftovers(before: State, after: State) -> list[str]:
 
 
 def settle(check: Any, *, within: float = SOON_S) -> list[str]:
-    """Repeat a check until it finds nothing or time is up; return its last findings."""
+    """Repeat a check until it finds nothing, for up to ``within`` seconds; return its findings."""
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
-        # The clock is read before the check. So the last check always begins after the end of the
-        # time.
+        # The clock is read before the check, so the last check always begins after the time limit.
+        # Otherwise, a delay of this process could make the last check too early.
         is_last = time.monotonic() > end
         found: list[str] = check()
         if not found or is_last:
@@ -201,9 +201,9 @@ def settle(check: Any, *, within: float = SOON_S) -> list[str]:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Interrupt the main thread if a block takes too long.
+    """Raise :class:`TestTimeoutError` if the ``with`` block takes longer than ``seconds``.
 
-    Does nothing if another plugin has set an alarm already.
+    Do nothing if another plugin has set an alarm already.
     """
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         yield

@@ -30,26 +30,26 @@ def index_of(block: crossmem.Block) -> int:
 
 
 def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
-    """Allocate and export until the pool has no more blocks."""
+    """Allocate and export all free blocks of a pool; return the blocks."""
     taken: list[crossmem.Block] = []
     while True:
         try:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # The owner reads importers' rows only for blocks that were exported, so each block is
-        # exported.
+        # The owner reads importers' rows only for exported blocks. Without the export, the tests
+        # would not test these reads.
         taken[-1].export()
 
 
 def free_all(blocks: list[crossmem.Block]) -> None:
-    """Free blocks."""
+    """Free blocks and empty the list."""
     while blocks:
         blocks.pop().free()
 
 
 def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> crossmem.Block:
-    """Allocate a block, and let a peer attach it under a name."""
+    """Allocate a block, let a peer attach it under a name, and return it."""
     block = pool.allocate()
     if data:
         block.write(data)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of a peer's driver, by which a test observes core's calls or makes them fail.
 
-The functions replace methods of the peer's tracing driver as long as the peer lives. So a test uses
-them in fresh peers.
+The functions replace methods of the peer's tracing driver until the peer ends. So a test uses them
+only in fresh peers.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _journal: list[str] = []
 
 
 def start_journal() -> None:
-    """Record the calls of driver methods from now on, in order."""
+    """Start to record the calls of driver methods, in order."""
     driver = actions.tracer()
 
     def noting(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def journal() -> list[str]:
 
 
 def fail_once(method: str) -> None:
-    """Make the next call of a driver method fail as a vendor's call does, without an effect."""
+    """Make the next call of a driver method raise ``DriverError`` and do nothing else."""
     driver = actions.tracer()
     inner = getattr(driver, method)
 
@@ -73,7 +73,7 @@ def fail_once(method: str) -> None:
 
 
 def issue_work(name: str, data: bytes) -> None:
-    """Make the device write into an allocation at its next synchronisation."""
+    """Make the next synchronisation of the device write ``data`` to a named allocation."""
     driver = actions.tracer()
     allocation = actions.objects[name]
     inner = driver.synchronize

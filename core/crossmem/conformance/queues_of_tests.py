@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the queue tests, for the test's process and for peers.
 
-Objects have names, as in ``actions``. Most tests put numbered items. The data of an item follow
-from its number, so each consumer can check the data.
+Objects have names, as in ``actions``. Most tests put numbered items. The number of an item
+determines its data, so each consumer can check the data.
 """
 
 import random
@@ -41,11 +41,11 @@ __all__ = [
 ]
 
 NBYTES: Final = 4096
-"""Capacity of a buffer of a test."""
+"""Capacity of a test's buffer, in bytes."""
 _LABEL: Final = struct.Struct("<II")
 _USER_NBYTES: Final = 96
 
-# Buffers end first: a queue with buffers in hand does not close.
+# Buffers end first, because a queue with buffers in hand cannot be closed.
 ends[:0] = [(crossmem.SharedBuffer, "release"), (crossmem.Queue, "close")]
 
 
@@ -58,10 +58,10 @@ class MakeQueue(Protocol):
 
 
 class Item(NamedTuple):
-    """An item that was received, after the check of its data."""
+    """A received item, whose data were checked."""
 
     who: int
-    """The producer, as the test numbers it."""
+    """The number that the test gave to the producer."""
     number: int
     deliveries: int
     """The delivery count."""
@@ -127,7 +127,7 @@ def put_buffer(
 
 
 def read_item(buffer: crossmem.SharedBuffer) -> Item:
-    """Return the item in a buffer, after a check of its data."""
+    """Check the data of the item in a buffer, and return the item."""
     label = user_data_of(buffer, _LABEL.size)
     who, number = _LABEL.unpack(label)
     data = buffer.read(buffer.data_length)
@@ -137,24 +137,24 @@ def read_item(buffer: crossmem.SharedBuffer) -> Item:
 
 
 def take(name: str | crossmem.Queue, keep: str, *, timeout: float | None = None) -> Item:
-    """Get an item and keep its buffer under a name."""
+    """Get an item, keep its buffer under a name, and return the item."""
     buffer = actions.objects[keep] = _find(name).get(timeout=timeout)
     return read_item(buffer)
 
 
 def get(name: str | crossmem.Queue, *, timeout: float | None = None) -> Item:
-    """Get an item and release its buffer."""
+    """Get an item, release its buffer, and return the item."""
     with _find(name).get(timeout=timeout) as buffer:
         return read_item(buffer)
 
 
 def get_each(name: str | crossmem.Queue, count: int, *, timeout: float | None = None) -> list[Item]:
-    """Get ``count`` items and release each."""
+    """Get ``count`` items, release their buffers, and return the items."""
     return [get(name, timeout=timeout) for _ in range(count)]
 
 
 def get_rest(name: str | crossmem.Queue) -> list[Item]:
-    """Get and release all items until the queue ends."""
+    """Get items and release their buffers until the queue ends; return the items."""
     found = []
     for buffer in _find(name):
         with buffer:
@@ -169,7 +169,7 @@ def allocate(name: str | crossmem.Queue, keep: str, *, timeout: float | None = 0
 
 
 def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
-    """Return all buffers that are free now."""
+    """Allocate and return all free buffers."""
     found: list[crossmem.SharedBuffer] = []
     while True:
         try:
@@ -179,7 +179,7 @@ def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
 
 
 def check_free(name: str | crossmem.Queue, count: int) -> None:
-    """Check how many buffers are free. Do nothing for a vendor's queue, which makes new buffers."""
+    """Check the number of free buffers. Skip a vendor's queue, which makes new buffers."""
     if not _find(name).device.capabilities.vendor_queues:
         assert count_free(name) == count
 
@@ -198,7 +198,7 @@ def stats(name: str | crossmem.Queue) -> crossmem.QueueStats:
 
 
 def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
-    """Check numbers of the state of a queue. Do nothing for a vendor's queue, which has none."""
+    """Check fields of a queue's state. Skip a vendor's queue, which has no ``stats()``."""
     queue = _find(name)
     if not queue.device.capabilities.vendor_queues:
         found = queue.stats()
@@ -206,9 +206,10 @@ def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
 
 
 def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
-    """Return the first ``nbytes`` bytes of a buffer's user data, which the producer has set.
+    """Return a buffer's user data, of which the producer has set ``nbytes`` bytes.
 
-    A vendor's queue does not keep the number of these bytes, and always returns 96 bytes.
+    A vendor's queue does not transfer this number: its user data are always 96 bytes, filled up
+    with zeros.
     """
     found = buffer.user_data
     if buffer.device.capabilities.vendor_queues:
@@ -222,14 +223,14 @@ def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
 
 
 def disable_polling() -> None:
-    """Let sleepers of this process wake only if another process wakes them. Use a fresh peer."""
+    """Let only other processes wake this process's waits in queues. Call this in a fresh peer."""
     for module in list(sys.modules.values()):
         if module.__name__.startswith("crossmem.sharing.queues") and hasattr(module, "LOOK_S"):
             vars(module)["LOOK_S"] = 1e5
 
 
 def scribble(name: str, seed: int) -> None:
-    """Write rubbish into the words of which this process is the only writer."""
+    """Write rubbish into the words of a queue that only this process writes."""
     chosen = random.Random(seed)
     record = actions.objects[name]._record
     for place in filter(None, (record.producer, record.consumer)):

@@ -24,13 +24,13 @@ LAWS: Final = tuple(f"C{number}" for number in range(1, 31))
 """The laws of the contract."""
 
 POOL_LAWS: Final = tuple(f"P{number}" for number in range(1, 6))
-"""The laws of pools, which blocks keep in addition to those of the contract."""
+"""The laws of pools, which apply in addition to the laws of the contract."""
 
 TIMELINE_LAWS: Final = tuple(f"L{number}" for number in range(1, 5))
-"""The laws of timelines, which timelines keep in addition to those of the contract."""
+"""The laws of timelines, which apply in addition to the laws of the contract."""
 
 QUEUE_LAWS: Final = tuple(f"Q{number}" for number in range(1, 16))
-"""The laws of queues, which queues keep in addition to those of the contract."""
+"""The laws of queues, which apply in addition to the laws of the contract."""
 
 TABLE: Final = "crossmem-laws"
 """Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""
@@ -66,7 +66,7 @@ class Report(FrozenModel):
     """Outcome of each law that had tests in the run."""
 
     def lines(self) -> list[str]:
-        """Return a line for each law, for the terminal."""
+        """Return a line for each law that had tests, for the terminal."""
         return [
             f"{law:4}{one.passed:4} passed{len(one.failed):4} failed{len(one.skipped):4} skipped"
             for law, one in self.laws.items()
@@ -92,7 +92,7 @@ class Recorder:
 
     @property
     def has_any(self) -> bool:
-        """Whether a test of the kit has ended."""
+        """Whether the outcome of at least one test was recorded."""
         return any(self._outcomes.values())
 
     def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:

@@ -24,12 +24,12 @@ _recorder: Final = pytest.StashKey[Recorder]()
 
 
 def recorder_of(config: pytest.Config) -> Recorder:
-    """Return the recorder of the outcomes."""
+    """Return the recorder of the tests' outcomes."""
     return config.stash[_recorder]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to record."""
+    """Register the recorder, and the plugin that prints the table."""
     config.stash[_recorder] = Recorder(
         device=config.getoption("crossmem_device"),
         runtime=config.getoption("crossmem_runtime"),
@@ -59,7 +59,7 @@ class _Listener:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report."""
+    """Write the report to the file of ``--crossmem-report``."""
     config = session.config
     path = config.getoption("crossmem_report")
     recorder = recorder_of(config)

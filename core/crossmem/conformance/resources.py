@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel resources of a process: comparisons before and after, and artificial limits."""
+"""Functions that list the kernel resources of this process, and limit its descriptors."""
 
 import fcntl
 import itertools
@@ -39,7 +39,7 @@ _CLOSED_WITHIN_S: Final = 0.5
 def collect_of_vendor(device: crossmem.Device) -> None:
     """Make a vendor with queues release buffers of this process that other processes have freed.
 
-    The vendor may release them only in this process's next call. So this function makes a call.
+    The vendor may release the buffers only when this process calls it. So this function calls it.
     """
     queues = vendor_queues_of(device.driver)
     if device.capabilities.vendor_queues and queues is not None:
@@ -81,7 +81,7 @@ def lease_words() -> list[str]:
 
 
 def shared_nbytes(*, only_open: bool = False) -> int:
-    """Return the size of all unnamed shared memory files that this process has open or mapped."""
+    """Return the total size, in bytes, of the memfds that this process has open or mapped."""
     sizes: dict[tuple[int, int], int] = {}
     for folder in ("fd",) if only_open else ("fd", "map_files"):
         for entry in Path("/proc/self", folder).iterdir():
@@ -97,7 +97,7 @@ def shared_nbytes(*, only_open: bool = False) -> int:
 def named_files() -> set[NamedFile]:
     """Return the named regular files through which this process can share memory.
 
-    These are the files that it maps shared, and those that it has open for writing.
+    These are the files that the process maps shared or has open for writing.
     """
     lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     # Fields: address, permissions, offset, device, inode, path. The fourth permission is
@@ -115,12 +115,12 @@ def named_files() -> set[NamedFile]:
 
 
 def remaining(files: Iterable[NamedFile]) -> list[str]:
-    """Return the paths of those of the given files that still exist."""
+    """Return the paths of the given files that still exist."""
     return [one[0] for one in sorted(files) if _identify(one[0]) == one]
 
 
 def _identify(path: str) -> NamedFile | None:
-    """Return the identity of a regular file, None if the path names no regular file."""
+    """Return the identity of a regular file, or None if the path names no regular file."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):
@@ -129,9 +129,9 @@ def _identify(path: str) -> NamedFile | None:
 
 
 def limit_descriptors(spare: int) -> int:
-    """Allow only this many more descriptors than are open now; return the old limit.
+    """Let this process open only ``spare`` further descriptors; return the old limit.
 
-    A negative number lifts the limit again.
+    A negative ``spare`` raises the limit to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}

@@ -17,7 +17,7 @@ _preloaded: Final[dict[str, None]] = {"crossmem.conformance.actions": None}
 
 
 def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -> ForkedProcess:
-    """Start a process that serves `stream` and writes to `output`, in an environment."""
+    """Start a process with this environment that serves `stream` and writes to `output`."""
     variables = server_variables(environment)
     key = frozenset(variables.items())
     with _starting:
@@ -31,8 +31,8 @@ def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -
 def preload(*modules: str) -> None:
     """Let the fork servers import modules, so that their children need not import them.
 
-    The import of a module must have no side effect. Peers with ``fresh=True`` import nothing in
-    advance.
+    The import of a module must have no side effect. Peers with ``fresh=True`` are new interpreters
+    without these modules.
     """
     _preloaded.update(dict.fromkeys(modules))
 

@@ -15,7 +15,7 @@ VARIABLE: Final = "CROSSMEM_TEST_SLOWNESS"
 the variable for its children."""
 
 _REFERENCE_S: Final = 0.028
-"""Time of the sample on the reference machine for the deadlines: an idle core of 2026."""
+"""Seconds that the sample takes on the reference machine, an idle core of 2026."""
 _SAMPLE: Final = "sum(range(1_000_000))"
 _ROUNDS: Final = 5
 

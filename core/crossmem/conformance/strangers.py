@@ -32,7 +32,7 @@ class Owner:
 
 
 def let_go(kept: "weakref.ref[Owner]") -> list[str]:
-    """Return a complaint if an owner is still alive, else an empty list."""
+    """Return a complaint if the owner object is still alive, else an empty list."""
     crossmem.collect()
     gc.collect()
     return [] if kept() is None else ["the owner is kept"]
@@ -55,7 +55,7 @@ class Stranger:
     blocks
         Size of the memory, in units of the granularity.
     data
-        The bytes that are written at the start.
+        The bytes to write at offset 0.
     """
 
     def __init__(self, blocks: int = 1, data: bytes = b"") -> None:
@@ -89,14 +89,14 @@ class Stranger:
     def free(self) -> None:
         """Free the memory; a second call does nothing.
 
-        If other code has freed the memory, the vendor refuses.
+        If other code has freed the memory, the vendor reports an error.
         """
         if not self.is_freed:
             self.is_freed = True
             self._driver.free(self._block)
 
     def adopt(self, nbytes: int | None = None, *, at: int = 0, **options: Any) -> crossmem.Adoption:
-        """Adopt the whole memory, or a part of it."""
+        """Adopt the whole memory, or ``nbytes`` bytes from offset ``at``."""
         size = self.nbytes if nbytes is None else nbytes
         return self._device.adopt(self.ptr + at, size, **{"owner": self, **options})
 
@@ -105,7 +105,7 @@ class MakeStranger(Protocol):
     """Allocates outside of crossmem. The fixture frees the memory after the test."""
 
     def __call__(self, blocks: int = 1, data: bytes = b"") -> Stranger:
-        """Allocate, and write ``data`` at the start."""
+        """Allocate memory, and write ``data`` at offset 0."""
         ...
 
 
@@ -113,7 +113,7 @@ class MakeStranger(Protocol):
 
 
 def make_stranger(name: str, blocks: int = 1, data: bytes = b"") -> tuple[int, int]:
-    """Allocate memory that can be adopted; return address and size."""
+    """Allocate memory that can be adopted; return its address and its size in bytes."""
     stranger = actions.objects[name] = Stranger(blocks, data)
     return stranger.ptr, stranger.nbytes
 
@@ -128,5 +128,5 @@ def adopt(
 
 
 def end_stranger(name: str) -> None:
-    """Free the memory."""
+    """Free the memory of a stranger."""
     actions.objects.pop(name).free()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines and streams of the tests, in the test's process and in peers.
+"""Helpers of the timeline and stream tests, for the test's process and for peers.
 
-The objects have names, as in ``actions``.
+Objects have names, as in ``actions``.
 """
 
 import time
@@ -45,15 +45,15 @@ __all__ = [
 ]
 
 NBYTES: Final = 8 << 20
-"""Size of the memory that the work of a test copies."""
+"""Size of the memory that the work of a test copies, in bytes."""
 _CHUNK: Final = pattern(1 << 16, 3)
 _WORK_S: Final = 0.03
 """The approximate time that the work of a test takes on an otherwise idle device, in seconds."""
 _MOST_COPIES: Final = 500
 
 _copies: list[int] = []
-"""The number of copies that take ``_WORK_S``, as the only item. Empty before the first use, which
-measures the number."""
+"""The only item is the number of copies that take ``_WORK_S`` together. The first call of
+:func:`issue_work` measures the number; before that call, the list is empty."""
 
 
 class StreamOfTest:
@@ -128,9 +128,10 @@ def open_(name: str, blob: bytes, **options: Any) -> str:
 
 
 def open_event_files() -> None:
-    """Use an event that processes share.
+    """Signal an event that processes can share, because the first event opens files.
 
-    The first event makes the vendor's library open files, which stay open.
+    The vendor's library keeps these files open. If a test used the first event, the files would
+    count as the test's leak.
     """
     device = actions.device()
     if "event" in device.capabilities.timeline_levels:
@@ -176,7 +177,7 @@ def wait_for_the_dead(name: str, value: int, stream: str) -> bool:
 
 
 def await_void_or_reached(name: str, value: int) -> None:
-    """Wait until a dead process's timeline is void, unless it has reached the value."""
+    """Wait until a dead process's timeline is void or has reached the value."""
     timeline = actions.objects[name]
     while not timeline.void and timeline.value < value:
         time.sleep(1e-3)
@@ -191,7 +192,7 @@ def data_of(nbytes: int = NBYTES) -> bytes:
 
 
 def make_work(name: str) -> bytes:
-    """Allocate the target, the source and a decoy of some work; return the target's handle.
+    """Allocate target, source and decoy for :func:`issue_work`; return the target's handle.
 
     The work copies the decoy to the target many times before it copies the source.
     """
@@ -223,14 +224,14 @@ def is_written(name: str) -> bool:
 
 
 def wait_and_copy(timeline: str, value: int, stream: str, source: str, target: str) -> None:
-    """Let a stream wait for a value and then copy memory. Do not wait for the stream."""
+    """Let a stream wait for a value and then copy memory. Return without a wait for the stream."""
     queue: StreamOfTest = actions.objects[stream]
     actions.objects[timeline].wait(value, stream=queue)
     queue.copy(actions.objects[target], actions.objects[source], NBYTES)
 
 
 def wait_and_read(timeline: str, value: int, name: str) -> bool:
-    """Wait for a value on the host; return whether memory contains all data of the work then."""
+    """Wait for a value on the host; then return whether memory contains all data of the work."""
     actions.objects[timeline].wait(value)
     return is_written(name)
 
@@ -247,7 +248,7 @@ def export_on(name: str, stream: str) -> bytes:
 
 
 def await_ready_and_copy(name: str, stream: str, target: str) -> None:
-    """Let a stream wait until a mapping is ready, and then copy it."""
+    """Let a stream wait until a mapping is ready, and then copy the mapped memory."""
     queue: StreamOfTest = actions.objects[stream]
     actions.objects[name].wait(stream=queue)
     queue.copy(actions.objects[target], actions.objects[name], NBYTES)

@@ -34,7 +34,7 @@ class _Observer:
 
 
 def observe() -> None:
-    """Record the events of this process from now on."""
+    """Start to record the events of this process."""
     current().registry.register(_Observer(), name="events-of-the-kit")
 
 
@@ -126,7 +126,8 @@ def test_c13_each_handle_admits_whom_its_own_export_admits(
 
     for one, own, foreign in ((peer, mine, theirs), (peer2, theirs, mine)):
         one.call(actions.attach, "mapped", own)
-        # A process that holds the memory through one handle still needs admission for another one.
+        # A process that holds the memory through one handle still needs admission for another
+        # handle.
         with pytest.raises(crossmem.AccessDeniedError):
             one.call(actions.attach, "never", foreign)
         one.call(actions.unmap, "mapped")
@@ -143,7 +144,7 @@ def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
         peer.call(actions.attach, "never", blob)
 
     # The lease server replies first and then notifies observers, so the test waits.
-    assert settle(lambda: [] if exporter.call(denials) else ["nobody heard of it"]) == []
+    assert settle(lambda: [] if exporter.call(denials) else ["no denial was reported"]) == []
     (event,) = exporter.call(denials)
     handle = crossmem.ShareableHandle.from_bytes(blob)
     assert (event.backend, event.device) == (handle.backend, handle.device)
@@ -227,7 +228,7 @@ def test_c13_foreign_uids_are_declined(
 @pytest.mark.crossmem_requires("fork_safe")
 def test_c13_not_even_root_is_admitted_to_another_users_memory(fresh_peer: FreshPeer) -> None:
     with tempfile.TemporaryDirectory(prefix="crossmem-") as folder:
-        # Every user may traverse this folder. pytest's own folders are closed to other users.
+        # The exporter's user can reach this folder. pytest's own folders are closed to other users.
         os.chown(folder, _NOBODY, _NOBODY)
         exporter = fresh_peer(CROSSMEM_RUN_DIR=folder)
         exporter.call(actions.allocate, "warm", 1)

@@ -89,7 +89,7 @@ def test_c01_every_form_of_a_handle_works(allocate: Allocate, peer: Peer) -> Non
 
 
 def copy_between(target: str, source: str, **options: Any) -> None:
-    """Copy in a peer, from one named object to another."""
+    """In a peer, copy from one named object to another."""
     actions.objects[target].copy_from(actions.objects[source], **options)
 
 
@@ -133,7 +133,7 @@ def test_c01_importers_see_what_a_driver_filled(allocate: Allocate, peer: Peer) 
     allocation = allocate(len(data) + 2 * lead)
     block = record_of(allocation).memory.block
     with address_of(data) as (address, nbytes):
-        # A driver may write few bytes in another way than many bytes. Both are tested.
+        # A driver may use different methods for few and for many bytes. The test covers both.
         for start, end in ((lead, nbytes), (1, lead), (0, 1)):
             allocation.device.driver.fill(block, lead + start, address + start, end - start)
     allocation.device.synchronize()
@@ -172,7 +172,7 @@ def test_c02_nbytes_as_asked_and_capacity_rounded_up(
 
         assert allocation.read(1, offset=nbytes - 1) == b"z"
 
-        # The bytes up to the capacity exist, but the API refuses access to them.
+        # The bytes between the size and the capacity exist, but the API refuses access to them.
         with pytest.raises(crossmem.InvalidSizeError):
             peer.call(actions.write, "m", b"z", offset=nbytes)
         with pytest.raises(crossmem.InvalidSizeError):
@@ -185,7 +185,7 @@ def test_c02_more_than_four_gigabytes(
 ) -> None:
     nbytes = (4 << 30) + 4099
     if nbytes > capabilities.max_allocation_nbytes:
-        pytest.skip(f"the device gives at most {capabilities.max_allocation_nbytes} bytes at once")
+        pytest.skip(f"the device allocates at most {capabilities.max_allocation_nbytes} bytes")
     try:
         allocation = device.allocate(nbytes)
     except crossmem.OutOfMemoryError as error:

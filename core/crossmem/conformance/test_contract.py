@@ -35,7 +35,7 @@ def test_c22_groups_of_methods_are_whole(tracer: TracingDriver) -> None:
 
 def test_c22_a_broken_group_is_noticed(tracer: TracingDriver) -> None:
     class Half(TracingDriver):
-        """Has one method of a group and lacks another."""
+        """A driver that has one method of a group and lacks another method of the group."""
 
         reserve = len
         release = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C7 and C8: one vendor open for any number of imports, none for own memory."""
+"""Laws C7 and C8: imports share one open at the vendor; imports of own memory need no open."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,14 +17,14 @@ NBYTES = 5000
 
 
 class Calls:
-    """Counts the driver calls that a block of code causes in one process."""
+    """Counts the driver calls of one process between calls of :meth:`made`."""
 
     def __init__(self, read: Callable[[], dict[str, int]]) -> None:
         self._read = read
         self._before = read()
 
     def made(self) -> Counter[str]:
-        """Return the calls since the previous call of this method."""
+        """Return the calls since the previous call of this method, or since the start."""
         now = self._read()
         made = Counter(now)
         made.subtract(self._before)
@@ -33,7 +33,7 @@ class Calls:
 
 
 def calls_of(peer: Peer) -> Calls:
-    """Record the driver calls of a peer."""
+    """Return a counter of a peer's driver calls."""
     return Calls(lambda: peer.call(actions.calls))
 
 

@@ -170,7 +170,7 @@ def test_c12_a_killed_exporter_is_seen_to_be_dead(
         start = time.monotonic()
         if blocks.are_used():
             # An attach of a further block of an open pool checks at most every half second whether
-            # the owner lives.
+            # the owner lives. Without the sleep, the attach could still succeed.
             time.sleep(0.5)
         with pytest.raises(crossmem.OwnerGoneError, match=str(exporter.pid)):
             crossmem.attach(other)
@@ -211,8 +211,8 @@ def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
     exporter.call(sleeping_child, with_handlers=with_handlers)
     exporter.stop()
     waiting = peer.start(actions.attach, "never", unmet, timeout=2 * SOON_S)
-    # The attach gets time to begin its wait, because the end of a running wait is the harder case.
-    # The law holds without this time, too.
+    # The test gives the attach time to begin its wait, because the end of a running wait is the
+    # harder case. The law also holds if the exporter dies before the wait.
     settle(lambda: [] if waiting.is_done() else ["waiting"], within=0.1)
     assert not waiting.is_done()
 
@@ -265,15 +265,15 @@ def test_c12_no_file_of_a_killed_exporter_is_left(fresh_peer: FreshPeer) -> None
         files = [one.call(resources.named_files) for one in (exporter, importer)]
         return set.union(*files)
 
-    # Files that living processes also have belong to the backend, not to one exporter. They do not
-    # count.
+    # Files that other processes also have belong to the backend, not to one exporter. They are not
+    # counted.
     known = share(fresh_peer(), fresh_peer())
     exporter, importer = fresh_peer(), fresh_peer()
     named = share(exporter, importer) - known
     exporter.kill()
     importer.kill()
 
-    # A backend with named memory removes left files at its next use, in any process.
+    # A backend with named memory removes leftover files at its next use, in any process.
     user = fresh_peer()
     user.call(actions.allocate, "next", _NBYTES)
     user.call(actions.free, "next")

@@ -32,10 +32,10 @@ _TOO_LONG = "60"
 
 
 def report_at_exit() -> None:
-    """Print, after crossmem's part of the exit, the resources that this process still has.
+    """Let this process print, after crossmem's part of the exit, its remaining resources.
 
-    multiprocessing runs finalisers in the order of their priorities. crossmem's exit is a finaliser
-    with a higher priority than this report.
+    multiprocessing runs finalisers in descending order of their priorities. crossmem's exit is a
+    finaliser with a higher priority than this report.
     """
     current().registry.adapt(TracingDriver)
     # At its first use, a vendor's library opens the files of its devices, and keeps them open. The
@@ -63,7 +63,7 @@ def _report(device: crossmem.Device, before: list[str]) -> None:
 
 
 def report_waits_at_exit() -> None:
-    """Print, after crossmem's part of the exit, how often the exit has waited for work."""
+    """Let this process print, after crossmem's part of the exit, how often it waited for work."""
     current().registry.adapt(TracingDriver)
     tracer = actions.device().driver
     assert isinstance(tracer, TracingDriver)
@@ -203,7 +203,7 @@ def test_c20_it_waits_no_longer_than_the_leases_last(peer: Peer, fresh_peer: Fre
     blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
     peer.call(actions.attach, "mapped", blob)
     exporter.request_exit()
-    # The exporter refuses new leases, which shows that it is exiting.
+    # The refusal of a new lease shows that the exporter has begun its exit.
     settle(lambda: _still_grants(other))
     with pytest.raises(crossmem.OwnerGoneError, match="exiting"):
         crossmem.attach(other)
@@ -250,7 +250,7 @@ def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> 
 
 
 def time_exit() -> None:
-    """Print the time that crossmem takes at exit."""
+    """Let this process print the time that crossmem takes at exit, in seconds."""
     begun: list[float] = []
     util.Finalize(None, lambda: begun.append(time.monotonic()), exitpriority=-1)
     util.Finalize(None, lambda: _tell_time(begun[0]), exitpriority=-100)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adopted memory of another library keeps the laws of sharing."""
+"""The laws of sharing, for adopted memory of another library."""
 
 import pytest
 

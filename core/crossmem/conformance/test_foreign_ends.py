@@ -76,8 +76,8 @@ def test_c09_each_adoption_keeps_its_own_owner(stranger: MakeStranger, peer: Pee
     peer.call(actions.attach, "second", second.export().to_bytes())
     first.free()
     second.free()
-    # The importer keeps the vendor's memory open for the second adoption. The owner object of the
-    # first adoption must be released all the same.
+    # The importer keeps the memory open at the vendor for the second adoption. Nevertheless, the
+    # owner object of the first adoption must be released.
     peer.call(actions.unmap, "first")
 
     assert settle(lambda: let_go(kept[0])) == []
@@ -224,8 +224,8 @@ def test_c16_a_refused_close_is_tried_again(stranger: MakeStranger, fresh_peer: 
         importer.call(probes.fail_once, "close")
         with pytest.raises(crossmem.DriverError, match="EIO"):
             importer.call(actions.unmap, "m")
-        # Both adoptions share one import at the vendor, whose close was refused. This attach must
-        # repeat the close first.
+        # Both adoptions share one import at the vendor. The close of this import failed, so this
+        # attach must repeat the close first.
         importer.call(actions.attach, "other", other.export().to_bytes())
         importer.call(actions.unmap, "other")
         importer.call(actions.collect)
@@ -314,7 +314,7 @@ def test_c20_an_exit_leaves_the_memory_to_its_owner(fresh_peer: FreshPeer) -> No
 
 
 def _shut_down() -> tuple[dict[str, int], list[str], bytes]:
-    """Run an exit; return open objects, forbidden calls, and the contents of the memory."""
+    """Run crossmem's exit; return the open objects, forbidden calls, and the memory's contents."""
     stranger, tracer = actions.objects["memory"], actions.tracer()
     current().shut_down()
     data: bytes = stranger.read(4)

@@ -52,7 +52,7 @@ def test_c16_what_is_no_address(device: crossmem.Device, tracer: TracingDriver) 
 
 
 def refused(device: crossmem.Device, ptr: int, nbytes: int = 1) -> str:
-    """Return the reason why memory is refused. Check that the error and the report agree."""
+    """Return why an adoption is refused. Check that the error and ``how_can_share`` agree."""
     with pytest.raises(crossmem.UnsupportedError) as caught:
         device.adopt(ptr, nbytes, owner=device, neighbours="expose")
     (way,) = (
@@ -74,7 +74,7 @@ def test_c25_adopting_is_refused_where_the_backend_does_not_offer_it(
         pytest.skip("the device's capability foreign_memory is true")
     before = dict(tracer.calls)
     others = [device.for_mechanism(name).capabilities for name in capabilities.mechanisms]
-    # A report asks the driver once for each mechanism that has the capability.
+    # how_can_share() calls inspect() once for each mechanism that has the capability.
     asked = {"inspect": sum(one.foreign_memory for one in others)}
 
     assert "foreign_memory" in refused(device, 1 << 40)

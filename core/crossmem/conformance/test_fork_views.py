@@ -27,7 +27,7 @@ _AT_ONCE_S: Final = 8.0 * SLOWNESS
 
 
 def _set_up(blob: bytes) -> None:
-    """Make memory of this process. Map another process's memory by ``attach`` and by ``map``."""
+    """Allocate memory, and map another process's memory by ``attach`` and by ``map``."""
     actions.offer("allocation", _NBYTES, b"parent's")
     actions.attach("mapping", blob)
     actions.import_("imported", blob)
@@ -178,7 +178,8 @@ def _read_the_piece() -> bytes:
 def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(_NBYTES, b"exporter")
     peer.call(_set_up_views, allocation.export().to_bytes())
-    # A mapping of own memory can have the address of the view that stays.
+    # A mapping of own memory can have the address of the view that the child keeps. The end of this
+    # mapping in the child must not unmap the view.
     peer.call(_attach_own)
     before = peer.call(actions.calls)
 
@@ -198,7 +199,7 @@ def _attach_own() -> None:
 
 
 def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
-    """Drop inherited objects; return the bytes of a kept view, and descriptors of closed files."""
+    """Drop inherited objects; return a kept view's bytes, and which new descriptors were closed."""
     # These files get the numbers of descriptors that the child has inherited and closed. If an
     # object closed its descriptor again, it would close one of these files.
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
@@ -318,8 +319,8 @@ def _try_each() -> dict[str, str]:
 @pytest.mark.crossmem_core
 def test_c18_a_fork_after_exit_closes_no_descriptor(fresh_peer: FreshPeer) -> None:
     peer = fresh_peer(CROSSMEM_EXIT_WAIT="0")
-    # The peer exports to this process and imports from it, so it has a pidfd of this process in
-    # each role.
+    # The peer exports to this process and imports from it. So the peer has a pidfd of this process
+    # in each role.
     with actions.device().allocate(_NBYTES) as allocation:
         peer.call(actions.attach, "mapping", allocation.export().to_bytes())
         with crossmem.attach(peer.call(actions.offer, "allocation", _NBYTES)):
@@ -335,7 +336,7 @@ def _fork_after_exit() -> tuple[list[int], list[int]]:
     Returns
     -------
     tuple of list
-        The descriptor numbers, and those of them that are closed in the child.
+        The descriptor numbers, and the numbers among them that the child has closed.
     """
     before = _open_numbers()
     current().shut_down()

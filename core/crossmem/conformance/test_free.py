@@ -19,7 +19,7 @@ WAYS: tuple[Literal["defer", "raise", "wait"], ...] = ("defer", "raise", "wait")
 
 
 def reports(allocation_number: int) -> list[crossmem.ExportInfo]:
-    """Return this process's report about one of its allocations."""
+    """Return the entries of :func:`crossmem.exports` for one allocation."""
     return [one for one in crossmem.exports() if one.handle.allocation == allocation_number]
 
 
@@ -254,7 +254,7 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # This function makes no call of crossmem, because any call would free the memory itself.
+        # The peer makes no call of crossmem here, because any call would free the memory itself.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

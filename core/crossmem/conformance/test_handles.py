@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C3 to C5: handles repeat, have parts and are unique."""
+"""Laws C3 to C5: exports repeat their handles, and handles have parts and are unique."""
 
 import pickle
 

@@ -22,11 +22,11 @@ STRIDE: Final = 5
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""A call in these files counts as one step: outside of tests, a lock is C code."""
+"""A call in these files counts as one step: users run no tracer, and their locks are C code."""
 
 
 def counts(path: str) -> bool | None:
-    """Return True for a file of core, False if its calls are one step, None for other files."""
+    """Return True for a file of core, False if a call in it is one step, None for other files."""
     if path in _ONE_STEP:
         return False
     return True if path.startswith(f"{_CORE}/") and not path.startswith(_KIT) else None

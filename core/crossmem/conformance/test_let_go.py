@@ -37,18 +37,18 @@ def thread_count() -> int:
 
 
 def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]:
-    """Return the ``repr`` of an object that is not closed, else an empty list."""
+    """Return an empty list if an object is closed, else a list with its ``repr``."""
     return [] if one.closed else [repr(one)]
 
 
 def is_closed(name: str) -> bool:
-    """Return, in a peer, whether a named object is closed. Reading ``closed`` releases nothing."""
+    """Whether a named object of a peer is closed. A read of ``closed`` releases nothing."""
     closed: bool = actions.objects[name].closed
     return closed
 
 
 def held(tracer: TracingDriver, before: dict[str, int]) -> list[str]:
-    """Return the objects that the driver has open now and had not open ``before``."""
+    """Return the differences between the driver's open objects now and ``before``."""
     live = tracer.live
     return [f"{live[name] - before[name]} {name}" for name in live if live[name] != before[name]]
 
@@ -64,7 +64,7 @@ def test_c29_a_mapping_is_closed_at_the_vendor_when_its_owner_dies(
     assert mapping.owner_alive
     exporter.kill()
 
-    # The watcher alone must release the memory: until then, the test makes no call of crossmem.
+    # The watcher alone must release the memory, so the test makes no call of crossmem meanwhile.
     assert settle(lambda: held(tracer, before)) == []
     assert mapping.closed
     for use in (mapping.read, lambda: mapping.ptr, lambda: mapping.owner_alive):
@@ -168,7 +168,7 @@ def test_c29_a_dropped_mapping_is_let_go_too(fresh_peer: FreshPeer, tracer: Trac
     assert settle(lambda: held(tracer, before)) == []
 
 
-@pytest.mark.crossmem_not_of_blocks("address ranges show whole allocations")
+@pytest.mark.crossmem_not_of_blocks("address ranges map only whole allocations")
 @pytest.mark.crossmem_requires("address_ranges")
 def test_c29_pieces_of_address_ranges_are_unmapped(
     device: crossmem.Device, fresh_peer: FreshPeer, tracer: TracingDriver
@@ -271,7 +271,7 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 
 def report_threads_at_exit() -> int:
-    """Print the number of threads after crossmem's exit; return the number of the vendor's."""
+    """Let this process print its thread count after the exit; return the vendor's thread count."""
     # current() registers crossmem's own exit. The report has a lower priority and runs later.
     current()
 

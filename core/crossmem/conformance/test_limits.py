@@ -55,7 +55,7 @@ def test_c16_more_than_the_device_can_ever_give(
 
 
 def fill(device: crossmem.Device) -> tuple[list[crossmem.Allocation], crossmem.OutOfMemoryError]:
-    """Allocate until the largest request fails; return the allocations and the error."""
+    """Make allocations of the largest size until one fails; return them and the error."""
     held: list[crossmem.Allocation] = []
     nbytes = device.capabilities.max_allocation_nbytes
     for _ in range(1000):
@@ -63,7 +63,7 @@ def fill(device: crossmem.Device) -> tuple[list[crossmem.Allocation], crossmem.O
             held.append(device.allocate(nbytes))
         except crossmem.OutOfMemoryError as error:
             return held, error
-    raise AssertionError(f"{device} gave a thousand times {nbytes} bytes")
+    raise AssertionError(f"{device} allocated {nbytes} bytes a thousand times")
 
 
 @pytest.mark.crossmem_core
@@ -131,7 +131,7 @@ def test_c16_a_failed_call_of_the_exporter_leaves_nothing(
 
     assert left == NOTHING | {"blocks": int(method == "export")}
 
-    # The failed call succeeds when repeated.
+    # The next call of the method succeeds.
     blob = owner.call(actions.offer, "b", NBYTES, b"next")
     peer.call(actions.attach, "m", blob)
 
@@ -162,7 +162,7 @@ def test_c16_a_failed_call_of_the_importer_leaves_nothing(
         importer.call(actions.attach, "m", blob)
 
     assert importer.call(actions.state)["live"] == NOTHING
-    # Other threads close the exporter's descriptors, so the test waits.
+    # Other threads of the importer close these descriptors, so the test waits.
     assert settle(lambda: new_descriptors(importer, before)) == []
     assert settle(lambda: held_but(0)) == []
 
@@ -197,7 +197,7 @@ def test_c16_a_failure_in_a_batch_leaves_nothing(
 
 
 def held_but(count: int) -> list[str]:
-    """Return a fault if this process has not granted exactly ``count`` leases."""
+    """Return a complaint unless exactly ``count`` leases on this process's exports exist."""
     given = sum(len(one.leases) for one in crossmem.exports())
     return [] if given == count else [f"{given} leases"]
 

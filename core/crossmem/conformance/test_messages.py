@@ -16,7 +16,7 @@ NBYTES = 5000
 
 
 def holders_of(blob: bytes) -> list[tuple[int, bool]]:
-    """Return the holders of an export of this process, and whether each is a message."""
+    """Return each lease on this process's export: its pid, and whether a message has the lease."""
     return [
         (lease.pid, lease.in_message)
         for info in crossmem.exports()
@@ -123,7 +123,7 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
     sender.call(actions.free, "sent")
     sender.request_exit()
     if blocks.are_used():
-        # A trial attach would open the pool. So the test waits, long enough for the sender to begin
+        # A trial attach would open the pool. So the test waits long enough for the sender to begin
         # its exit.
         time.sleep(1.0)
     else:
@@ -141,7 +141,7 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
 
 
 def not_refused(peer: Peer, blob: bytes) -> list[str]:
-    """Try to attach. Return the result, or an empty list if the exporter refuses as it exits.
+    """Try to attach. Return the result, or an empty list if the exporter refuses because it exits.
 
     The exporter begins to refuse a moment after the request to exit.
     """

@@ -135,14 +135,14 @@ def test_c22_exit_is_lawful_too(fresh_peer: FreshPeer) -> None:
 def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
     violations = actions.vendor_violations()
     if violations is None:
-        pytest.skip("only a strict emulation records the vendor's broken rules")
+        pytest.skip("only a strict emulation records breaches of the vendor's rules")
 
     # Each test checks its own calls. This test checks the whole run so far, in every process.
     assert violations[kit.violations_before :] == []
 
 
 def report_at_exit() -> None:
-    """Print the broken rules and the remaining resources after crossmem's exit."""
+    """Let this process print the forbidden calls and its remaining resources after the exit."""
     import atexit  # noqa: PLC0415
 
     from crossmem.sharing.base.process import current  # noqa: PLC0415

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws P1 and P2, which pools keep in addition to the laws of allocations."""
+"""Laws P1 and P2: held blocks are not given out again, and old handles stay stale."""
 
 import random
 import time
@@ -24,7 +24,7 @@ from crossmem.conformance.pools_of_tests import (
     take_all,
 )
 
-# P1: not given out again while it is held -------------------------------------------------
+# P1: a held block is not given out again --------------------------------------------------
 
 
 @pytest.mark.crossmem_core

@@ -198,8 +198,8 @@ def test_q06_a_buffer_is_free_after_its_last_consumer(
         one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     for number in range(4):
         queues.put(queue, [number], timeout=0)
-        # The consumers change their order in each round, so that each of them is sometimes the
-        # last.
+        # The consumers change their order in each round, so that each consumer is the last one
+        # in some rounds.
         for one in (peer, peer2) if number % 2 else (peer2, peer):
             with pytest.raises(crossmem.QueueFullError):
                 queue.allocate()
@@ -258,8 +258,8 @@ def test_q06_a_consumer_gets_what_is_put_after_it_came(
     peer2.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(4, 6))
     assert numbers_of(peer.call(queues.get_each, "queue", 4)) == [2, 3, 4, 5]
-    # The second consumer has two unread items. It has opened the queue after the two earlier items,
-    # so the buffers of those are free.
+    # The second consumer has two unread items. It opened the queue after the earlier items were
+    # put, so the buffers of the earlier items are free.
     assert queues.count_free(queue) == 2
     queue.finish()
 

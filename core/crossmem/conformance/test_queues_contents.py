@@ -121,7 +121,7 @@ def _free(queue: crossmem.Queue, count: int) -> list[str]:
 
 
 def _get_mine(name: str, count: int) -> list[int]:
-    """Return the numbers of the next items that are no rubbish."""
+    """Return the numbers of the next ``count`` valid items. Skip rubbish."""
     found: list[int] = []
     while len(found) < count:
         with actions.objects[name].get(timeout=SOON_S) as buffer:

@@ -341,7 +341,7 @@ def test_q12_a_role_can_be_revoked(
     for use in _GETS[:3] if role == "consume" else _PUTS:
         with pytest.raises(crossmem.AccessDeniedError):
             revoked.call(_use, "queue", use)
-    # The owner treats the items of the revoked process as after a death of that process.
+    # The owner treats the items of the revoked process as if that process had died.
     wanted = [Item(0, 0, 2), Item(0, 1, 1)] if role == "consume" else [Item(0, 0, 1)]
     assert sorted(peer.call(queues.get_each, "queue", len(wanted), timeout=SOON_S)) == wanted
     queues.put(queue, [5])

@@ -23,7 +23,7 @@ def _free(queue: crossmem.Queue, count: int) -> list[str]:
 
 
 def _end(peer: Peer, end: str) -> None:
-    """Let a peer die, or close its queue."""
+    """Kill a peer, or let it close its queue."""
     if end == "dies":
         peer.kill()
     else:
@@ -165,7 +165,7 @@ def test_q08_what_a_dead_producer_has_put_stays_readable(
     victim.call(queues.allocate, "queue", "never put")
     assert peer.call(queues.take, "queue", "buffer").number == 0
     victim.kill()
-    # All announced producers have opened the queue and ended, so the queue ends.
+    # All declared producers have opened the queue and ended, so the queue ends.
     answer = peer.start(queues.get_rest, "queue", within=2 * SOON_S)
 
     assert numbers_of(answer.result()) == [1, 2, 3, 4]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laws that vendors' queues keep like all other queues, and the calls that they refuse."""
+"""Vendors' queues keep the laws of all queues, and refuse the calls that they do not support."""
 
 import asyncio
 import os
@@ -115,7 +115,8 @@ def test_q03_a_queue_that_raises_does_not_wait(make_queue: MakeQueue, peer: Peer
 
 @pytest.mark.crossmem_core
 def test_q09_after_the_owners_death_nothing_waits(peer: Peer, fresh_peer: FreshPeer) -> None:
-    # A vendor's queue stays after its owner's death, with the buffers in it.
+    # The vendor keeps the queue and its buffers after the owner's death. So crossmem itself must
+    # end the waits.
     owner, producer = fresh_peer(), fresh_peer()
     handles = owner.call(queues.make, "queue", 1)
     producer.call(queues.open_, "queue", handles["produce"])
@@ -281,7 +282,7 @@ def test_c25_what_a_vendors_queue_lacks_is_refused(
         assert "vendor_queues" in str(caught.value)
         assert caught.value.hint
 
-    # Nothing was put, and nothing else has changed.
+    # The refused calls have put nothing.
     with pytest.raises(crossmem.QueueEmptyError):
         queues.get(queue, timeout=0)
 

@@ -45,7 +45,7 @@ def test_q10_no_wake_up_is_lost(
 
 
 def _ask(there: str, back: str, count: int) -> None:
-    """Put items and await each answer, sometimes after both sides have fallen asleep."""
+    """Put items and await each answer. Random pauses can let the other process fall asleep."""
     chosen = random.Random(10)
     for number in range(count):
         queues.put(there, [number])
@@ -106,8 +106,8 @@ def test_q10_a_consumer_in_its_sleep_is_woken(
         victim.call(queues.take, "queue", "buffer")
     sleeper.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     if event == "hand out":
-        # The consumer has room for the first item. The owner hands out each other item after a
-        # release.
+        # With prefetch=1, the consumer has room for one item. The owner hands out each later item
+        # after a release.
         queues.put(queue, range(16))
         answer = sleeper.start(queues.get_each, "queue", 16)
         assert numbers_of(answer.result(SOON_S)) == list(range(16))

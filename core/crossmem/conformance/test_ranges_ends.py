@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C17 to C23: the ends of address ranges and their pieces, and their protection."""
+"""Laws C17 to C23 for address ranges and pieces: close, fork, threads, exit, read-only access."""
 
 import pickle
 import random
@@ -18,7 +18,7 @@ from crossmem.conformance.test_closed import BYTES, Use, dropped, refuses
 from crossmem.conformance.test_exit import NOTHING, last_words, report_at_exit
 from crossmem.driver import TracingDriver
 
-pytestmark = pytest.mark.crossmem_not_of_blocks("address ranges show whole allocations")
+pytestmark = pytest.mark.crossmem_not_of_blocks("address ranges map only whole allocations")
 
 NBYTES = 5000
 
@@ -74,7 +74,7 @@ def test_c17_an_unmapped_piece_and_a_released_range(allocate: Allocate, peer: Pe
 
 
 def refuse_when_closed() -> None:
-    """Check, in a peer, that piece and range refuse their operations."""
+    """Check, in a peer, that the closed piece and the closed range refuse their operations."""
     refuses(BYTES, actions.objects["p"])
     refuses(RANGE, actions.objects["r"])
 
@@ -133,8 +133,8 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
     assert tracer.live == before
 
-    # The garbage collector may finalise these objects in any order. The piece's record keeps the
-    # range and the allocation alive, so their resources are released after the piece is unmapped.
+    # The garbage collector may finalise the objects of a cycle in any order. The piece's record
+    # keeps the range and the allocation alive, so they are released after the piece is unmapped.
     with pytest.warns(ResourceWarning, match="dropped without unmap"):
         dropped(lambda: circle(imports.device))
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
@@ -182,7 +182,7 @@ def test_c17_what_a_vendor_refuses_to_take_back_it_is_given_later(
 
     assert peer.call(actions.attribute, "p", "closed")
 
-    # After the failed unmap, these calls first unmap the piece and then free its memory.
+    # If unmap_at has failed, these calls repeat it before they release the memory and the range.
     peer.call(actions.free if is_own else actions.close, memory)
     peer.call(actions.call, "r", "release")
     peer.call(actions.collect)
@@ -235,7 +235,7 @@ def test_c18_a_child_keeps_no_memory_of_its_parents_ranges(
     peer = fresh_peer(tracing=False)
     peer.call(set_up)
 
-    # Memory that the CPU can view stays mapped in the child, so only descriptors count then.
+    # Host-visible memory stays mapped in the child, so the test counts only its descriptors.
     is_open = capabilities.host_visible
     assert peer.call(in_child, resources.shared_nbytes, only_open=is_open) == 0
 

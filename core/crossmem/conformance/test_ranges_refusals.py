@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The refusals of address ranges, before any driver call and without a side effect."""
+"""Address ranges refuse wrong requests before any driver call and without a side effect."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from crossmem.conformance.harness import Allocate, FreshPeer, Imports, capacity_
 from crossmem.conformance.peers import Peer
 from crossmem.driver import TracingDriver
 
-pytestmark = pytest.mark.crossmem_not_of_blocks("address ranges show whole allocations")
+pytestmark = pytest.mark.crossmem_not_of_blocks("address ranges map only whole allocations")
 
 NBYTES = 5000
 

@@ -42,12 +42,12 @@ def refuses_to_write(peer: Peer, name: str) -> None:
 
 
 def host_visible() -> bool:
-    """Return, in a peer, whether the device's memory can be viewed."""
+    """Return, in a peer, whether the CPU can address the device's memory."""
     return actions.device().capabilities.host_visible
 
 
 def dies_of_writing(peer: Peer, name: str, offset: int) -> None:
-    """Check that a write without crossmem kills the peer."""
+    """Check that a write through the address, without crossmem's methods, kills the peer."""
     pointer = peer.call(actions.attribute, name, "ptr")
     with pytest.raises(PeerDiedError) as caught:
         peer.call(actions.poke, pointer + offset, 7)
@@ -179,7 +179,7 @@ def test_c23_advisory_is_kept_by_the_api(allocate: Allocate, peer: Peer) -> None
 
     assert peer.call(actions.read, "m", 5) == b"first"
 
-    # Advisory access binds only that one import. Another import of the same process may write.
+    # Advisory access restricts one import only. Another import of the same process may write.
     peer.call(actions.attach, "rw", blob)
     peer.call(actions.write, "rw", b"other")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law C6: freed memory is never found again."""
+"""Law C6: a handle of freed memory opens no memory."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_c06_a_first_import_of_freed_memory(device: crossmem.Device, peer: Peer)
         with pytest.raises(crossmem.StaleHandleError):
             peer.call(actions.attach, "m", blob)
 
-    # With blocks, the refused peer may have opened the whole pool, which is allowed.
+    # If the tests use blocks, the refused peer may open the whole pool.
     assert blocks.are_used() or peer.call(actions.calls) == before
 
 

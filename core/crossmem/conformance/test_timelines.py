@@ -36,7 +36,7 @@ def test_l01_a_reader_sees_what_was_written_before_a_signal(
 
 
 def _read_after_each(timeline: str, memory: str, count: int) -> list[str]:
-    """Wait for each value. Complain if the timeline or the memory still has an older value."""
+    """Wait for each value; return a line for each older value in the timeline or the memory."""
     wrong = []
     for value in range(1, count + 1):
         reached = actions.objects[timeline].wait(value)
@@ -63,7 +63,7 @@ def test_l01_a_stream_that_waits_sees_the_work_before_the_signal(
     answer = peer.start(streams.wait_and_copy, "timeline", 1, "stream", "work", "copy")
     if first == "waits":
         if level == "word":
-            # The stream waits, and not the host.
+            # At this level only the stream waits, so the call returns before the signal.
             settle(lambda: [] if answer.is_done() else ["the peer waits"])
         timeline.signal(1, stream=actions.objects["stream"])
     answer.result()
@@ -222,7 +222,7 @@ def test_l01_a_value_that_was_issued_is_not_issued_again(
 
 
 def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossmem.Timeline:
-    """Let a peer have the timeline, the memory of some work, memory for a copy, and a stream."""
+    """Give a peer the timeline, memory for work, memory for a copy, and a stream."""
     actions.objects["stream"] = stream
     peer.call(streams.open_, "timeline", timeline.export().to_bytes())
     peer.call(actions.attach, "work", streams.make_work("work"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laws of the contract that timelines keep."""
+"""Laws C3 to C26 for timelines, and law L1 for acknowledgements."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def test_c06_a_closed_timeline_is_stale(
 
     with pytest.raises(crossmem.StaleHandleError):
         peer.call(streams.open_, "never", blob)
-    # No later timeline gets the words of the closed one.
+    # No later timeline gets the handle of the closed timeline.
     for _ in range(3):
         assert make_timeline(level).export().to_bytes() != blob
     with pytest.raises(crossmem.StaleHandleError):
@@ -256,8 +256,8 @@ def test_l01_acknowledgements_on_streams_in_turn_never_shrink(
         reader.call(streams.synchronize, name)
 
     assert timeline.wait_for_readers(3, timeout=SOON_S) == 1
-    # An acknowledgement of a smaller value has no effect. The last acknowledgement is of the host,
-    # and takes effect after the acknowledgement of the stream.
+    # An acknowledgement of a smaller value has no effect. The host makes the last acknowledgement,
+    # which takes effect after the acknowledgement on the stream.
     reader.call(actions.call, "timeline", "done", 2)
     reader.call(streams.acknowledge, "timeline", 4, "free")
     reader.call(actions.call, other, "done", 5)

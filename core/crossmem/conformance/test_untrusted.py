@@ -58,7 +58,7 @@ def _sealed(blob: bytes) -> bytes:
 
 
 def _forged(blob: bytes, **changes: Any) -> bytes:
-    """Return a handle with other fields, as an attacker who knows the format would forge it."""
+    """Return a handle with changed fields, like a forgery by an attacker who knows the format."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     names = (
         *("backend", "mechanism", "device", "allocation", "export", "secret", "owner"),
@@ -239,7 +239,7 @@ def test_c14_a_handle_that_nobody_exported_reaches_no_driver(
     before = _reached(tracer)
     mine = actions.device()
     if mine.capabilities.raw_handles:
-        # Only the driver can check a raw handle, and the program that uses it takes the risk. So
+        # Only the driver can check a raw handle, so a raw handle would reach the driver. Therefore
         # this handle is not raw.
         handle = crossmem.ShareableHandle.from_bytes(_forged(handle.to_bytes(), raw=None))
     plausible = {

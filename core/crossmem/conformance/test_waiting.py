@@ -33,7 +33,7 @@ def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: Fr
                 attempt()
             assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
-        # Memory that is open already needs no reply of the exporter. A stopped exporter is not
+        # A further import of open memory needs no reply of the exporter. A stopped exporter is not
         # dead.
         assert mapping.owner_alive
         assert mapping.read(4) == b"data"

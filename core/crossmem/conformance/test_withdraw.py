@@ -34,7 +34,7 @@ def refuses(peer: Peer, blob: bytes) -> None:
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         peer.call(actions.attach_many, ["never"], [blob])
 
-    # With blocks, the refused peer may have opened the whole pool, which is allowed.
+    # If the tests use blocks, the refused peer may open the whole pool.
     assert blocks.are_used() or peer.call(actions.calls) == before
 
 
@@ -178,8 +178,8 @@ def test_c28_messages_under_way_keep_it(allocate: Allocate, peer: Peer, peer2: P
     refuses(peer2, blob)
     peer2.call(actions.attach_reserved, ["received"], message)
     assert peer2.call(actions.read, "received", 7) == b"message"
-    # The first receipt of the message has ended its reservation. A second receipt is refused, as
-    # any import by a withdrawn handle.
+    # The first receipt of the message has ended its reservation. A second receipt is refused like
+    # any other import by a withdrawn handle.
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         actions.attach_reserved(["late"], message)
     peer2.call(actions.unmap, "received")

@@ -25,8 +25,8 @@ from crossmem.models import EventKind
 __all__ = ["Admission", "Admitted"]
 
 _MAX_ROWS: Final = 8
-"""The most rows of one process. A process needs a row for each control segment, and new rows for
-each program that it runs by exec."""
+"""Maximum number of rows of one process. A process needs a row for each control segment, and new
+rows after each exec."""
 
 _MAX_TEXT: Final = 300
 """Maximum length of an error text in a reply."""
@@ -68,7 +68,7 @@ class Admission:
         wanted: Wanted,
         pinned: list[Unit],
     ) -> Admitted | Refusal:
-        """Grant an export to a peer that may have it.
+        """Grant an export to a peer, or return the refusal.
 
         If the vendor has a whitelist, the peer is added to it first.
 
@@ -83,8 +83,8 @@ class Admission:
         wanted
             The requested export.
         pinned
-            Receives the memory's unit, which is pinned: the memory is not freed until the registry
-            unpins it.
+            Receives the memory's unit, which this method pins. The memory is not freed until the
+            registry unpins the unit.
         """
         lock = self.registry.lock
         with lock:
@@ -213,13 +213,13 @@ class Admission:
         key = request.session, which
         row = holder.rows.get(key)
         # The importer may have sent a request before it read the reply with the row. Such a request
-        # does not name the row. It has a smaller number than the request of that reply, because
-        # numbers grow over all connections of a program.
+        # does not name the row. The number of the request is smaller than the number of that reply,
+        # because numbers grow over all connections of a program.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # Even a later request does not name the row. So the reply with the row was lost, and
-            # the row holds nothing.
+            # This later request does not name the row. So the reply with the row was lost, and the
+            # row holds nothing.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())

@@ -36,8 +36,8 @@ def answer(
     Returns
     -------
     list
-        The former holders of the reservations that the peer has taken over, because it received
-        their messages.
+        The former holders of the reservations that the peer has taken over. A reservation passes to
+        the process that receives its message.
     """
     registry = admission.registry
     records: list[bytes] = []
@@ -56,7 +56,7 @@ def answer(
             records.append(pack_refusals(admitted, len(request.wanted) - index))
             break
         export, row = admitted.export, admitted.row
-        # A reservation does not open the memory, so its reply carries no descriptors and payloads.
+        # A reservation does not open the memory, so its reply has neither descriptors nor payloads.
         exported = _NOTHING if kind is MessageType.RESERVE else export.exported
         if kind is MessageType.IMPORT and wanted.reservation:
             sender = registry.receive(wanted.reservation, export, holder)

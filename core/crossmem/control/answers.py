@@ -68,7 +68,7 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Leased:
-    """A granted lease. Its receiver closes the descriptors of the export and the row."""
+    """A granted lease. The caller closes the descriptors of the export and of the row."""
 
     slot: int
     generation: int
@@ -84,7 +84,8 @@ class Leased:
 
     def close_descriptors(self) -> None:
         """Close the descriptors that no import owns. An interrupted call can be repeated."""
-        # Neither statement is a call, so no signal handler runs in between: no descriptor is lost.
+        # The next two statements make no call. So no signal handler runs between them and loses the
+        # descriptors.
         self.row += self.exported.descriptors
         self.exported.descriptors = ()
         close_aside(self.row)
@@ -108,7 +109,7 @@ class LateReplies:
         self._pages.pop(number, None)
 
     def take_page(self, message: bytes) -> tuple[int, bool]:
-        """Count a message; return the number of its request, and whether it ends the reply.
+        """Count a message; return its request's number, and whether the message ends the reply.
 
         Raises
         ------
@@ -161,7 +162,7 @@ def receive_reply(
     number, asked
         Number of the request, and the number of exports in it.
     expected
-        The replies that may arrive before this one.
+        The expected replies: this reply, and late replies that may arrive before it.
     descriptors
         Receives the descriptors of the reply.
     deadline
@@ -186,8 +187,8 @@ def receive_reply(
             which, is_last_page = expected.take_page(message)
             if which == number:
                 is_last = is_last_page
-                # Neither statement is a call, so no signal handler runs in between: each descriptor
-                # is in one of the two lists.
+                # The next two statements make no call, so no signal handler runs between them. Each
+                # descriptor is in a list that is closed after an error.
                 descriptors += received
                 received = []
                 body += message[HEADER.size :]
@@ -227,7 +228,7 @@ def read_reply(
     answers: list[Leased | Refusal] = []
     at = 0
     for handle, one in zip(handles, unpack_replies(reply, len(handles)), strict=True):
-        # Only the check of a long reply takes so much time that the deadline may pass.
+        # The check of a long reply takes time, so the deadline may pass after the first record.
         if answers and not deadline.remaining_s:
             raise deadline.passed(owner)
         if isinstance(one, Refusal):

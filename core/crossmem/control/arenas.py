@@ -102,7 +102,7 @@ class Arena:
             self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
             self.which = slot.number // SLOTS
             """Number of the control segment."""
-            # The last statement: from here on, the pool can be closed.
+            # This statement comes last: when the table contains the pool, the pool can be closed.
             registry.pools.arenas[export.handle.allocation] = self
 
     @property
@@ -113,7 +113,7 @@ class Arena:
     # The life of a block ----------------------------------------------------------------------
 
     def refill(self) -> bool:
-        """Add blocks that were never allocated to the free list; False if no such block is left."""
+        """Move never-allocated blocks to the free list; return False if no such block is left."""
         first = self.fresh
         last = min(self.blocks, first + _FRESH)
         with self.registry.lock:
@@ -190,7 +190,7 @@ class Arena:
             busy = self._busy(looked_at) | running
             idle, still = looked_at, {}
             if busy:
-                # The set may also contain live blocks, which messages reserve.
+                # ``busy`` may also contain live blocks, which messages reserve.
                 idle = tuple([one for one in looked_at if one not in busy])
                 still = dict.fromkeys([one for one in looked_at if one in busy])
             if self.streamed:
@@ -201,9 +201,9 @@ class Arena:
                 # This processor reorders stores: an importer's last store to the block may become
                 # visible after the 0 that ended the hold.
                 words.barrier()
-            # No thread and no signal handler runs between these statements.
+            # No other thread and no signal handler runs between the following statements.
             if number != self._reclaims:
-                # Another thread or a signal handler has moved blocks since.
+                # Another thread or a signal handler has moved blocks during this call.
                 return None
             self._reclaims = number + 1
             del self.freed[first]
@@ -271,7 +271,7 @@ class Arena:
         """Wait until a block is freed or a hold on a freed block ends.
 
         A holder of a freed block sends a message when it releases the block. A stream sends no
-        message, so the method returns soon if a block waits for a stream.
+        message, so the method returns after at most 1 ms if a block waits for a stream.
         """
         waiter = object()
         try:
@@ -281,7 +281,7 @@ class Arena:
                     at = self.at + index
                     words.store(self.words, at, words.load(self.words, at) + 2)
                 # An importer that ended its hold before it saw the generation sends no message.
-                # After the barrier, the next read sees its 0.
+                # After the barrier, the next read of the row sees the 0.
                 words.barrier()
             limit_s = min(timeout_s, _LOOK_S) if self.streamed else timeout_s
             self.registry.wait(self._is_something_idle, limit_s)
@@ -304,7 +304,7 @@ class Arena:
             self.registry.hint(())
 
     def holders(self, indices: Iterable[int] | None = None) -> dict[Holder, int]:
-        """Return the number of blocks that each process holds, of all or of the given blocks."""
+        """Return how many of the given blocks each process holds; None: how many of all blocks."""
         found: dict[Holder, int] = {}
         with self.registry.lock:
             rows = [(row.holder, one) for row, one in self.export.rows.items()]
@@ -364,8 +364,8 @@ class Arena:
         self.registry.exports.add(export)
         self.reserved[index] = unit
         # This load comes after the unit is added. A thread that frees the block stores the
-        # generation and then reads the dict. So at least one of the two threads sees the other's
-        # store.
+        # generation and then reads ``reserved``. So at least one of the two threads sees the other
+        # thread's store.
         unit.is_retired = words.load(self.words, at) != generation
         return None
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory barrier of ``membarrier(2)``: if one process calls it, the others need no fences.
+"""The memory barrier of ``membarrier(2)``, which runs a fence in every registered process.
 
 A process that has registered takes part in the barriers of all other processes. The registration
-takes 10 ms if a second thread runs, so crossmem registers when it is imported. A forked child is
-registered, too; exec ends the registration.
+takes 10 ms if a second thread runs, so crossmem registers early, when it is imported. A forked
+child is registered, too; exec ends the registration.
 """
 
 import ctypes
@@ -72,4 +72,4 @@ WHY_NOT: Final = _register(os.environ)
 """The reason why this process is not registered; empty if it is registered."""
 
 IS_REGISTERED: Final = not WHY_NOT
-"""Whether this process is registered. Only then may it call the barrier."""
+"""Whether this process is registered. Only a registered process may call the barrier."""

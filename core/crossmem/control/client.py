@@ -124,7 +124,7 @@ class OwnerConnection:
         Parameters
         ----------
         handles
-            The handles to import; all of one backend.
+            The handles of the requested exports; all of one backend.
         reservations
             The number that came with each handle in a message, else 0. For a RESERVE: new numbers.
         reported
@@ -158,7 +158,7 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # A later request may reach another program with other rows.
+                            # Later, the owner may run another program, with other rows.
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
                         # A call gets all of its exports or none, so it requests no more.
@@ -202,7 +202,7 @@ class OwnerConnection:
             self.send_hint(leased.slot)
 
     def send_hint(self, slot: int) -> None:
-        """Tell a waiting exporter, without a wait, that a hold has ended."""
+        """Tell a waiting exporter that a hold has ended, without blocking."""
         # A hint that cannot be sent now is dropped: the exporter soon reads the row.
         if (link := self._link) is not None:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's end of one importer's connection. It receives bytes, and sends descriptors, too."""
+"""The server's end of an importer's connection: receives bytes, sends bytes and descriptors."""
 
 import array
 import errno
@@ -88,12 +88,12 @@ class ServerConnection:
         self._outbox.append((pack_hello(self.nonce, OWN_MODE), ()))
 
     def receive(self, at_most: int) -> Iterator[tuple[MessageType, int, bytes]]:
-        """Yield the complete messages among those that have arrived.
+        """Yield messages that have arrived, without waiting for more.
 
         Parameters
         ----------
         at_most
-            Number of messages to read. 1 saves the second read, which would find the socket empty.
+            Maximum number of messages. 1 saves a second read, which would find an empty socket.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class ServerConnection:
         """Queue a reply; its descriptors keep their order."""
         messages = pages(MessageType.REPLY, request, body)
         # Descriptors travel with the first messages. If they need more messages than the body does,
-        # empty messages before it carry them.
+        # empty messages precede the body.
         needed = -(-len(descriptors) // MAX_DESCRIPTORS)
         empty = HEADER.pack(MessageType.REPLY, 0, 0, request)
         messages[:0] = [empty] * (needed - len(messages))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors from peers: unexpected ones are refused, and only threads that may block close them.
+"""Descriptors from peers: their refusal, and their close on threads that may block.
 
 ``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
 of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies.
@@ -46,7 +46,7 @@ _NO_LINGER: Final = bytes(8)
 
 
 def refuse(connection: socket.socket) -> None:
-    """Have the kernel refuse descriptors from the peer, if it can.
+    """Have the kernel refuse descriptors from the peer, if the kernel supports that.
 
     The sender's call then fails. Connections inherit the option from their listening socket before
     they are accepted.
@@ -64,7 +64,7 @@ def refuses(connection: socket.socket) -> bool:
 
 
 def admit(connection: socket.socket) -> None:
-    """Let the peer send descriptors from now on."""
+    """Allow the peer to send descriptors again."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 1)
 
@@ -89,7 +89,7 @@ def close_each(descriptors: list[int], kept: int = 0) -> None:
 
 
 def close_aside(closing: list[int] | list[socket.socket]) -> None:
-    """Close descriptors that a peer may have made slow to close, on at most eight brief threads.
+    """Close descriptors that may be slow to close, on at most eight short-lived threads.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def _is_empty(connection: socket.socket) -> bool:
         # has no credentials, so it differs from an empty message.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         # If the peer closed with unread messages, the kernel reports ECONNRESET once. This call
-        # takes that error, so that the next one can read.
+        # consumes that error, so that recvmsg() can read.
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         message, ancillary, _flags, _address = connection.recvmsg(1, _CREDENTIALS, _PEEK)
         return not (message or ancillary)
@@ -136,8 +136,8 @@ def _is_empty(connection: socket.socket) -> bool:
 
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
-# The interpreter's end would close the sockets that still wait here in the main thread, which would
-# block. This extra reference keeps them open until the kernel closes them after the exit.
+# At its end, the interpreter would close the sockets of this queue in the main thread, which could
+# block. This extra reference keeps the sockets open until the kernel closes them after the exit.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_closing))
 _closers: set[object] = set()
 """One object for each running closer: a thread that closes descriptors."""

@@ -40,7 +40,7 @@ def dial(
     owner, this
         The exporting and the calling process.
     run_dir
-        The directory with the path of the owner's server.
+        The run directory, which contains the socket of the owner's server.
     opened
         Registers a socket, so that a forked child can close it.
     pidfd
@@ -57,8 +57,8 @@ def dial(
     EOFError
         The owner has closed the connection already.
     """
-    # A hostile owner may send descriptors that are slow to close on every new connection. The wait
-    # bounds their number.
+    # On every new connection, a hostile owner may send descriptors that are slow to close. This
+    # wait bounds the number of such descriptors.
     while is_behind(_MAX_CLOSING):
         if not deadline.remaining_s:
             raise deadline.passed(owner)

@@ -33,7 +33,7 @@ _SOCKETS: Final = Path("/proc/net/unix")
 
 
 def _name(owner: ProcessIdentity) -> str:
-    """Derive a server's name from its owner's identity. So a handle cannot name another server."""
+    """Return the name of the owner's server: a hash, so that no handle can name another server."""
     return hashlib.blake2b(owner.to_bytes(), digest_size=12).hexdigest()
 
 
@@ -91,8 +91,8 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
     Returns
     -------
     tuple
-        The listening sockets, and the path that the caller unlinks at the end. If another process
-        holds the abstract address, only the first socket is returned, and importers use the path.
+        The listening sockets, and the path that the caller unlinks when it closes the sockets. If
+        another process holds the abstract address, only the socket at the path is returned.
 
     Raises
     ------
@@ -141,8 +141,8 @@ def _listen_at_path(path: Path) -> socket.socket:
             continue
         except OSError as error:
             listener.close()
-            # On a read-only file system, the unlink fails too. The first error is the one to
-            # report.
+            # On a read-only file system, the unlink also fails. Its error must not replace the
+            # first error.
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             msg = (
@@ -199,7 +199,8 @@ def _is_dead(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The caller removes the path of a dead server, so an attempt to connect confirms the result.
+    # The caller removes the path of a dead server. So a socket of the server's type confirms the
+    # result.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

@@ -13,7 +13,8 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""The event kinds for an end by the holder's death: first of a lease, then of a reservation."""
+"""The event kinds for an end by the holder's death. The index, here and for ``ENDED``, says whether
+the lease is a reservation."""
 
 
 class EventQueue:

@@ -69,7 +69,7 @@ class ExportEnds:
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()
             # This step comes last: as long as the holder's set contains the export, the holder's
-            # death still removes its rows.
+            # death still removes the holder's rows from the export.
             for row in export.rows:
                 row.holder.exports.discard(export)
         if withdrawn is None:

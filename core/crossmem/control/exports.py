@@ -21,8 +21,8 @@ class ExportTable:
         that has an export now."""
         self._newest_allocation = 0
         self.is_exiting = False
-        """Whether this process is exiting: only receivers of messages can still lease, by
-        reservation."""
+        """Whether this process is exiting. Then only receivers of messages can lease, by their
+        reservations."""
 
     def add(self, export: Export) -> None:
         """Add an export."""
@@ -39,7 +39,7 @@ class ExportTable:
         return self._exports[allocation][export]
 
     def find(self, allocation: int, export: int) -> Export | None:
-        """Return the export with these numbers, None if there is none now."""
+        """Return the export with these numbers, None if it does not exist."""
         exports = self._exports.get(allocation)
         return None if exports is None else exports.get(export)
 
@@ -73,8 +73,8 @@ class ExportTable:
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
-                # A block is held by its slot, and enters this table only when a message reserves
-                # it. So a request for a block that is not in the table comes too late.
+                # Importers hold a block through its slot. The block enters this table only when a
+                # message reserves it. So a request for a block outside the table comes too late.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")

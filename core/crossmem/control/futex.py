@@ -36,8 +36,8 @@ def sleep(address: int, expected: int, timeout_s: float) -> None:
     Parameters
     ----------
     address
-        Address of the word. The kernel compares its lower half, because the supported processors
-        are little-endian.
+        Address of the word. The kernel compares 4 bytes at this address. They are the lower half of
+        the word, because the supported processors are little-endian.
     expected
         The value of the word that the caller has read last.
     timeout_s

@@ -65,7 +65,7 @@ class HolderTable:
         return holder
 
     def _known(self, connection: ServerConnection, number: int = 0) -> Holder | None:
-        """Return a living process that is watched already.
+        """Return the process of a connection if it lives and is watched already, else None.
 
         A process that has changed its user counts as another process, which is admitted separately.
         """

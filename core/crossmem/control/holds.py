@@ -4,8 +4,8 @@
 To hold an export, the importer writes the generation into its row and then reads the generation in
 the exporter's control segment. If the exporter freed the memory at the same time, either the
 exporter sees the importer's word or the importer sees the new generation. To end a hold, the
-importer writes 0. If the generation has changed by then, the exporter waits for a message, and the
-importer sends one.
+importer writes 0. If the generation changed during the hold, the exporter waits for a message, and
+the importer sends it.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class HoldTable:
             raise
 
     def hold(self, slot: int, generation: int, holder: object) -> bool:
-        """Add a holder to a slot; return False if the slot has another generation by now.
+        """Add a holder to a slot; return False if the slot has another generation.
 
         :meth:`end` ends the hold, even if this method raises.
 

@@ -29,7 +29,7 @@ class InFlight:
     Parameters
     ----------
     own_uid
-        The user whose processes are not counted; None if there is none.
+        The user whose processes are not counted; None: the processes of all users are counted.
     """
 
     def __init__(self, own_uid: int | None) -> None:
@@ -38,11 +38,11 @@ class InFlight:
         """The user of a connection, and the number of descriptors sent over it, as long as some may
         be unread. The key is the connection."""
         self._closing: set[socket] = set()
-        """Connections that wait to be closed until the peer has read everything."""
+        """Connections to close when their peers have read everything."""
 
     @property
     def is_closing(self) -> bool:
-        """Whether a connection waits for its peer. Then :meth:`forget_read` must be called."""
+        """Whether a connection waits for its peer. :meth:`forget_read` closes it afterwards."""
         return bool(self._closing)
 
     def has_room(self, uid: int, count: int) -> bool:
@@ -69,7 +69,10 @@ class InFlight:
             close_connection(connection)
 
     def forget_read(self) -> None:
-        """Close each connection whose peer has read everything, or has closed the connection."""
+        """Stop counting connections whose peer has read everything.
+
+        If such a connection waits to be closed, the method closes it.
+        """
         for connection in [one for one in self._sent if _is_read(one)]:
             del self._sent[connection]
             if connection in self._closing:

@@ -96,7 +96,7 @@ class Lease(NamedTuple):
     since
         The time of the grant, in seconds since the epoch.
     in_message
-        Whether the lease is a message's reservation. No process has memory open by a reservation.
+        Whether the lease is a message's reservation. A reservation alone opens no memory.
     """
 
     number: int
@@ -120,7 +120,7 @@ class LeaseTable:
     def give(
         self, export: Export, holder: Holder, number: int = 0, *, in_message: bool = False
     ) -> Lease:
-        """Record a new lease, under a number that a message's sender chose or a new number."""
+        """Record and return a lease. Its number is ``number``, or a new number if that is 0."""
         number = number or new_number()
         unit = export.unit
         lease = Lease(number, unit, export.handle.export, holder, time.time(), in_message)

@@ -65,7 +65,7 @@ class Deadline:
 
 
 class Link:
-    """An open connection. Raises ``EOFError`` if the owner has closed it.
+    """An open connection. Its methods raise ``EOFError`` if the owner has closed it.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Link:
         close_connection(self._socket)
 
     def admit_descriptors(self) -> None:
-        """Let the owner send descriptors from now on."""
+        """Allow the owner to send descriptors."""
         admit(self._socket)
 
     def abandon(self) -> None:
@@ -121,7 +121,7 @@ class Link:
         return any(number == self._number for number, _events in self._readable.poll(0))
 
     def send_now(self, message: bytes) -> bool:
-        """Send a message if that is possible without waiting."""
+        """Send a message if that is possible without waiting; return whether it was sent."""
         try:
             self._socket.send(message)
         except BlockingIOError:
@@ -247,7 +247,7 @@ class Link:
                 f"the address of process {owner.pid} of user {owner.uid} is held by process {pid} "
                 f"of user {uid}"
             )
-            hint = "end that process, or set CROSSMEM_RUN_DIR to a directory that both share"
+            hint = "end that process, or share one CROSSMEM_RUN_DIR with the exporter"
             raise AccessDeniedError(msg, hint=hint)
         try:
             if self.pidfd is None:

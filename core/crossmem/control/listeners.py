@@ -20,8 +20,8 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""Other users cannot connect while more connections wait to be closed than the limit of
-descriptors, divided by this number."""
+"""Other users cannot connect while the number of delayed closes exceeds the limit of descriptors
+divided by this number."""
 
 
 class Listeners:
@@ -45,7 +45,7 @@ class Listeners:
         self._path: Path | None = None
 
     def open(self, run_dir: Path, identity: ProcessIdentity) -> None:
-        """Listen at the addresses of a process. If this raises, the caller closes open sockets.
+        """Listen at the addresses of a process. If this raises, the caller calls :meth:`close`.
 
         Raises
         ------
@@ -95,8 +95,8 @@ class Listeners:
         while self._sockets:
             close_connection(self._sockets.pop())
         if self._path is not None:
-            # The run directory may be read-only by now. Then the path stays until a server starts
-            # there and can remove it.
+            # If the run directory has become read-only, the path stays until a later server can
+            # remove it.
             with suppress(OSError):
                 self._path.unlink()
 

@@ -51,7 +51,7 @@ class EventLoop:
             self._sockets[1].recv(1)
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        """Return the descriptors that are ready."""
+        """Return the ready descriptors, after at most ``timeout_s`` seconds; None: no limit."""
         events = self.epoll.poll(timeout_s)
         self.hung_up = {descriptor for descriptor, mask in events if mask & select.EPOLLHUP}
         return [descriptor for descriptor, _mask in events]

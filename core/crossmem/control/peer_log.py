@@ -10,8 +10,8 @@ __all__ = ["PeerLog"]
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
-"""The most lines in a second about all peers. A limit for each peer is not enough, because a peer
-can fork many processes."""
+"""Maximum number of lines in a second about all peers. A limit for each peer is not enough, because
+a peer can fork many processes."""
 
 
 class PeerLog:
@@ -31,12 +31,12 @@ class PeerLog:
         self._second = 0.0
         """Start of the current second."""
         self._lines = 0
-        """Number of lines in this second, including omitted ones."""
+        """Number of lines in this second, including those beyond ``_MAX_LINES``."""
         self._unwritten = 0
         """Number of omitted lines that the next line about any peer reports."""
 
     def warning(self, pid: int, text: str, error: BaseException | None = None) -> None:
-        """Write a line.
+        """Log a line about a process, or count it as omitted.
 
         Parameters
         ----------

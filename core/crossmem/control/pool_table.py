@@ -27,7 +27,7 @@ class _Arena(Protocol):
 
 
 class PoolTable:
-    """The pools of this process, and the rows in which it holds blocks of its own pools."""
+    """The pools of this process, and the rows in which this process itself holds their blocks."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}

@@ -73,7 +73,7 @@ def lease_end() -> LeaseEnd:
     try:
         return _lease_end()
     except OSError:
-        # Without a free descriptor, this process cannot find out. So the weakest answer is
+        # Without a free descriptor, this process cannot test the kernel. So the weakest answer is
         # returned, and not cached.
         return "connection"
 
@@ -160,7 +160,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     pid
         The peer's pid in its credentials, 0 if it is not visible.
     start_time
-        The start time that the peer reports. It is used if the kernel can only open pidfds by pid.
+        The start time that the peer reports, in clock ticks after boot. It is used if the kernel
+        can only open pidfds by pid.
 
     Returns
     -------
@@ -221,8 +222,8 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     Returns
     -------
     bool
-        False also if ``/proc`` cannot prove that: ``/proc`` belongs to another pid namespace, or
-        hides the process (``hidepid``).
+        False also if ``/proc`` proves nothing: ``/proc`` belongs to another pid namespace, or hides
+        the process (``hidepid``).
 
     Raises
     ------
@@ -250,7 +251,7 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0
     owner, this
         The exporting and the calling process.
     dying_s
-        As for :func:`is_process`.
+        See :func:`is_process`.
 
     Returns
     -------

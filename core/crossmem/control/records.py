@@ -72,12 +72,15 @@ class Allow:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Exported memory that is retired as a whole: an allocation, an adoption or a pool.
+    """Exported memory that is retired as a whole.
+
+    A unit is an allocation, an adoption, a pool, or a block that a message reserves.
 
     Parameters
     ----------
     allocation
-        The allocation's number in handles. Adoptions in one allocation of the vendor share it.
+        The allocation's number in handles. Adoptions in one allocation of the vendor share the
+        number.
     grant
         Puts a peer on the vendor's whitelist for an export; None if there is no whitelist.
     on_idle
@@ -90,9 +93,9 @@ class Unit:
     exports: "dict[int, Export]" = field(default_factory=dict)
     leases: dict[int, Any] = field(default_factory=dict)
     """The leases that no row records, of this process itself and of messages. The key is the number
-    of the lease. Only the lease table changes it."""
+    of the lease. Only the lease table changes this dict."""
     pins: int = 0
-    """Number of requests that the lease server is answering. Until it is 0, the memory stays."""
+    """Number of unsent replies to requests for the memory. Until it is 0, the memory stays."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder."""
     is_retired: bool = False

@@ -101,7 +101,7 @@ class LeaseRegistry:
         handle
             The imported handle.
         reservation
-            The handle's reservation number in a message, 0 without one.
+            The handle's reservation number in a message, 0 without a message.
         leases
             Receives the number of the lease. The key is the core of the handle.
         """
@@ -130,8 +130,8 @@ class LeaseRegistry:
     ) -> Refusal | None:
         """Reserve memory of this process for one of its messages; all or none.
 
-        The method waits for free reservations: until receivers have received or discarded earlier
-        messages.
+        If the limit leaves no room, the method waits until receivers have received or discarded
+        earlier messages.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class LeaseRegistry:
     def wait_all_idle(self, timeout_s: float) -> bool:
         """Wait until no lease is left; False if the time is over.
 
-        From now on, only messages in transit can lease their reserved memory.
+        As soon as this call begins, only reservations of messages in transit give new leases.
         """
         self.exports.is_exiting = True
         self.end([one.number for one in list(self.myself.leases.values()) if not one.in_message])
@@ -222,7 +222,7 @@ class LeaseRegistry:
         unit
             The memory.
         even_if_leased
-            Retire it even if leases remain. ``on_idle`` then reports the end of the last lease.
+            Retire the memory even if leases remain; ``on_idle`` reports the end of the last lease.
 
         Returns
         -------
@@ -281,15 +281,15 @@ class LeaseRegistry:
     # Methods for the lease server's thread ------------------------------------------------
 
     def receive(self, number: int, export: Export, holder: Holder) -> Holder | None:
-        """Transfer a message's reservation to its receiver, which ends it after opening the memory.
+        """Transfer a message's reservation to its receiver, which later ends the reservation.
 
-        From then on, the reservation ends with the receiver's death, not with the sender's. If the
-        reservation does not exist any more, nothing happens.
+        After the transfer, the reservation ends with the receiver's death, not with the sender's.
+        If the reservation does not exist any more, nothing happens.
 
         Returns
         -------
         Holder or None
-            The former holder.
+            The former holder, None if nothing was transferred.
         """
         with self.lock:
             handle = export.handle
@@ -312,7 +312,7 @@ class LeaseRegistry:
         return holders
 
     def hint(self, slots: Iterable[int]) -> None:
-        """Check the memory of slots, after a peer's hint that a hold of it has ended."""
+        """Check the memory of these slots, after a peer's hint that a hold has ended."""
         with self.lock:
             exports = map(self.granted.get, set(slots))
             for unit in {one.unit for one in exports if one is not None}:
@@ -348,7 +348,7 @@ class LeaseRegistry:
     # Methods whose caller holds the lock ---------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
-        """Whether a reservation is for an export, or for a block if the export is a pool's."""
+        """Whether a reservation is for an export, or for any block if the export is a pool's."""
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None

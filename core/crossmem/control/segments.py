@@ -38,8 +38,8 @@ _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
 BLOCKS_AT: Final = 2
-"""Number of slots of a pool before the slots of its blocks. The first slot is that of the arena.
-For the second slot, the word in the control segment is the distance between blocks."""
+"""Number of slots of a pool before the slots of its blocks. The first slot is the arena's. The
+second slot's word in the control segment is the distance between blocks, in bytes."""
 HEADER_WORDS: Final = 8
 """Number of words at the beginning of a segment, before the words of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS
@@ -57,8 +57,8 @@ module lacks the seal."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# The C function is called, because Python's mmap object duplicates the descriptor. In a forked
-# child, the object would also unmap its address, where another mapping may lie by then.
+# This module calls the C function, because Python's mmap object duplicates the descriptor. In a
+# forked child, the object would also unmap its address, although another mapping may lie there.
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease server of an exporting process: one daemon thread that answers importers.
 
-The thread reads, decides and answers. It never frees memory, synchronises a device or waits for a
-peer. It records ended leases, and other threads free the memory. No other thread uses the
+The thread reads requests and sends replies. It never frees memory, synchronises a device or waits
+for a peer. It records ended leases, and other threads free the memory. No other thread uses the
 connections. Signal handlers run in the main thread, so they cannot interrupt the server's thread.
 An application thread that needs the importers' latest messages asks the server's thread to read
 them (:meth:`LeaseServer.catch_up`).
@@ -57,7 +57,7 @@ _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _MAX_UNREAD: Final = 300
-"""The most messages that are read from a connection before it is closed. A socket buffers less."""
+"""Maximum number of messages read from a connection before its close. A socket buffers fewer."""
 
 
 class LeaseServer:
@@ -68,9 +68,9 @@ class LeaseServer:
     identity
         This process.
     run_dir
-        The directory of the socket's path.
+        The run directory, which contains the socket.
     registry
-        Receives events, outside of any lock.
+        The plugins. They receive events, outside of any lock.
     max_reservations
         Number of exports that the messages of one process may reserve.
 

@@ -19,8 +19,8 @@ __all__ = ["FENCED", "MODE", "REGISTERED", "Slot", "SlotTable"]
 MODE: Final = 0
 """Index of the mode word, which says how the segment's writer orders its accesses."""
 REGISTERED: Final = 1
-"""A mode: the writer is registered for ``membarrier``, so an exporter's barrier orders its
-accesses."""
+"""A mode: the writer is registered for ``membarrier``, so an exporter's barrier orders the
+accesses of the writer."""
 FENCED: Final = 2
 """A mode: the writer is not registered and uses fences. The other side must use fences, too."""
 OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
@@ -83,7 +83,7 @@ class SlotTable:
         Raises
         ------
         DriverError, OutOfMemoryError, OSError
-            As for :meth:`grow`.
+            See :meth:`grow`.
         """
         if self.free:
             number = heappop(self.free)
@@ -105,7 +105,7 @@ class SlotTable:
         Raises
         ------
         DriverError, OutOfMemoryError, OSError
-            As for :meth:`grow`.
+            See :meth:`grow`.
         """
         self._join_ranges()
         for place, (first, length) in enumerate(self.free_ranges):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of threads, and the waits of threads. A signal handler may raise in them (law C30)."""
+"""Starts and waits of threads that stay correct if a signal handler raises (law C30)."""
 
 import logging
 import threading
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Bell:
-    """Lets one thread wait until another has rung. Two rings before a wait count as one."""
+    """Lets one thread wait until another thread rings. Two rings before a wait count as one."""
 
     def __init__(self) -> None:
         self._silence = threading.Lock()

@@ -6,16 +6,16 @@ request always fits into one message. A long reply continues in further messages
 request id, until a message has the flag LAST. No data is ever unpickled, and every length is
 bounded.
 
-====== ================ =======================================================================
-type   direction        body
-====== ================ =======================================================================
-HELLO  server to client protocol version, nonce of the connection
-IMPORT client to server nonce, identity of the peer, then one record for each export asked for
-RESERVE client to server as IMPORT: reservations of a message, without the memory itself
-REPLY  server to client one record for each export asked for; descriptors travel alongside
-END    client to server numbers of reservations that end
-HINT   client to server slots whose hold has ended, if their generation has changed
-====== ================ =======================================================================
+======= ================ =====================================================================
+type    direction        body
+======= ================ =====================================================================
+HELLO   server to client protocol version, nonce of the connection
+IMPORT  client to server nonce, identity of the peer, then one record for each requested export
+RESERVE client to server the same body as IMPORT, for reservations without the memory itself
+REPLY   server to client one record for each requested export; descriptors travel alongside
+END     client to server numbers of reservations that end
+HINT    client to server slots whose hold has ended, if their generation has changed
+======= ================ =====================================================================
 """
 
 import hashlib
@@ -68,17 +68,17 @@ __all__ = [
 PROTOCOL_VERSION: Final = 4
 MAX_MESSAGE_NBYTES: Final = 60_000
 MAX_WANTED: Final = 1024
-"""The most exports that one request may ask for."""
+"""Maximum number of exports in one request."""
 MAX_GRANT_NBYTES: Final = 64 * 2**10
-"""The most bytes of one record of a reply."""
+"""Maximum number of bytes of one record of a reply."""
 MAX_PAYLOAD_NBYTES: Final = MAX_GRANT_NBYTES - 128
-"""The most bytes of payloads in a record, including the length of each."""
+"""Maximum number of bytes of payloads in a record, including the length field of each payload."""
 MAX_PAYLOADS: Final = 1024
-"""The most payloads that open one export."""
+"""Maximum number of payloads of one export."""
 MAX_GRANT_DESCRIPTORS: Final = 16
-"""The most descriptors that open one export."""
+"""Maximum number of descriptors of one export, without the control segment and the row."""
 MAX_DESCRIPTORS: Final = 253
-"""The most descriptors in one message: SCM_MAX_FD of the kernel."""
+"""Maximum number of descriptors in one message: SCM_MAX_FD of the kernel."""
 NONCE_NBYTES: Final = 16
 PROOF_NBYTES: Final = 16
 
@@ -86,7 +86,7 @@ HEADER: Final = struct.Struct("<BBHQ")
 LAST: Final = 1
 
 _MAX_REASON: Final = 300
-"""The most characters of a peer's reason in an error."""
+"""Maximum number of characters of a peer's reason in an error."""
 
 _HELLO: Final = struct.Struct("<H16s")
 _REQUEST: Final = struct.Struct("<16sQQQQII")
@@ -101,7 +101,7 @@ class ProtocolError(Exception):
 
 
 class MessageType(IntEnum):
-    """First byte of every message."""
+    """The type of a message: its first byte."""
 
     HELLO = 1
     IMPORT = 2
@@ -180,9 +180,9 @@ class Request(NamedTuple):
 class Grant(NamedTuple):
     """A grant, with the true sizes and the data that the importer's driver needs.
 
-    The importer holds nothing until it has written ``generation`` into the word of ``slot``. With
-    ``has_row`` the first two descriptors are the control segment and a row. ``record`` and
-    ``proof`` are the received bytes, for the importer to verify.
+    The importer holds nothing until it has written ``generation`` into the word of ``slot``. If
+    ``has_row`` is true, the grant's first two descriptors are the control segment and a row.
+    ``record`` and ``proof`` are the received bytes, for the importer to verify.
     """
 
     slot: int
@@ -204,7 +204,7 @@ class Refusal(NamedTuple):
 
 
 def prove(secret: bytes, role: bytes, *parts: bytes) -> bytes:
-    """Return a message authentication code that only a holder of the secret can make.
+    """Return a message authentication code, which nobody can make without the secret.
 
     Keyed BLAKE2b is a MAC by design (RFC 7693) and takes less time than HMAC. The role is part of
     the proof, so that an attacker cannot send a request's proof back as the proof of a reply.
@@ -277,7 +277,7 @@ def unpack_request(body: bytes) -> Request:
 
 
 def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
-    """Make one record of a REPLY, with the proof that its maker knows the secret."""
+    """Make one record of a REPLY, with the proof that the server knows the secret."""
     head = _GRANT.pack(*grant[:6], len(grant.payloads))
     payloads = [_PAYLOAD.pack(len(one)) + one for one in grant.payloads]
     record = b"".join((head, *payloads))
@@ -286,7 +286,7 @@ def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
 
 
 def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
-    """Make REPLY records that refuse exports. The first record contains the reason for all."""
+    """Make ``count`` REPLY records that refuse exports. Only the first contains the reason."""
     reason = refusal.reason.encode(errors="backslashreplace")[:1000]
     others = _REPLY.pack(refusal.status, 0) * (count - 1)
     return b"".join((_REPLY.pack(refusal.status, len(reason)), reason, others))

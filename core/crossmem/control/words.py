@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations on words that processes share. Accesses to such words use these functions.
 
-If several accesses must be one step of the interpreter, the hot paths of pools subscript the view
-instead: a call would let a signal handler or another thread run.
+The hot paths of pools are an exception. They subscript the view, because a signal handler or
+another thread could run between two calls.
 
 A word has 8 bytes and is aligned. Only one process writes it. CPython copies an item of a
 ``memoryview`` with format ``Q`` by one instruction, so no reader sees half of a store.
 
 x86-64 keeps stores in order and loads in order, but it may execute a load before an earlier store
 becomes visible to other processors. On other processors :func:`release` and :func:`observe` add a
-fence. Only :func:`barrier` orders a store before a later load.
+fence. Only :func:`fence` and :func:`barrier` order a store before a later load.
 """
 
 from _thread import allocate_lock

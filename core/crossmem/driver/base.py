@@ -97,9 +97,9 @@ class Imported:
     capacity
         Size of the whole allocation in bytes, checked against the vendor or the descriptor.
     access
-        The access of mappings.
+        The access that mappings of the import have.
     reference
-        As :attr:`Block.reference`.
+        The driver's own reference, like :attr:`Block.reference`.
     """
 
     ordinal: int
@@ -168,9 +168,9 @@ class Driver(ABC):
     Errors: raise :class:`crossmem.OutOfMemoryError` if the device has no room,
     :class:`crossmem.StaleHandleError` if the vendor reports that the exporter released the memory,
     and :class:`crossmem.DriverError` with call, code, name and hint otherwise. A method that raises
-    leaves no resource behind. After a method that releases something (``free``, ``release_export``,
-    ``close``, ``unmap``, and similar methods of the optional groups) has raised, later calls of
-    crossmem call it again. The method then continues where it stopped, and releases nothing twice.
+    leaves no resource behind. If a method that releases a resource (``free``, ``release_export``,
+    ``close``, ``unmap``, and similar methods of the optional groups) raises, core calls the method
+    again later. The method then continues where it stopped, and releases nothing twice.
     Therefore the method clears each resource in core's object (the block, import, export or
     mapping) right before the vendor call that releases the resource. The method restores the
     resource only if the vendor refuses.
@@ -195,7 +195,7 @@ class Driver(ABC):
 
     @abstractmethod
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
-        """Return the abilities of a device for memory of a mechanism; None: the preferred one.
+        """Return the abilities of a device for a mechanism's memory; None: the preferred mechanism.
 
         The field ``mechanisms`` is the same for every argument. Core passes only mechanisms from
         this field. The first call for a device may make vendor calls, later calls must not. Core
@@ -261,7 +261,7 @@ class Driver(ABC):
     def after_fork_in_child(self) -> None:  # noqa: B027
         """Close every inherited descriptor; called in a forked child, on a driver of its parent.
 
-        The driver is not used again: an importing child gets a new driver (law C18). The method
+        The driver is not used again: a child that imports gets a new driver (law C18). The method
         must not make vendor calls. If the capability ``host_visible`` is true, the method leaves
         mappings in place, because the child may have views of them. Other memory must not be mapped
         in the child.
@@ -278,10 +278,9 @@ class Driver(ABC):
         """Put processes on the vendor's whitelist, for vendors that have one.
 
         Called before the reply to a peer's first request for this export. The method must not
-        synchronise, block or call crossmem. It runs on the lease server's thread, or on an
-        application's thread that reads requests during a free. A peer's reported number is
-        untrusted: check the number against the peer's pid as far as the vendor allows, and raise on
-        a contradiction.
+        synchronise, block or call crossmem, because it runs on the lease server's thread. A peer's
+        reported number is untrusted: check the number against the peer's pid as far as the vendor
+        allows, and raise on a contradiction.
         """
 
     @abstractmethod
@@ -347,7 +346,7 @@ class Driver(ABC):
         """
 
     def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
-        """Copy host bytes into a part of a block that is not written or mapped elsewhere yet.
+        """Copy host bytes into an unwritten part of a block that only this process has mapped.
 
         The default is :meth:`copy`. A driver overrides this if it can write fresh memory faster
         than through its mapping, in which each page costs a page fault.

@@ -91,7 +91,7 @@ def address_of(data: Any) -> Iterator[tuple[int, int]]:
 
 
 class ViewAnchor:
-    """Keeps memory in use.
+    """Keeps memory in use as long as a view of it lives.
 
     Every view, array or tensor of the memory holds a reference to this object. Therefore a weak
     reference to the anchor shows whether any view is alive.

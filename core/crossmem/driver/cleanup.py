@@ -24,7 +24,10 @@ def on_failure(step: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def in_any_case(step: Callable[[], object]) -> Iterator[None]:
-    """Run a step after the block. If both raise, the block's error propagates."""
+    """Run a step after the block, even if the block raises.
+
+    If both raise, the block's error propagates.
+    """
     with on_failure(step):
         yield
     step()

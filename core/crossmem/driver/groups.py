@@ -77,7 +77,7 @@ class AddressRanges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The vendor's information about the memory around an address, for any allocator.
+    """The vendor's information about memory around an address, allocated by any library.
 
     Parameters
     ----------
@@ -109,9 +109,10 @@ class ForeignMemory(Protocol):
     def inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
         """Return the vendor's information about the memory around an address; change nothing.
 
-        The address is positive and below 2**63, and may be invalid. Memory that is unknown to the
-        vendor, or that the mechanism cannot share on this device, is an obstacle and not an error:
-        managed, pooled, virtual or imported memory, or memory of the host or another device.
+        The address is positive and below 2**63, and may be invalid. If the vendor does not know
+        the memory, or the mechanism cannot share it on this device, the result has an obstacle and
+        the method raises no error. Examples are managed, pooled, virtual and imported memory, and
+        memory of the host or another device.
         """
         ...
 
@@ -121,7 +122,8 @@ class ForeignMemory(Protocol):
         The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
         which need not be a multiple of the granularity. The block can be used like an allocated
         one, except for :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core
-        adopts a vendor's allocation once for each mechanism, however many parts of it are adopted.
+        adopts a vendor's allocation once for each mechanism, even if the application adopts several
+        parts of the allocation.
         """
         ...
 

@@ -35,7 +35,7 @@ _PERMISSIONS: Final = 1
 def candidates(
     names: Sequence[str], folders: Sequence[str], stem: str, maps: str
 ) -> tuple[str, ...]:
-    """Return paths to load, in order: the loaded copy, the loader's choice, the folders.
+    """Return paths to load, in order: loaded copies, names for the loader, paths in folders.
 
     If the process has loaded a copy already, it must call that copy: another copy does not know the
     memory that the process has allocated.
@@ -67,7 +67,7 @@ class LibraryNotFoundError(OSError):
     Parameters
     ----------
     message
-        The name of the library.
+        The text of the error, with the name of the library.
     tried
         Each path that was tried, with its error.
     """
@@ -191,7 +191,8 @@ class Struct(Parameter):
     kind
         The structure's type.
     fields
-        Names of the fields that arguments of the call set, in their order. The other fields are 0.
+        Names of the fields that arguments of the call set, in the order of the arguments. The other
+        fields are 0.
     """
 
     def __init__(self, kind: type[ctypes.Structure], *fields: str) -> None:
@@ -226,7 +227,7 @@ class Array(Parameter):
 
 
 def _plain(cell: Any) -> Any:
-    """Return a result as a Python value. ctypes returns None for the address 0."""
+    """Return a result as a Python value; the address 0 (None in ctypes) becomes 0."""
     return cell.value or 0
 
 
@@ -318,8 +319,8 @@ class Functions:
         function = self._bound.get(name)
         if function is None:
             prototype = self._prototypes[name]
-            # This makes a separate function object. An attribute of the library would be shared
-            # with other prototypes.
+            # The subscript makes a separate function object. An attribute of the library would be
+            # shared with other prototypes.
             function = self._library[prototype.symbol]
             function.restype = prototype.restype
             function.argtypes = tuple(kind for one in prototype.parameters for kind in one.kinds)

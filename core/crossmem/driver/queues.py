@@ -12,17 +12,17 @@ __all__ = ["VendorBuffer", "VendorQueue", "VendorQueues"]
 
 @dataclass(slots=True)
 class VendorQueue:
-    """A queue of the vendor in one of its processes. Made by the driver, owned by core.
+    """A vendor's queue, as one process uses it. Made by the driver, owned by core.
 
     Parameters
     ----------
     ordinal
         The device.
     payload
-        The bytes by which other processes attach the queue; at most 112.
+        The data by which other processes attach the queue; at most 112 bytes.
     reference
         The driver's own reference to the queue. The driver sets it to None right before the vendor
-        call that ends the queue here, and restores it if the vendor refuses.
+        call that ends this process's use of the queue, and restores it if the vendor refuses.
     """
 
     ordinal: int
@@ -41,7 +41,7 @@ class VendorBuffer:
     pointer
         Address of the data in this process. The driver sets it to 0 right before the vendor call
         that frees the buffer, and restores it if the vendor refuses. The driver also sets it to 0
-        when the buffer was handed over.
+        after a hand-over of the buffer.
     capacity
         Size of the data area in bytes.
     length
@@ -89,7 +89,7 @@ class VendorQueues(Protocol):
         payload
             The ``payload`` of the owner's :class:`VendorQueue`. It is untrusted.
         role
-            What this process does with the queue.
+            The role that this process takes.
         mechanism
             The owner's mechanism.
 

@@ -73,7 +73,7 @@ class SharedEvent:
         The vendor's event. The driver sets the reference to None right before the vendor call that
         destroys the event. If the vendor refuses, the driver restores the reference.
     payload
-        The bytes by which other processes open the event; at most 112.
+        The data by which other processes open the event; at most 112 bytes.
     """
 
     ordinal: int

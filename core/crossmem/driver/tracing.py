@@ -32,8 +32,8 @@ from crossmem.models import Access, Capabilities, DeviceInfo
 __all__ = ["TracingDriver"]
 
 _Key = int
-"""``id()`` of a block or import. The tracer keeps the object alive, so no other object gets its
-id."""
+"""``id()`` of a block or import. The tracer keeps the object alive, so no other object gets the
+same ``id()``."""
 
 _RANGE_METHODS: Final = frozenset({"reserve", "release", "map_at", "unmap_at"})
 _FOREIGN_METHODS: Final = frozenset({"inspect", "adopt", "disown"})
@@ -64,8 +64,8 @@ class TracingDriver(Driver):
     calls
         Number of calls of each method. The key is the method's name.
     violations
-        One line for each call that the driver contract forbids: a second release, a release while a
-        dependent resource is live, a mapping of mapped memory, a call with foreign objects.
+        One line for each broken rule of the driver contract, such as a second release, a release
+        while a dependent resource is live, a mapping of mapped memory, a call with unknown objects.
     """
 
     def __init__(self, inner: Driver) -> None:
@@ -100,7 +100,7 @@ class TracingDriver(Driver):
             }
 
     def _note(self, method: str, *rules: tuple[bool, str]) -> None:
-        """Count a call and record its broken rules. The caller holds the lock."""
+        """Count a call and record the rules that it breaks. The caller holds the lock."""
         self.calls[method] += 1
         if held := forbidden_ranks():
             self.violations.append(f"{method}: called while a lock is held: {', '.join(held)}")
@@ -152,7 +152,7 @@ class TracingDriver(Driver):
                 (key in self._adopted, "the memory was adopted, not allocated"),
                 (bool(self._exports.get(key)), "an export was not released"),
                 (self._aliases[key] > 0, "a read-only alias is still mapped"),
-                (self._ranges.shows(block), "an address range still shows it"),
+                (self._ranges.shows(block), "still mapped in an address range"),
             )
         self.inner.free(block)
         with self._lock:
@@ -225,7 +225,7 @@ class TracingDriver(Driver):
                 "close",
                 (key not in self._imports, "unknown or closed import"),
                 (key in self._mapped, "still mapped"),
-                (self._ranges.shows(imported), "an address range still shows it"),
+                (self._ranges.shows(imported), "still mapped in an address range"),
             )
         self.inner.close(imported)
         with self._lock:
@@ -347,7 +347,7 @@ class TracingDriver(Driver):
             is_known = any(one.pointer == block.pointer for one in known)
             self._note(
                 "adopt",
-                (foreign.obstacle is not None, "there is an obstacle"),
+                (foreign.obstacle is not None, "the driver reported an obstacle"),
                 (is_known, "the memory is adopted already"),
                 (
                     (block.pointer, block.nbytes, block.capacity)

@@ -65,7 +65,7 @@ class StreamTracer:
         }
 
     def method(self, name: str) -> Any:
-        """Return the traced method of that name."""
+        """Return the traced version of a method, by the method's name."""
         return getattr(self, name, None) or self._counted(name)
 
     def _counted(self, name: str) -> Callable[..., Any]:
@@ -104,13 +104,13 @@ class StreamTracer:
             self._pages.pop(pointer, None)
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Trace a signal."""
+        """Trace a write of a stream to a word."""
         with self._lock:
             self._note("write_value", *self._word_rules(address, value))
         self._words.write_value(ordinal, address, value, stream)
 
     def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Trace a wait."""
+        """Trace a wait of a stream for the value of a word."""
         with self._lock:
             self._note("wait_value", *self._word_rules(address, value))
         self._words.wait_value(ordinal, address, value, stream)
@@ -157,7 +157,7 @@ class StreamTracer:
             self._events.pop(id(event), None)
 
     def record_event(self, event: SharedEvent, stream: int) -> None:
-        """Trace a record."""
+        """Trace the recording of an event on a stream."""
         with self._lock:
             _, is_own = self._events.get(id(event), (event, True))
             rule = not is_own, "another process created the event"
@@ -165,13 +165,13 @@ class StreamTracer:
         self._event_driver.record_event(event, stream)
 
     def wait_event(self, event: SharedEvent, stream: int) -> None:
-        """Trace a wait."""
+        """Trace a wait of a stream for an event."""
         with self._lock:
             self._note("wait_event", *self._event_rules(event))
         self._event_driver.wait_event(event, stream)
 
     def is_event_done(self, event: SharedEvent) -> bool:
-        """Trace a query."""
+        """Trace a query of an event's completion."""
         with self._lock:
             self._note("is_event_done", *self._event_rules(event))
         return self._event_driver.is_event_done(event)
@@ -179,7 +179,7 @@ class StreamTracer:
     def _event_rules(self, event: SharedEvent) -> list[tuple[bool, str]]:
         return [(id(event) not in self._events, "unknown or destroyed event")]
 
-    # The kit's own work -------------------------------------------------------------------
+    # Streams that the kit creates ---------------------------------------------------------
 
     @property
     def _work(self) -> StreamWork:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common base of vendor drivers. It makes a device current during each call of a mechanism.
 
-A mechanism keeps the vendor's objects in the ``reference`` of the block or import until they are
-released. So core can call a method that releases resources at any time, and can repeat the call.
+A mechanism keeps each of the vendor's objects in the ``reference`` of the block or import until the
+object is released. So core can call a release method at any time, and can repeat the call.
 """
 
 import logging
@@ -30,7 +30,7 @@ class RangeMechanism(Protocol):
         ...
 
     def release(self, reserved: Reserved) -> None:
-        """Clear the first address in ``reserved``, and at once release the addresses."""
+        """Clear the address in ``reserved``, and release the addresses in the next statement."""
         ...
 
     def map_at(self, memory: Block | Imported, pointer: int) -> None:
@@ -46,8 +46,8 @@ class VendorDriver(Driver):
     """A driver whose mechanisms make the vendor's calls.
 
     A subclass sets ``_devices``, ``_mechanisms`` (by name) and ``_current``.
-    ``_current.on(ordinal)`` makes a device current for this thread, and restores the previous one
-    afterwards.
+    ``_current.on(ordinal)`` makes a device current for this thread in a ``with`` block, and then
+    restores the previous device.
     """
 
     _devices: tuple[DeviceInfo, ...]
@@ -98,7 +98,8 @@ class VendorDriver(Driver):
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:
-            # If the vendor refused the call, the mechanism has cleaned up as far as it could.
+            # A CrossmemError without an address means that the vendor refused the call. The
+            # mechanism has then cleaned up already.
             if mapped.pointer or not isinstance(error, CrossmemError):
                 self._undo(error, self._unmap, imported)
             raise
@@ -138,9 +139,10 @@ class VendorDriver(Driver):
                     if reserved.pointer:
                         raise
                     # The addresses are released, but the thread's previous device could not be made
-                    # current again. The thread's next call makes the previous device current.
+                    # current again.
                     _log.warning(
-                        "the next call of this thread makes its previous device current again",
+                        "this thread's previous device is not current; the thread's next call "
+                        "makes the device current again",
                         exc_info=True,
                     )
 
@@ -170,7 +172,7 @@ class VendorDriver(Driver):
         return self._named(ordinal, operation, self._current.on(ordinal))
 
     def _about(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Add the operation and the device to the errors that a block raises."""
+        """Add the operation and the device to the errors that a ``with`` block raises."""
         return self._named(ordinal, operation, None)
 
     @contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data types whose values go to other processes, or to plugins and back."""
+"""Data types whose values pass between processes, or between core and plugins."""
 
 from crossmem.models.block_handle import BlockHandle, PoolCore
 from crossmem.models.capabilities import TIMELINE_LEVELS, Capabilities, LeaseEnd, TimelineLevel

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle of a pool's block: the pool, the block's index and generation, and a part of it."""
+"""The handle of a part of a pool's block: the pool, the block's index and generation, the part."""
 
 import struct
 from binascii import crc32
@@ -50,7 +50,7 @@ class PoolCore:
     slot
         The slot of the first block. The slots of the other blocks follow it.
     stride
-        Bytes from one block to the next, which is the capacity of each.
+        Bytes from one block to the next. Each block has this capacity.
     blocks
         Number of blocks.
     shared
@@ -88,14 +88,15 @@ class BlockHandle(ShareableHandle):
     __slots__ = ("_parts",)
 
     _parts: list[Any]
-    """The pool, the numbers of this block and part, and the wire form or None. Each write of a slot
-    of an immutable object costs a call of the slot's descriptor. So all three are in one list."""
+    """The pool, the numbers of this block and part, and the wire form or None. In an immutable
+    object, each write to a ``__slots__`` attribute costs a call of its descriptor. So all three are
+    in one list."""
 
     def __init__(self, pool: PoolCore, fields: Fields, blob: bytes | None = None) -> None:
-        """Make a handle of a part of a block. Only the pool's owner begins new generations."""
+        """Make a handle of a part of a block. Only the pool's owner passes a new generation."""
         _set_parts(self, [pool, fields, blob])
 
-    # These are properties and not slots: the making of a handle then stores fewer values.
+    # These attributes are properties, so the constructor of a handle stores fewer values.
     _core = property(attrgetter("pool.arena._core"))
 
     @property
@@ -183,7 +184,7 @@ class BlockHandle(ShareableHandle):
         )
 
 
-# A handle refuses attribute assignments. The descriptor of a slot bypasses the refusal.
+# A handle refuses attribute assignments. The descriptor of a ``__slots__`` attribute accepts them.
 _set_parts: Final = BlockHandle.__dict__["_parts"].__set__
 _pack_body: Final = _BODY.pack
 _pack_head: Final = struct.Struct("<12sI").pack
@@ -208,12 +209,12 @@ def _decode_block(blob: bytes) -> BlockHandle:
     return BlockHandle(pool, fields, blob)
 
 
-# A process decodes many handles of few pools.
+# A process decodes many handles of few pools, so decoded pools are cached.
 @lru_cache(maxsize=256)
 def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     _magic, _version, flags, total, _checksum = HEADER.unpack(head + bytes(4))
     if total != BLOCK_START + len(shared) or flags & ~(FLAG_BLOCK | FLAG_READONLY):
-        raise refuse(f"{total} bytes and flags {flags:#x} do not fit their header")
+        raise refuse(f"the header's length {total} is wrong, or its flags {flags:#x} are invalid")
     arena = arena_handle(shared[: -_GEOMETRY.size], flags & FLAG_READONLY)
     slot, units = _GEOMETRY.unpack_from(shared, len(shared) - _GEOMETRY.size)
     stride = units * BLOCK_ALIGNMENT

@@ -77,7 +77,7 @@ class Capabilities:
     """Pointers are CUDA or HIP addresses, so CuPy can have arrays there."""
 
     dlpack_device_type: int | None = None
-    """DLPack's number for the type of device; None if there is none."""
+    """DLPack's number for the type of device. If it is None, ``__dlpack__`` raises BufferError."""
 
     timeline_levels: tuple[TimelineLevel, ...] = ("host",)
     """The levels of timelines that the device offers, the strongest first. ``"word"``: streams
@@ -86,17 +86,17 @@ class Capabilities:
     ``"host"``: a signal waits on the host until the stream's work is complete."""
 
     vendor_queues: bool = False
-    """Queues of this mechanism are queues of the vendor. They keep those laws of queues that the
+    """Queues of this mechanism are queues of the vendor. They keep only the laws of queues that the
     vendor keeps. The mechanism shares nothing else: it has no allocations. The optional group
     :class:`crossmem.driver.VendorQueues` is implemented."""
 
     lease_end: LeaseEnd = "process"
     """The event that ends a lease which its holder does not release (C11). ``"process"``: the death
     of the importer. ``"process-if-visible"``: the death of an importer that has a pid in the
-    exporter's pid namespace; for others, the end of the last connection, because this kernel is
-    older than Linux 6.5. ``"connection"``: the end of the last connection, because this kernel has
-    no pidfds. :func:`crossmem.exports` shows the event of each lease. crossmem sets this field, not
-    the backend."""
+    exporter's pid namespace; for other importers, the end of the last connection, because this
+    kernel is older than Linux 6.5. ``"connection"``: the end of the last connection, because this
+    kernel has no pidfds. :func:`crossmem.exports` shows the event of each lease. crossmem sets this
+    field; a backend does not."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)

@@ -31,8 +31,8 @@ class DeviceInfo:
     """Number of the device in this process, from 0 to 65535."""
 
     identity: str
-    """The vendor's UUID, or if there is none, the PCI bus id if it is unambiguous: 1 to 128
-    printable ASCII characters without blanks."""
+    """The vendor's UUID, or an unambiguous PCI bus id if the vendor has no UUID: 1 to 128 printable
+    ASCII characters without blanks."""
 
     name: str
     """Name for people, 1 to 256 characters."""

@@ -11,7 +11,7 @@ from crossmem.models.handle import MAX_HANDLE_NBYTES
 
 __all__ = ["Envelope"]
 
-# magic, version, a number, total length, crc32 of everything else
+# magic, version, the caller's number, total length, crc32 of everything else
 _HEADER: Final = struct.Struct("<4sHHII")
 
 

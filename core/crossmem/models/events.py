@@ -8,14 +8,14 @@ __all__ = ["Event", "EventKind"]
 
 
 class EventKind(StrEnum):
-    """What happened."""
+    """The kind of an event."""
 
     ALLOCATED = "allocated"
     """This process allocated memory."""
     ADOPTED = "adopted"
     """This process adopted memory of another library."""
     EXPORTED = "exported"
-    """An allocation was exported. A repeated export with the same arguments is no event."""
+    """An allocation was exported. A repeated export with the same arguments emits no event."""
     IMPORTED = "imported"
     """This process opened another process's memory."""
     RELEASED = "released"
@@ -29,7 +29,7 @@ class EventKind(StrEnum):
     """A lease ended because its holder died. Without a pidfd, the end of the holder's connection
     counts as its death."""
     RESERVED = "reserved"
-    """A message reserves this process's memory from now on."""
+    """A message has reserved memory of this process."""
     RESERVATION_ENDED = "reservation-ended"
     """A message's reservation ended, because the message was received or discarded."""
     RESERVATION_LOST = "reservation-lost"
@@ -48,9 +48,9 @@ class EventKind(StrEnum):
     RECLAIMED = "reclaimed"
     """Freed blocks of a pool can be allocated again; ``detail`` contains their number."""
     FREED = "freed"
-    """The device has freed memory."""
+    """The driver has freed an allocation of this process."""
     GIVEN_UP = "given-up"
-    """An adoption has ended. The owner still has the memory."""
+    """An adoption has ended. The memory still belongs to the library that allocated it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Event:
     Parameters
     ----------
     kind
-        What happened.
+        The kind of the event.
     backend, device
         Backend name and device identity, empty if unknown.
     allocation
@@ -70,8 +70,8 @@ class Event:
     owner_pid
         Process that allocated the memory.
     peer_pid
-        Pid of the other process in this namespace; 0 if that process is not visible, or if the
-        event has no other process.
+        Pid of the other process in this process's pid namespace; 0 if the other process is not
+        visible there, or if the event has no other process.
     detail
         A text for people.
     """

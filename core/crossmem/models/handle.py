@@ -78,7 +78,7 @@ class ShareableHandle:
     _core: HandleCore
     _bytes: bytes | None
 
-    generation: int = 0  # only handles of a pool's blocks have one
+    generation: int = 0  # only handles of a pool's blocks have a generation
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ShareableHandle:
         self.__setattr__(name, None)
 
     backend: str = _field("backend", "Name of the backend that made the memory.")
-    mechanism: str = _field("mechanism", "How the memory is shared.")
+    mechanism: str = _field("mechanism", "Name of the mechanism that shares the memory.")
     device: str = _field("device", "Identity (not ordinal) of the device that holds the memory.")
     allocation: int = _field("allocation", "Number of the allocation, unique in its exporter.")
     export: int = _field("export", "Number of the export, unique in the allocation.")
@@ -131,7 +131,7 @@ class ShareableHandle:
     nbytes: int = _field("nbytes", "Requested size of the whole allocation, in bytes.")
     capacity: int = _field("capacity", "Reserved size of the whole allocation, in bytes.")
     access: Access = _field("access", '``"rw"`` or ``"ro"``.')
-    raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in others.")
+    raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in other handles.")
     secret: bytes = _field("secret", "16 secret bytes. An importer proves that it knows them.")
     # An importer's proof covers the core. So if a field was changed in transit, the import is
     # refused.
@@ -154,7 +154,7 @@ class ShareableHandle:
 
         Notes
         -----
-        A part is a convenience, not a security boundary: its importer's process maps the whole
+        A part is a convenience, not a security boundary: an importer of a part maps the whole
         allocation (law C4).
         """
         start, length = check_part(offset, nbytes, limit=self.length)
@@ -234,7 +234,7 @@ class ShareableHandle:
         )
 
     def _more_json(self) -> dict[str, int]:
-        """Return the JSON fields that handles of allocations do not have."""
+        """Return further JSON fields, which only the handles of blocks have."""
         return {}
 
     @property
@@ -267,7 +267,7 @@ class ShareableHandle:
 
 
 def _restore(blob: bytes) -> ShareableHandle:
-    # This is a function of the module, because cloudpickle would send the code of a method.
+    # This is a function of the module, because cloudpickle sends methods by code, not by name.
     return ShareableHandle.from_bytes(blob)
 
 
@@ -300,7 +300,7 @@ def arena_handle(core: bytes, flags: int) -> ShareableHandle:
     return _fill(object.__new__(ShareableHandle), found, 0, found.nbytes, None)
 
 
-# A process often receives the same bytes again. Handles are immutable, so decoded ones are kept.
+# A process often receives the same bytes again. Decoded handles are immutable, so they are cached.
 @lru_cache(maxsize=4096)
 def _decode(blob: bytes) -> ShareableHandle:
     if not _MIN_NBYTES <= len(blob) <= MAX_HANDLE_NBYTES:
@@ -315,7 +315,7 @@ def _decode(blob: bytes) -> ShareableHandle:
     if flags & FLAG_BLOCK:
         return block_readers[0](blob)
     if total != len(blob) or flags & ~(FLAG_READONLY | FLAG_RAW):
-        raise refuse(f"{len(blob)} bytes and flags {flags:#x} do not fit their header")
+        raise refuse(f"the header's length is not {len(blob)}, or its flags {flags:#x} are invalid")
     head = HEADER.pack(magic, version, flags, total, 0)
     if crc32(blob[HEADER.size :], crc32(head)) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")

@@ -92,7 +92,7 @@ def pack_core(
     numbers
         Allocation, export, secret, size and capacity.
     access, raw
-        As in the handle.
+        The fields of the handle with these names.
     """
     flags = (FLAG_READONLY if access == "ro" else 0) | (FLAG_RAW if raw is not None else 0)
     lengths, text = _pack_names(names)
@@ -101,7 +101,7 @@ def pack_core(
     return b"".join((flags.to_bytes(2, "little"), _pack_owner(owner), fixed, text, vendor))
 
 
-# A process exports from few devices, so the packed names are kept.
+# A process exports from few devices, so the packed names are cached.
 @lru_cache(maxsize=64)
 def _pack_names(names: tuple[str, str, str]) -> tuple[list[int], bytes]:
     return list(map(len, names)), "".join(names).encode("ascii")
@@ -120,7 +120,7 @@ def refuse(reason: str) -> InvalidHandleError:
 
 
 def decode_core(blob: bytes, flags: int) -> HandleCore:
-    """Return the core in a handle's bytes and flags, after all checks."""
+    """Check the bytes and flags of an untrusted core, and return the core."""
     owner = ProcessIdentity(*ProcessIdentity.LAYOUT.unpack_from(blob, 0))
     allocation, export, secret, nbytes, capacity, *sizes = _FIXED.unpack_from(blob, _FIXED_START)
     names = _decode_names(blob[MIN_CORE_NBYTES:], *sizes)
@@ -145,7 +145,7 @@ def decode_core(blob: bytes, flags: int) -> HandleCore:
     )
 
 
-# All handles of one device have the same names, so the decoded names are kept.
+# All handles of one device have the same names, so the decoded names are cached.
 @lru_cache(maxsize=256)
 def _decode_names(blob: bytes, *sizes: int) -> _Names:
     if sum(sizes) != len(blob):

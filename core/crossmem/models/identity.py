@@ -26,8 +26,8 @@ def process_start_time(pid: int | Literal["self"]) -> int | None:
     Returns
     -------
     int or None
-        None if the process does not exist, is a zombie, or is not accessible (proc_pid_stat(5),
-        field 22).
+        Field 22 of proc_pid_stat(5). None if the process does not exist, is a zombie, or is not
+        accessible.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class ProcessIdentity(_Fields):
         Raises
         ------
         ConfigurationError
-            ``/proc`` is not mounted, or shows the pid namespace of another process.
+            ``/proc`` is not mounted, or shows another pid namespace.
         OSError
             This process has no free descriptor.
         """
@@ -100,5 +100,5 @@ class ProcessIdentity(_Fields):
             ) from error
 
     def to_bytes(self) -> bytes:
-        """Return the fixed 40-byte form used in handles and addresses."""
+        """Return the 40 bytes that handles contain, and from which the socket's name is derived."""
         return self.LAYOUT.pack(*self)

@@ -12,7 +12,7 @@ from crossmem.models.handle import ShareableHandle
 __all__ = ["ROLES", "QueueHandle", "QueueRole"]
 
 QueueRole: TypeAlias = Literal["produce", "consume"]
-"""What a process does with a queue."""
+"""The role of a process in a queue."""
 ROLES: Final[tuple[QueueRole, ...]] = get_args(QueueRole)
 
 _ENVELOPE: Final = Envelope(b"XMQU", 1, "a queue", "queue.export(role=...)", "open_queue")
@@ -66,5 +66,5 @@ class QueueHandle:
 
 
 def _restore(blob: bytes) -> QueueHandle:
-    # This is a function of the module, because cloudpickle would send the code of a method.
+    # This is a function of the module, because cloudpickle sends methods by code, not by name.
     return QueueHandle.from_bytes(blob)

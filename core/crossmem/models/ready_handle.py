@@ -14,7 +14,7 @@ from crossmem.models.timeline_handle import TimelineHandle
 
 __all__ = ["ReadyHandle"]
 
-# the value of the timeline, and the length of the memory's handle, which follows
+# the value of the timeline, and the length of the memory's handle; then come both handles
 _BODY: Final = struct.Struct("<QH")
 _START: Final = HEADER.size + _BODY.size
 
@@ -41,7 +41,7 @@ class ReadyHandle(ShareableHandle):
     value: int
 
     def __init__(self, base: ShareableHandle, timeline: TimelineHandle, value: int) -> None:
-        """Combine the parts. The base is not itself a handle of this class."""
+        """Combine the parts. ``base`` must not be a handle of this class."""
         _set_base(self, base)
         _set_timeline(self, timeline)
         _set_value(self, value)
@@ -81,7 +81,7 @@ class ReadyHandle(ShareableHandle):
         return f"{self.base!r:.1000}"[:-1] + f", ready at value {self.value}>"
 
 
-# A handle refuses attribute assignments. The descriptor of a slot bypasses the refusal.
+# A handle refuses attribute assignments. The descriptor of a ``__slots__`` attribute accepts them.
 _set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
 _set_base: Final = ReadyHandle.__dict__["base"].__set__
 _set_timeline: Final = ReadyHandle.__dict__["timeline"].__set__
@@ -94,13 +94,15 @@ def _decode(blob: bytes) -> ReadyHandle:
         raise refuse(f"{len(blob)} bytes, expected at least {_START}")
     *fields, checksum = HEADER.unpack_from(blob)
     if fields[3] != len(blob) or fields[2] & ~(FLAG_READY | FLAG_READONLY):
-        raise refuse(f"{len(blob)} bytes and flags {fields[2]:#x} do not fit their header")
+        raise refuse(
+            f"the header's length is not {len(blob)}, or its flags {fields[2]:#x} are invalid"
+        )
     if crc32(blob[HEADER.size :], crc32(HEADER.pack(*fields, 0))) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
     value, size = _BODY.unpack_from(blob, HEADER.size)
     base = ShareableHandle.from_bytes(blob[_START : _START + size])
     if isinstance(base, ReadyHandle) or base.raw is not None or not 0 < value < 2**63 - 1:
-        raise refuse(f"value {value} for a handle that is raw or has a value already")
+        raise refuse(f"value {value} is invalid, or the handle is raw or has a value already")
     handle = ReadyHandle(base, TimelineHandle.from_bytes(blob[_START + size :]), value)
     _set_bytes(handle, blob)
     return handle

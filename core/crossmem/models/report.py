@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all reports. Only reports are pydantic models, because only reports are JSON."""
+"""The base of all reports. Reports are pydantic models, which convert to JSON and back."""
 
 from typing import ClassVar
 

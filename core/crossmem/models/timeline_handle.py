@@ -63,7 +63,7 @@ class TimelineHandle:
         """
         number, body = _ENVELOPE.unwrap(blob)
         if len(body) <= _BODY.size:
-            raise _ENVELOPE.refusal(f"{len(body)} bytes behind the header")
+            raise _ENVELOPE.refusal(f"{len(body)} bytes after the header")
         identity, backend_size, device_size = _BODY.unpack_from(body)
         rest = body[_BODY.size :]
         names, memory = rest[: backend_size + device_size], rest[backend_size + device_size :]
@@ -105,5 +105,5 @@ class TimelineHandle:
 
 
 def _restore(blob: bytes) -> TimelineHandle:
-    # This is a function of the module, because cloudpickle would send the code of a method.
+    # This is a function of the module, because cloudpickle sends methods by code, not by name.
     return TimelineHandle.from_bytes(blob)

@@ -81,18 +81,17 @@ class Backend:
         ``crossmem.plugin.API_VERSION`` would always be the version of the installed crossmem.
     probe
         Returns whether this machine can use the backend. Called at most once per process, on the
-        first thread that asks. The function may search for libraries, packages and device files. It
-        must not create a device context, start threads or take long. An exception counts as
-        ``"unusable"``.
+        first thread that needs the result. The function may search for libraries, packages and
+        device files. It must not create a device context, start threads or take long. An exception
+        counts as ``"unusable"``.
     load
-        Makes the driver. The argument is the name of a runtime, or None for the backend's own
-        choice among the vendor's real runtimes, which must never be an emulation. Called once per
-        process for each requested runtime, and again only after it raised; never on two threads at
-        once. It raises :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this
-        machine.
+        Makes the driver. The argument is the name of a runtime. None: the function chooses one of
+        the vendor's real runtimes, never an emulation. Called once per process for each requested
+        runtime, and again only after it raised; never on two threads at once. It raises
+        :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this machine.
     priority
         Preference if no device is named: the available backend with the highest number is used.
-        None: the backend is used only if it is named, as every emulation is.
+        None: the backend is used only if it is named. Every emulation has None.
     install_hint
         What to do if the backend is not available, such as a ``pip install`` line: at most 200
         characters.

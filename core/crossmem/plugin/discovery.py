@@ -133,7 +133,7 @@ class Catalog:
         return list(reversed(getattr(self.manager.hook, hook).get_hookimpls()))
 
     def contenders(self, backend: str) -> list[Offer]:
-        """Return the offers of a backend name that have no fault."""
+        """Return the offers without a fault for a backend name."""
         return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
 
     def conflicts(self) -> list[PluginFailure]:
@@ -187,7 +187,7 @@ class Catalog:
                 yield from points
 
     def _check_hooks(self, plugin: object) -> None:
-        """Raise if a plugin implements a hook that is never called."""
+        """Raise ``ConfigurationError`` if a plugin implements an unknown hook or a wrapper."""
         for caller in self.manager.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is not plugin:
@@ -221,7 +221,7 @@ def _checked(answer: object) -> list[Backend]:
 
 
 def _describe(point: EntryPoint) -> PluginInfo:
-    """Name an entry point, even if its distribution's metadata cannot be read."""
+    """Return the plugin of an entry point, without its distribution if the metadata is broken."""
     try:
         if point.dist is not None:
             return PluginInfo(point.name, point.dist.name or "", point.dist.version or "")

@@ -28,7 +28,8 @@ class EmulationRequest:
         Memory of each device, such as ``"8GiB"``.
     faults
         Calls that shall fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or
-        ``CALL=CODE:SKIP:COUNT``. The faults end with the emulation. A lasting emulation has none.
+        ``CALL=CODE:SKIP:COUNT``. The faults end with the emulation. A lasting emulation must have
+        no faults.
     strict
         Whether the emulation records forbidden and undefined uses, and denies the host access to
         device addresses.
@@ -37,9 +38,9 @@ class EmulationRequest:
     state
         Folder of the emulated host. Emulations with the same folder share devices and handles.
     is_lasting
-        Whether the emulation outlives this process. If true, the emulation uses the emulated host
-        of the environment, counts no calls, and has nothing to release. If false and ``state`` is
-        None, the emulation gets a new emulated host.
+        Whether the emulation outlives this process. If true, the emulation counts no calls. If
+        false, and neither ``state`` nor the environment names a folder, the emulation gets a new
+        emulated host.
     """
 
     profile: str | None = None
@@ -53,7 +54,7 @@ class EmulationRequest:
 
 
 class Breach(NamedTuple):
-    """One use that the vendor forbids or leaves undefined."""
+    """One call that breaks a rule of the vendor or has undefined behaviour."""
 
     pid: int
     """The process that made the call."""
@@ -74,7 +75,7 @@ class EmulationReport:
     violations
         The breaches of all processes, in order of time.
     calls
-        Calls of each function by processes that ended normally.
+        Number of calls of each function by processes that ended normally. The key is the function.
     """
 
     violations: tuple[Breach, ...]
@@ -103,6 +104,6 @@ class Emulation:
     close: Callable[[], None]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return a program's variables: the given ones, changed for the emulation."""
+        """Return the environment of a program: ``environ``, changed for the emulation."""
         folders = [*map(str, self.library_path), *filter(None, [environ.get(_LIBRARY_PATH)])]
         return {**environ, **self.variables, _LIBRARY_PATH: os.pathsep.join(folders)}

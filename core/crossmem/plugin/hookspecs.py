@@ -55,14 +55,14 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     find_runtime
         For use in :attr:`Backend.load` only. It returns the answer of some plugin's
         ``crossmem_runtime`` for an API and a name, or raises
-        :class:`crossmem.BackendUnavailableError` if there is none. A backend that has all its
+        :class:`crossmem.BackendUnavailableError` if no plugin answers. A backend that has all its
         runtimes itself omits this parameter.
 
     Returns
     -------
     Iterable[Backend]
         The backends, in any order. Their names must be unique among all plugins: if two plugins
-        offer one name, that name is refused until one of the plugins is disabled.
+        offer the same name, it is refused until one of the plugins is disabled.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
 def crossmem_runtime(api: str, name: str) -> object | None:
     """Return a vendor binding, for a backend that can use several bindings.
 
-    When: while a backend's driver is loaded, if that backend asks through ``find_runtime``.
+    When: while a backend's driver is loaded, if that backend calls ``find_runtime``.
     How often: at most once per process for each runtime that is requested by name, and again
     after a failure.
     Thread: the first thread that uses the backend; other threads that use it wait.
@@ -102,8 +102,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     Returns
     -------
     object or None
-        The binding, in the vendor's own interface. It belongs to the driver that requested it. None
-        if this plugin has no such runtime.
+        The binding, with the vendor's own interface. It belongs to the driver that requested it.
+        None if this plugin has no such runtime.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None":
     """Prepare an emulation of a vendor's library for a program that does not use crossmem.
 
-    When: the command ``crossmem emulate`` was given.
+    When: while the command ``crossmem emulate`` runs, before it starts the program.
     How often: once for each command.
     Thread: the main thread of that command.
     Must not: start the program, or change this process's environment.
@@ -165,10 +165,10 @@ def crossmem_event(event: Event) -> None:
     How often: once for each event in each process that sees it. An import of memory that the
     process already has open is not an event, and neither is a slice.
     Thread: for actions of the application, the acting thread; for actions of other processes
-    (leases, denials, losses), the lease server's; for a deferred free, the thread that frees.
-    Several threads may call the hook at once.
-    Must not: block, wait for another process, call crossmem, or raise. The lease server answers
-    no importer while an observer runs, and the thread may hold locks of crossmem.
+    (leases, denials, losses), the lease server's thread; for a deferred free, the thread that
+    frees. Several threads may call the hook at once.
+    Must not: block, wait for another process, call crossmem, or raise. While an observer runs on
+    the lease server's thread, importers get no reply. The thread may hold locks of crossmem.
 
     Parameters
     ----------

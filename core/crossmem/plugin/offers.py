@@ -19,7 +19,7 @@ __all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
 _log = logging.getLogger(__name__)
 
 PLUGIN_FAULTS: Final = (Exception, SystemExit)
-"""The exceptions of a plugin's code that crossmem catches. ``sys.exit`` during an import is one."""
+"""The exceptions of plugins that crossmem catches: a plugin's import may call ``sys.exit``."""
 
 _WORDS: Final = {"not_installed": "is not installed", "unusable": "cannot be used here"}
 
@@ -33,7 +33,8 @@ class PluginInfo:
     plugin
         Name of the plugin's entry point, or of the module in ``CROSSMEM_PLUGINS``.
     distribution, version
-        The installed distribution that contains the plugin; empty for a module.
+        The installed distribution that contains the plugin; empty if ``CROSSMEM_PLUGINS`` or
+        :meth:`Registry.register` adds the plugin.
     """
 
     plugin: str
@@ -98,7 +99,7 @@ class Offer:
 
     @property
     def loaded(self) -> bool:
-        """Whether a driver is in use."""
+        """Whether a driver is loaded."""
         return bool(self._drivers)
 
     def availability(self) -> Availability:

@@ -43,7 +43,7 @@ class Registry:
     Parameters
     ----------
     settings, entry_points
-        The plugins to load; None: the entry points of the installed distributions.
+        The plugins to load. ``entry_points=None`` means those of the installed distributions.
     """
 
     observed: bool
@@ -74,7 +74,7 @@ class Registry:
 
     @property
     def failures(self) -> tuple[PluginFailure, ...]:
-        """The faults of plugins: import errors, bad hooks, versions, duplicate names."""
+        """The faults of plugins: import errors, bad hooks, wrong versions, duplicate names."""
         catalog = self._discovered()
         return (*catalog.failures, *catalog.conflicts())
 
@@ -84,7 +84,7 @@ class Registry:
         return tuple(self._discovered().disabled)
 
     def register(self, plugin: object, *, name: str) -> None:
-        """Add a plugin of this process, such as an observer of its events.
+        """Add a plugin to this process, such as an observer of the process's events.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class Registry:
                     self._discovering = False
                 catalog.check_runtimes(self._runtimes)
                 self._observe(catalog)
-                # This comes last, so a child that is forked earlier discovers the plugins itself.
+                # This comes last, so a child that was forked earlier discovers the plugins itself.
                 self._catalog = catalog
             return self._catalog
 
@@ -171,7 +171,7 @@ class Registry:
         return tuple(sorted(self._discovered().offers))
 
     def backends(self) -> tuple[Backend, ...]:
-        """Return the backends with a single offer, sorted by name; see :meth:`availability`."""
+        """Return the backends with exactly one faultless offer, sorted by name."""
         catalog = self._discovered()
         found = ((name, catalog.contenders(name)) for name in self.names())
         return tuple(offers[0].backend for _, offers in found if len(offers) == 1)
@@ -234,8 +234,8 @@ class Registry:
         name
             Name of the backend.
         runtime
-            The runtime of the backend; None: :meth:`runtime_of`. Each value has one driver per
-            registry.
+            The runtime of the backend; None: the result of :meth:`runtime_of`. A registry has one
+            driver for each backend and runtime.
 
         Raises
         ------
@@ -362,7 +362,7 @@ class Registry:
     def emit(self, event: Event) -> None:
         """Send an event to every observer. An observer's exception is logged, not raised.
 
-        This takes no lock, and starts no discovery: no event occurs before the use of a backend.
+        This method takes no lock, and starts no discovery: events occur only after discovery.
         """
         if held := forbidden_ranks():
             msg = f"an observer is called while a lock is held: {', '.join(held)}"

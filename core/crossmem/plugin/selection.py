@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of a device: the caller's device, the environment's, or the best available one."""
+"""The choice of a device: by the caller, by the environment, or by priority."""
 
 import re
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One backend, as the choice considered it.
+    """One backend that the choice considered.
 
     Parameters
     ----------
@@ -96,7 +96,8 @@ class Candidate:
     plugins
         The plugins that offer the backend.
     priority
-        Priority of the backend; None if the backend is used only when named, or must not be used.
+        Priority of the backend; None if the backend is used only when named, or if the fault of a
+        plugin makes it unusable.
     availability
         Whether the backend can be used on this machine.
     chosen
@@ -174,14 +175,15 @@ def choose(
     The device that the caller names is used, else the device in ``CROSSMEM_DEVICE``. If the named
     device cannot be used, the function raises and tries no other device. If no device is named,
     device 0 of the available backend with the highest priority is used. Among equal priorities, the
-    name decides. Emulations have no priority, so they are used only when they are named.
+    first name in alphabetical order is used. Emulations have no priority, so they are used only
+    when they are named.
 
     Parameters
     ----------
     spec
         A device such as ``"hip:1"``, or None.
     settings
-        For ``CROSSMEM_DEVICE``.
+        The settings with the value of ``CROSSMEM_DEVICE``.
     registry
         The backends.
     runtime
@@ -223,7 +225,7 @@ def choose(
 
 
 def _nothing_found(ranked: Sequence[Backend], registry: Registry) -> BackendUnavailableError:
-    """Return the error for a machine on which no backend can be used without being named."""
+    """Return the error for a machine on which no backend with a priority is available."""
     lines = []
     for one in ranked:
         availability = registry.availability(one.name)
@@ -268,12 +270,12 @@ def explain(
             reason = {
                 Source.ARGUMENT: "named by the caller",
                 Source.ENVIRONMENT: f"named by {VARIABLES['device']}",
-                Source.PRIORITY: "highest priority of what is available",
+                Source.PRIORITY: "highest priority of the available backends",
             }[choice.source]
         elif not availability.available:
             reason = availability.reason
         elif named is not None and named.spec.backend == name:
-            reason = "named, but not usable as asked"
+            reason = "named, but has no such runtime"
         elif not by_priority:
             reason = "another device is named"
         elif backend is None or backend.priority is None:
@@ -312,7 +314,7 @@ def _named(spec: str | DeviceSpec | None, settings: Settings) -> Choice | None:
 
 
 def _ranked(registry: Registry) -> list[Backend]:
-    """Return the backends that may be used without being named, the preferred one first."""
+    """Return the backends with a priority, in order of preference."""
     # A name that several plugins offer is left out: errors say how to resolve the conflict.
     able = [(one.priority, one) for one in registry.backends() if one.priority is not None]
     return [one for _, one in sorted(able, key=lambda pair: (-pair[0], pair[1].name))]

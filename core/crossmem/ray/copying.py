@@ -2,8 +2,8 @@
 """Copies trees from another node. The bytes travel through Ray's object store.
 
 A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces. The
-receiver stores the pieces in memory of crossmem. Overlapping arrays still overlap. Processes of the
-receiver's node forward the arrays as handles.
+receiver stores the pieces in memory of crossmem. Arrays that overlap also overlap in the copy.
+Processes on the receiver's node forward the copied arrays as handles.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ __all__ = ["copy_from", "read_out"]
 
 _PIECE_NBYTES: Final = 16 * 2**20
 _PIECES: Final = 4
-"""The largest number of pieces in transit. So any tree needs little room in the object store."""
+"""The largest number of pieces in transit. It bounds a tree's space in the object store."""
 
 
 def copy_from(origin: str, blob: bytes) -> Any:
@@ -47,7 +47,7 @@ def copy_from(origin: str, blob: bytes) -> Any:
     UnsupportedError
         This thread must not wait for Ray.
     CrossmemError
-        As for an import on the other node. Also raised if this node has no memory for the copy.
+        The import on the other node failed, or this node has no memory for the copy.
     """
     if is_answering_thread():
         msg = "await and ObjectRef.future run on the thread of Ray, which cannot wait for a copy"

@@ -7,9 +7,9 @@ receivers of the token. A receiver keeps the token as long as it keeps the memor
 together. When no living process has the token any more, the sender releases the memory.
 
 Ray begins to count a token when the message is complete. The sender must keep the token until that
-moment, and Ray does not notify the serialiser of it. Therefore, the token lives as long as the
-``tie``, an object that the sender holds during the send. All messages with the same tie share one
-token.
+moment, but Ray does not report the moment to the serialiser. Therefore, the token lives as long as
+the ``tie``, an object that the sender holds during the send. All messages with the same tie share
+one token.
 """
 
 import logging
@@ -55,7 +55,7 @@ def token_for(tie: Any, kept: object) -> Any:
     ----------
     tie
         An object that lives until the message is complete, and as long as this process may send
-        again.
+        the memory again.
     kept
         The object that keeps the memory. It must not hold a reference to ``tie``.
     """
@@ -70,7 +70,7 @@ def token_for(tie: Any, kept: object) -> Any:
 
 
 def keep_token(tie: Any, token: Any) -> None:
-    """Keep a received token as long as ``tie`` lives, so while this process has the memory."""
+    """Keep a received token as long as ``tie`` lives: as long as this process has the memory."""
     with _lock:
         # A process that receives its own memory must not keep its own token, or it would never
         # release the memory.

@@ -3,7 +3,7 @@
 
 Receivers on the sender's node get handles, and receivers on other nodes get copies.
 
-The sender does not know the receivers, because Ray gives an object to any process that asks for it.
+The sender does not know the receivers, because Ray gives an object to any process that requests it.
 Therefore each message contains handles and the id of the sender's node, and the receiver compares
 that id with its own node.
 """
@@ -33,8 +33,8 @@ Reduced = tuple[Any, ...]
 
 _PROTOCOL: Final = 5
 _before: dict[type, Callable[[Any], Reduced] | None] = {}
-"""The serialiser that Ray had for a class before crossmem's; None: Ray used the class's
-``__reduce_ex__``. The key is the class."""
+"""The serialiser that Ray had for a class before crossmem registered another; None: Ray used the
+class's ``__reduce_ex__``. The key is the class."""
 
 
 def register() -> None:
@@ -43,7 +43,7 @@ def register() -> None:
     Raises
     ------
     UnsupportedError
-        Ray cannot be imported, or lacks something that crossmem needs.
+        Ray cannot be imported, or lacks a function that crossmem needs.
     """
     check()
     if Shared not in _before:
@@ -123,7 +123,7 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
 
 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
-    """Return a shared tree. On another node than the sender's, return a copy of the tree.
+    """Return a shared tree. On a node other than the sender's, return a copy of the tree.
 
     No process publishes new versions of the copy.
     """

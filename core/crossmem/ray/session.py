@@ -6,10 +6,10 @@ without the first three:
 
 - whether Ray is serialising a message. Ray's pickler also writes data that is stored, such as
   checkpoints and functions, and stored data must not contain handles;
-- the end of the last reference to an object, in any process of the cluster;
-- the lock that Ray holds while a deserialiser runs. A deserialiser that waited for Ray would block
-  all other deserialisers of the process, and Ray itself, which deserialises awaited objects before
-  it continues;
+- a notice of the end of the last reference to an object, in any process of the cluster;
+- the lock that Ray holds while a deserialiser runs. A deserialiser that waits for Ray under this
+  lock blocks all other deserialisers of the process. It also blocks Ray itself, which deserialises
+  awaited objects before it continues;
 - whether this thread is the thread on which Ray deserialises awaited objects; that thread must not
   wait.
 """
@@ -94,14 +94,14 @@ def new_token(ended: Callable[[bytes], None]) -> Any:
         A function that Ray calls when this process, all messages and all receivers have dropped the
         token. The argument is the token's binary id. The call runs on a thread of Ray.
     """
-    # Ray writes bytes without its pickler, so this does not disturb the pickling in progress.
+    # Ray writes bytes without its pickler, so this call does not disturb the pickling in progress.
     token = import_ray().put(b"")
     _worker().core_worker.add_object_out_of_scope_callback(token, ended)
     return token
 
 
 def is_answering_thread() -> bool:
-    """Whether this is the thread with which Ray answers. If it waits, Ray's work stops."""
+    """Whether this thread deserialises Ray's awaited objects, and so must not wait."""
     name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text()
     return name.rstrip("\n") == _ANSWERING_THREAD
 

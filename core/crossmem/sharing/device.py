@@ -89,16 +89,16 @@ class Device(LocalDevice):
         allow: Allow | None = None,
         access: Access = "rw",
     ) -> Pool:
-        """Allocate memory for blocks of one size, which processes share without messages.
+        """Allocate a pool: memory that is divided into blocks of one size.
 
-        A process that attaches a first block leases the whole pool. From then on, attaching,
-        unmapping and freeing blocks take no system call and no message in either process.
+        A process leases the whole pool when it attaches its first block. Attaching, unmapping and
+        freeing later blocks takes no system call and no message in either process.
 
         Parameters
         ----------
         block_nbytes
-            Size of each block in bytes, rounded up to 64 bytes on host memory and to 512 on other
-            devices.
+            Size of each block in bytes, rounded up to a multiple of 64 bytes in host memory, and of
+            512 bytes on other devices.
         blocks
             Number of blocks; at most 1,048,574.
         allow
@@ -126,13 +126,13 @@ class Device(LocalDevice):
     def timeline(
         self, level: TimelineLevel | None = None, *, allow: Allow | None = None
     ) -> Timeline:
-        """Make a timeline: a value that this process signals, and for which others wait.
+        """Make a timeline: a value that this process signals, and for which processes wait.
 
         Parameters
         ----------
         level
             ``"word"``, ``"event"`` or ``"host"``: how streams are ordered; see the capability
-            ``timeline_levels``. None: the strongest that the device offers.
+            ``timeline_levels``. None: the strongest level that the device offers.
         allow
             The processes that may open the timeline; None: all processes of the same user (C13).
             Each of these processes can write the words of all timelines with the same ``allow``,
@@ -189,7 +189,7 @@ class Device(LocalDevice):
             ``delivery_count``. Otherwise they are lost, and :meth:`Queue.stats` counts them.
             True needs ``delivery="one"``.
         producers, consumers
-            The most processes that may produce and consume at a time.
+            The largest number of processes that may produce, or consume, at a time.
         prefetch
             The most buffers of one producer that a consumer gets before it has released others.
             None: 2, or ``depth`` if only one consumer may open the queue.

@@ -23,7 +23,7 @@ _Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 class Body(BaseModel):
     """The fields of the JSON.
 
-    The message's reader checks the names of dtypes and the tree itself.
+    Other modules check the names of dtypes and the tree itself.
     """
 
     # This model allows unknown keys, and read_body() refuses them. For a million unknown keys,

@@ -118,6 +118,9 @@ class Contents:
 
 
 def _map_pages(memory: Memory, low: int, high: int) -> None:
-    """Map the pages of a copy now. The copy was written through the descriptor, without mapping."""
+    """Map the pages of a copy now, so that later reads of the copy cause no page faults.
+
+    The copy was written through its descriptor, so no page of it is mapped yet.
+    """
     if memory.device.capabilities.host_visible:
         memory.view()[low:high:_READ_STEP].tobytes()

@@ -76,8 +76,8 @@ _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""The largest number of commas in a list of the tree whose values are not counted. The key is the
-list's role. Objects of the tree have no comma."""
+"""By role, the largest number of commas in a list whose values are not counted, and in the
+outermost object. Objects of the tree have no comma."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:
@@ -97,8 +97,8 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
     ValueError
         The text has more values, or more brackets than any writer produces.
     """
-    # A tree has no more values than its text has commas and opening brackets, strings included. So
-    # most messages pass without the slower count.
+    # The number of commas and opening brackets in the text, even in strings, is an upper bound of
+    # the number of values. So most messages pass without the slower count.
     if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
         _count(text, most)
 

@@ -18,7 +18,7 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""The name of the argument that has the other tree, for errors. The key is the operation."""
+"""By operation, the name that errors use for the argument with the other tree."""
 
 
 class Match(NamedTuple):

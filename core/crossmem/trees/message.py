@@ -135,7 +135,9 @@ def _decode(blob: bytes) -> Message:
     if version != _VERSION:
         raise _refuse(f"format version {version}; this crossmem reads version {_VERSION}")
     if total != len(blob) or flags:
-        raise _refuse(f"{len(blob)} bytes and flags {flags:#x} do not fit their header")
+        raise _refuse(
+            f"the header's length is not {len(blob)}, or its flags {flags:#x} are invalid"
+        )
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")

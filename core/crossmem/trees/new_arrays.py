@@ -52,8 +52,8 @@ def empty(
     device
         The device that holds the memory; ``host`` if None.
     pool
-        The array lies in a block of this pool, on the pool's device. Instead of being freed, the
-        block returns to the pool.
+        The array lies in a block of this pool, on the pool's device. After the end of the array,
+        the block returns to the pool.
     timeout
         Time limit of the wait for a free block of the pool, in seconds.
 
@@ -100,7 +100,7 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
     ----------
     tree
         A tree as for :func:`crossmem.share`. If an array has gaps or repetitions, such as a column
-        of a matrix, the new array has none, unless the array overlaps others.
+        of a matrix, and overlaps no other array, then the new array is contiguous.
     device
         The device that holds the memory. None: each new array lies on the device of the array at
         its place, and arrays in host memory lie on ``host``.

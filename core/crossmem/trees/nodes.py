@@ -17,7 +17,7 @@ null, true, 1  None, True, 1; Unicode strings and finite floats also have their 
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
-{"i": [n, x]}  container n again; n counts mutable containers as they finish; x is its JSON
+{"i": [n, x]}  container n again, with its JSON x; n counts mutable containers as they finish
 ============== ==================================================================================
 
 The module ``classes`` describes the lookup of classes.
@@ -152,8 +152,8 @@ def _can_be_changed(node: Any) -> bool:
     return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 
 
-# Bound methods in the writer would form a reference cycle, which keeps the arrays alive until the
-# garbage collector runs.
+# Bound methods in the writer would form a reference cycle, which would keep the arrays alive until
+# the garbage collector runs.
 _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] = {
     list: lambda writer, value, path: writer.values(value, path),
     tuple: lambda writer, value, path: {"t": writer.values(value, path)},
@@ -305,8 +305,8 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
     if len(pairs) > _MAX_COLLISIONS:
-        # An attacker can choose integers that all have the same hash. To insert 16 MiB of them into
-        # a dict could take hours.
+        # An attacker can choose integers that all have the same hash. The insertion of 16 MiB of
+        # such integers into a dict could take hours.
         hashes = {hash(key) for key, _ in pairs}
         if len(pairs) - len(hashes) > _MAX_COLLISIONS:
             msg = f"more than {_MAX_COLLISIONS} keys have colliding hashes"

@@ -23,7 +23,7 @@ __all__ = ["Published"]
 
 
 class Published:
-    """The part of a shared tree that has versions. A version is a value of a timeline."""
+    """The methods of a shared tree for its versions. A version is a value of a timeline."""
 
     __slots__ = (
         "_devices",
@@ -114,7 +114,7 @@ class Published:
         Parameters
         ----------
         after
-            The version that the caller knows already; 0 waits for the first.
+            The version that the caller knows already; 0 waits for the first version.
         stream
             The stream that uses the arrays. Its later work waits for the version ``after + 1``,
             and the call returns this version at once; see :meth:`crossmem.Timeline.wait`. None: the

@@ -69,8 +69,8 @@ def receive(
         ``"advisory"``: only NumPy arrays refuse writes.
     device
         The device for which memory of this device's backend is mapped. Memory of other backends is
-        mapped for the device that holds the memory. If ``device`` is None, the same holds for all
-        memory. The memory does not move (C24).
+        mapped for the device that holds the memory. If ``device`` is None, all memory is mapped for
+        the device that holds it. The memory does not move (C24).
     into
         A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
         The received contents are copied into these arrays, the received memory is released, and

@@ -134,7 +134,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     """Return a message for one array, the array's memory, and whether the array is read-only.
 
     The array is read-only if this process received it with ``readonly=True``. The result is None
-    for an array outside memory of crossmem.
+    for an array outside memory of crossmem that other processes can lease.
 
     Raises
     ------
@@ -187,8 +187,8 @@ def _rows(
 ) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Exportable]]:
     """Return the distinct handles of the arrays, a row for each array, and the copies' memory.
 
-    The dictionary has this process's memory into which arrays were copied. The key is the index of
-    that memory's handle in the first tuple.
+    The dictionary contains the memory to which this process copied arrays. The key is the index of
+    the memory's handle in the first tuple.
     """
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
     places = iter(tree_memory.find(with_elements))

@@ -97,7 +97,7 @@ class Shared(Published, Generic[_T_co]):
 
     @classmethod
     def from_reserved(cls, blob: bytes, numbers: Sequence[int]) -> "Shared[Any]":
-        """Return the tree of a message with reservations. The tree holds the memory from now on.
+        """Return the tree of a message with reservations. The returned tree holds the memory.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class Shared(Published, Generic[_T_co]):
         return found[0]
 
     def update(self, tree: Any) -> int:
-        """Copy the arrays of a tree into the shared memory, publish it, and return the version.
+        """Copy the arrays of a tree into the shared memory. Publish and return a new version.
 
         An array of ``tree`` that is the shared array itself is not copied.
 
@@ -192,7 +192,7 @@ class Shared(Published, Generic[_T_co]):
         contents = self._contents
         # Another thread may have closed this object after the check in _own().
         self.take()
-        assert contents is not None  # noqa: S101 - it goes with the timeline
+        assert contents is not None  # noqa: S101 - set with the timeline
         contents.overwrite(tree)
         return self.publish()
 

@@ -208,7 +208,7 @@ class TreeMemory:
             )
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
-        """Copy every byte that the arrays cover, once, into one allocation or block.
+        """Copy each byte of the arrays once, into one allocation or block; return the places.
 
         A gap is memory between the elements of an array, such as the other columns of a matrix. In
         host memory, the copy omits a gap if no other array lies in it, because the user did not

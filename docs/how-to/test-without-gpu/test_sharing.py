@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A producer shares an array of CuPy with a consumer, another process."""
+"""A producer shares an array of CuPy with a consumer in another process."""
 
 import multiprocessing
 from multiprocessing.connection import Connection
@@ -28,7 +28,7 @@ def test_the_consumer_reads_what_the_producer_wrote() -> None:
     array = cupy.asarray(np.arange(COUNT, dtype="float32"))
     cupy.cuda.get_current_stream().synchronize()
 
-    # A forked child of a process that has used the GPU cannot use it.
+    # After a process has used the GPU, its forked children cannot use the GPU.
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     consumer = context.Process(target=consume, args=(theirs,))

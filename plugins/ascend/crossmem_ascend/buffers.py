@@ -29,15 +29,15 @@ from crossmem_ascend.runtime import Vendor
 __all__ = ["MAX_BUFFER_NBYTES", "MAX_QUEUES", "About", "Attached", "HandOvers", "attached_in"]
 
 MAX_BUFFER_NBYTES: Final = 4 << 30
-"""The limit that the vendor documents."""
+"""The largest size of a buffer that the vendor documents."""
 MAX_QUEUES: Final = 4096
 """Every id of a queue is below this number."""
 _NORMAL: Final = 0
 _USER_NBYTES: Final = 96
 _PAUSE_S: Final = 1e-3
 _BUSY_S: Final = 0.02
-"""The shortest time for which a call is repeated on a busy queue. A process keeps a queue busy for
-microseconds."""
+"""The shortest time for which a call is repeated on a busy queue. A living process keeps a queue
+busy for microseconds only."""
 
 
 class About(Protocol):
@@ -131,7 +131,7 @@ class HandOvers:
         user_data: bytes,
         timeout_s: float,
     ) -> bool:
-        """Hand a buffer over."""
+        """Hand a buffer over. Return False if the queue stayed full."""
         tdt, handle = self._tdt, buffer.reference
         made: list[int] = []
         with self._about(buffer.ordinal, "put"):
@@ -159,7 +159,7 @@ class HandOvers:
                     buffer.pointer = 0
 
     def dequeue(self, queue: VendorQueue, timeout_s: float) -> VendorBuffer | None:
-        """Receive a buffer, its length and its user data."""
+        """Return the next buffer with its length and user data, None if the queue stayed empty."""
         tdt, value = self._tdt, self._vendor.value
         buffer, made = VendorBuffer(queue.ordinal), list[tuple[int, int]]()
         try:
@@ -192,7 +192,7 @@ class HandOvers:
         """Free the buffer that the vendor's last call returned, if that call succeeded."""
         if made and made[-1][1] == SUCCESS:
             buffer.reference = made[-1][0]
-            # The address of the data may be unknown.
+            # free_buffer() frees only with a pointer, and the address of the data may be unknown.
             buffer.pointer = buffer.pointer or buffer.reference
             with noting(error):
                 self.free_buffer(buffer)
@@ -203,7 +203,8 @@ class HandOvers:
         """Repeat a waiting call until it succeeds. Return False if the time is up.
 
         If another process uses the queue at the same moment, the vendor does not wait. It returns
-        the same code as for a destroyed queue. So this code ends the wait only after a while.
+        the same code as for a destroyed queue. So this code raises only when the time limit and
+        ``_BUSY_S`` have passed.
         """
         began = time.monotonic()
         end = began + timeout_s

@@ -2,8 +2,8 @@
 """The choice of device and context on any thread, and their restoration afterwards (law C19).
 
 A process opens a device once, in a separate thread, because ``set_device`` changes the context of
-the calling thread. Only a reset of the device for all users would undo this change. crossmem never
-resets a device, because torch_npu or the application may be using it.
+the calling thread. Only a reset of the device would undo this change. crossmem never resets a
+device, because torch_npu or the application may be using it.
 """
 
 import threading
@@ -57,7 +57,7 @@ class Contexts:
 
     @property
     def opened(self) -> list[int]:
-        """The devices that this process uses."""
+        """The ordinals of the devices that this process has opened."""
         return list(self._opened)
 
     @contextmanager

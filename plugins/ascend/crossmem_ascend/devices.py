@@ -45,12 +45,12 @@ def _uuid_of(vendor: Vendor, ordinal: int) -> str | None:
     uuid, code = vendor.rt.device_get_uuid(ordinal)
     if code != SUCCESS or not any(uuid["bytes"]):
         return None
-    # C's char may be signed.
+    # The vendor's bytes are C's char, which may be signed.
     return "npu:" + bytes(one & 0xFF for one in uuid["bytes"]).hex()
 
 
 def _physical_id(ordinal: int, environ: Mapping[str, str]) -> int:
-    """Return the device's number without the mask of this process."""
+    """Return the number that the device would have without this process's mask."""
     mask = environ.get(MASK, "")
     if not mask:
         return ordinal
@@ -58,8 +58,8 @@ def _physical_id(ordinal: int, environ: Mapping[str, str]) -> int:
         return [int(one) for one in mask.split(",")][ordinal]
     except (ValueError, IndexError):
         raise ConfigurationError(
-            f"{MASK} is {shorten(mask)}, which does not identify device {ordinal}, and its driver "
-            "gives no UUID",
+            f"{MASK} is {shorten(mask)}, which does not identify device {ordinal}, and the driver "
+            "reports no UUID",
             hint="set the variable to numbers separated by commas, such as 0,1",
             backend=BACKEND,
         ) from None

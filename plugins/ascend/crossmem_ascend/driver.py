@@ -49,8 +49,8 @@ class AscendDriver(VendorDriver):
 
     The driver has the methods of :class:`crossmem.driver.AddressRanges` if the runtime offers
     shareable handles, those of :class:`crossmem.driver.StreamWords` if streams can write values,
-    and those of :class:`crossmem.driver.VendorQueues` if the vendor offers queues between
-    processes here. It has ``violations`` if the runtime is a checking emulation.
+    and those of :class:`crossmem.driver.VendorQueues` if the vendor's queues work between
+    processes of this machine. It has ``violations`` if the runtime is a checking emulation.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class AscendDriver(VendorDriver):
     Raises
     ------
     BackendUnavailableError
-        The runtime offers neither mechanism.
+        The runtime offers neither shareable handles nor keys.
     """
 
     backend = BACKEND
@@ -227,7 +227,7 @@ class AscendDriver(VendorDriver):
             fault = "which is not a process number"
         elif peer.reported == own:
             fault = "which is the exporter's"
-        # The process numbers here equal the driver's only outside of a container.
+        # Only outside of containers, the pids of this process and its peers are the driver's.
         elif own == os.getpid() and peer.pid and peer.pid != peer.reported:
             fault = f"but is process {peer.pid}"
         if fault is not None:
@@ -261,8 +261,8 @@ class AscendDriver(VendorDriver):
             )
         if capacity % GRANULARITY_NBYTES or not 0 < nbytes <= capacity:
             raise InvalidHandleError(
-                f"the exporter offers {nbytes} bytes in a capacity of {capacity}, which is not "
-                f"a multiple of {GRANULARITY_NBYTES} that holds them",
+                f"the exporter reports {nbytes} bytes and capacity {capacity}; the capacity must "
+                f"be a multiple of {GRANULARITY_NBYTES} and hold the bytes",
                 operation="import",
                 backend=BACKEND,
             )

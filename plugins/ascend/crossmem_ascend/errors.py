@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result codes of ACL and crossmem's error for each. The table has every documented code.
+"""Result codes of ACL, and crossmem's error for each of them.
 
 The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. The runtime returns code 507899
 for every result of the driver that has no code of its own. The meaning of 507899 therefore depends
@@ -183,15 +183,15 @@ CODES: Final = {
     507910: Code("ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED", _FOREIGN),
     507911: Code("ACL_ERROR_RT_HOST_MEMORY_NOT_REGISTERED", _FOREIGN),
 }
-"""Every result code that the ACL headers name for this area."""
+"""The codes that ACL's headers name for devices, memory, streams, events, notifies and queues."""
 
 _IMPORTS: Final = frozenset({"rt.mem_import_from_shareable_handle", "rt.ipc_mem_import_by_key"})
 
 _REFUSALS: Final = {
-    "rt.mem_import_from_shareable_handle": "this process is the exporter, is not on its whitelist, "
+    "rt.mem_import_from_shareable_handle": "this process is the exporter, is not on the whitelist, "
     "or started after its pid was put there; or the exporter is freeing the memory",
     "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead, or this process is not on "
-    "its whitelist or started after its pid was put there",
+    "the whitelist or started after its pid was put there",
     "rt.mem_export_to_shareable_handle": "other code exported the memory before, or the memory was "
     "imported",
     "rt.ipc_mem_get_export_key": "the memory does not begin at a page of its own, or was opened "
@@ -202,16 +202,16 @@ _REFUSALS: Final = {
     "memory is smaller than its exporter says",
     "rt.unmap_mem": "nothing is mapped there, or a key of this memory was not closed",
     "rt.release_mem_address": "something is still mapped there",
-    "tdt.attach_queue": "the queue was destroyed, or is of another memory group",
+    "tdt.attach_queue": "the queue was destroyed, or belongs to another memory group",
     "tdt.grant_queue": "the queue was destroyed",
-    "tdt.enqueue": "another process died while it put, or the queue was destroyed",
-    "tdt.dequeue": "another process died while it got, or the queue was destroyed",
+    "tdt.enqueue": "another process died during a put, or the queue was destroyed",
+    "tdt.dequeue": "another process died during a get, or the queue was destroyed",
 }
 """The usual cause of code 507899. The key is the call."""
 
 _LOST: Final = (
-    "the process that allocated the buffer ended before another one received it: keep producers "
-    "until their buffers were received"
+    "the process that allocated the buffer ended before a consumer received it: keep producers "
+    "alive until their buffers were received"
 )
 
 

@@ -3,7 +3,8 @@
 
 The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
 the key before it frees the memory. The memory ends with the exporter. A key works between processes
-that use one device: across devices, neither synchronous copies nor copies with the host work.
+that use one device: on another device, neither synchronous copies nor copies from or to the host
+work.
 """
 
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ class Key(Mechanism):
 
     @override
     def allocate(self, ordinal: int, nbytes: int) -> Block:
-        # The capacity is whole huge pages. Otherwise the memory may not be page-aligned, or may
-        # share a page with other memory.
+        # The capacity is a number of whole huge pages. Otherwise the memory may not be aligned to a
+        # page, or may share a page with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         owned = _Keyed(self)
         made: list[tuple[int, int]] = []

@@ -25,7 +25,7 @@ _STEM: Final = "libascendcl.so"
 _NAMES: Final = (_STEM, f"{_STEM}.1")
 _ROOTS: Final = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/nnae/latest")
 _FABRIC: Final = 2
-"""The type of shareable handles that are bytes. All others are numbers."""
+"""The type of shareable handles that are bytes. Handles of all other types are numbers."""
 
 _NUMBER_NBYTES: Final = 8
 
@@ -87,7 +87,7 @@ class _Rt(_Module):
 
 
 class LibraryAcl:
-    """The module ``acl``.
+    """Huawei's library with the interface of the module ``acl``.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class LibraryAcl:
         self.tdt = _Module("tdt", Functions(library, TDT))
 
     def init(self) -> int:
-        """Initialise ACL; return the code."""
+        """Initialise ACL, and return the result code."""
         code: int = self._functions.call("init")[-1]
         return code
 

@@ -81,7 +81,7 @@ class Reference:
     raw
         Whether the vendor's export is raw; None before the export.
     admitted
-        The processes on the whitelist. The vendor removes none of them.
+        The tgids of the processes on the whitelist. The vendor removes none of them.
     """
 
     mechanism: Mechanism

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access of one device to the memory of another device, which must be enabled first."""
+"""Peer access: a process must enable it before a device can use another device's memory."""
 
 import time
 from typing import Final
@@ -37,7 +37,7 @@ class PeerAccess:
         return self._vendor.value("rt.device_can_access_peer", can) == 1
 
     def enable(self, ordinal: int, peer: int) -> None:
-        """Let a device use the memory of another one. One call per process is enough.
+        """Let a device use another device's memory. One call per process is enough.
 
         Raises
         ------
@@ -64,7 +64,7 @@ class PeerAccess:
         self._enabled.add((ordinal, peer))
 
     def enable_all(self, ordinal: int) -> None:
-        """Let a device and each other device that this process uses access each other's memory."""
+        """Enable access in both directions between a device and all other devices in use."""
         for peer in self._contexts.opened:
             if peer != ordinal:
                 self.enable(ordinal, peer)

@@ -49,7 +49,7 @@ class _MemAccessDesc(ctypes.Structure):
 
 
 class _Properties(Parameter):
-    """The address of a ``aclrtPhysicalMemProp``, given as pyACL's dictionary."""
+    """The address of an ``aclrtPhysicalMemProp``, given as pyACL's dictionary."""
 
     kinds = (ctypes.POINTER(_PhysicalMemProp),)
 
@@ -62,7 +62,7 @@ class _Properties(Parameter):
 
 
 class _Text(Parameter):
-    """A text that ends with a zero byte, given as text or as bytes."""
+    """A text that ends with a zero byte, given as ``str`` or ``bytes``."""
 
     kinds = (ctypes.c_char_p,)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's queues and buffers: the mechanism ``acltdt``.
 
-Processes can share them only if they run on the device's own processor (run mode device) and are
-members of one memory group. crossmem does not make this group.
+Processes can share queues and buffers only if the processes run on the device's own processor (run
+mode device) and are members of one memory group. crossmem does not make this group.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ _BITS: Final[Mapping[QueueRole, int]] = {"produce": 4, "consume": 2}
 def obstacle(
     vendor: Vendor, tdt: object | None, ordinal: int, environ: Mapping[str, str]
 ) -> UnsupportedError | None:
-    """Return why the vendor's queues cannot be used between processes, None if they can."""
+    """Return why a device's processes cannot use the vendor's queues, None if they can."""
     code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
     missing = [f"tdt.{name}" for name in NEEDS if not hasattr(tdt, name)]
     missing += ["rt.get_run_mode"] if not vendor.has("get_run_mode") else []
@@ -177,7 +177,7 @@ class QueueMechanism(HandOvers):
             msg = "the vendor grants queues by pid, and the owner does not see this process's pid"
             raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
         with self._about(queue.ordinal, "open_queue"):
-            # A grant may replace the process's earlier grant, so it repeats the earlier roles.
+            # A grant may replace the process's earlier grant, so this one repeats earlier roles.
             attached = attached_in(queue)
             process = peer.pid, process_start_time(peer.pid)
             bits = attached.granted.get(process, 0) | _BITS[role]

@@ -227,7 +227,7 @@ class Vendor:
             self.check("init", code)
 
     def missing(self, functions: frozenset[str]) -> list[str]:
-        """Return which of the given functions of ``acl.rt`` this runtime lacks."""
+        """Return the names of the given functions that this runtime's ``acl.rt`` lacks."""
         return sorted(name for name in functions if not hasattr(self.rt, name))
 
     def has(self, function: str) -> bool:

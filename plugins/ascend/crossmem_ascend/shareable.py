@@ -211,7 +211,7 @@ class Shareable(Mechanism):
                 pieces[pointer] = True
             self._vendor.check("rt.unmap_mem", code)
 
-    # Steps that have an effect only once --------------------------------------------------
+    # Idempotent steps ---------------------------------------------------------------------
 
     def _map_anywhere(self, owned: _Physical, capacity: int) -> int:
         if owned.is_mapped:
@@ -237,8 +237,8 @@ class Shareable(Mechanism):
         self._free_physical(owned)
         self._release_addresses(owned)
 
-    # In each of these methods, no signal handler runs between the statement that clears a resource
-    # and the vendor's call. The resource is restored only if the vendor refused.
+    # In each method below, no signal handler runs between the statement that clears the record of
+    # a resource and the vendor's call. The record is restored only if the vendor refused.
 
     def _unmap_mem(self, owned: _Physical) -> None:
         unmap, pointer = self._rt.unmap_mem, owned.addresses

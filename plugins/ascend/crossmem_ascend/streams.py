@@ -2,7 +2,7 @@
 """Order between streams of several processes: values that streams write and await.
 
 Notifies are not used: a wait resets its notify, so a notify serves one waiter and carries no value.
-IPC events are not used either, because every product that has them has values, too.
+IPC events are not used either, because every product with IPC events has value writes, too.
 """
 
 from contextlib import AbstractContextManager
@@ -103,17 +103,17 @@ class StreamOrder:
     # Work for the conformance kit ----------------------------------------------------------
 
     def create_stream(self, ordinal: int) -> int:
-        """Create a stream in the device's default context.
+        """Create a stream in the device's default context, which frameworks use, too.
 
-        This method makes the context current, because a stream belongs to the context in which it
-        is created. Frameworks use the default context, too.
+        This method makes that context current, because a stream belongs to the context in which it
+        is created.
         """
         rt = self._vendor.rt
         self._vendor.check("rt.set_device", rt.set_device(ordinal))
         return self._vendor.value("rt.create_stream", rt.create_stream())
 
     def destroy_stream(self, ordinal: int, stream: int) -> None:
-        """Destroy a stream without work."""
+        """Destroy a stream whose work is complete."""
         self._check(ordinal, "destroy_stream", stream)
 
     def copy_async(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device addresses of one process: the reserved regions, and the memory that is mapped there.
 
-A strict emulation returns addresses that the host cannot access, like a real device's: an access
-kills the process at that point. The emulation itself uses other addresses for the same memory. A
-lax emulation also maps device memory at its device addresses. In both modes, host memory is mapped
-at its device addresses.
+A strict emulation returns addresses that the host cannot access, as on a real device: an access by
+the host causes a page fault, which kills the process. The emulation itself uses other addresses for
+the same memory. A lax emulation also maps device memory at its device addresses. In both modes,
+host memory is mapped at its device addresses.
 """
 
 import itertools
@@ -48,7 +48,7 @@ class Region:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Memory at some addresses.
+    """Memory at consecutive device addresses.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Piece:
     is_synchronous
         Whether the host waits for every copy from or to the memory.
     number
-        A number that is unique in this process, also among memory that was freed.
+        A number that no other piece of this process has, not even a freed piece.
     """
 
     start: int
@@ -128,7 +128,7 @@ class Space:
     def reserve(
         self, nbytes: int, *, is_reservation: bool, at: int = 0, alignment: int = BLOCK_NBYTES
     ) -> Region:
-        """Reserve addresses, at a multiple of 2 MiB or another power of two.
+        """Reserve addresses at ``at`` or, if ``at`` is 0, at a multiple of ``alignment``.
 
         Raises
         ------
@@ -155,14 +155,14 @@ class Space:
         return region if pointer < region.start + region.nbytes else None
 
     def attach(self, piece: Piece) -> None:
-        """Map memory at addresses."""
+        """Add a piece, and map it if the host may access it."""
         if self._is_seen(piece):
             memory.duplicate_at(piece.backing, _whole_pages(piece.nbytes), piece.start)
         self.pieces[piece.start] = piece
         insort(self._piece_starts, piece.start)
 
     def detach(self, piece: Piece) -> None:
-        """Unmap memory."""
+        """Remove a piece, and unmap it."""
         del self.pieces[piece.start]
         del self._piece_starts[bisect_left(self._piece_starts, piece.start)]
         if self._is_seen(piece):

@@ -21,7 +21,7 @@ _POISON: Final = 0xA5
 
 
 class _Account:
-    """The allocations of this process on one device."""
+    """One device, and the part of its capacity that this process can still allocate."""
 
     __slots__ = ("free_nbytes", "info", "lock")
 
@@ -43,7 +43,7 @@ class EmulatedDriver(MemfdDriver):
     Raises
     ------
     DriverError
-        This kernel creates no memfds.
+        This kernel cannot create memfds.
     """
 
     backend = "emulated"

@@ -32,7 +32,7 @@ class Emulated:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Variables for a process that uses the library."""
+        """The environment variables for a process that uses the library."""
         return self._emulation.environment(os.environ)
 
     @property
@@ -49,7 +49,7 @@ class Emulated:
 def emulate() -> Iterator[Callable[..., Emulated]]:
     """Return a function: ``emulate("hip", devices=4)`` returns an emulated library.
 
-    Each library has a separate host, which is removed at the end of the test.
+    Each library has a separate emulated host, which is removed at the end of the test.
     """
     made: list[Emulated] = []
 

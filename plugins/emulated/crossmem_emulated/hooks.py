@@ -17,9 +17,9 @@ __all__ = ["crossmem_backends", "crossmem_emulate", "crossmem_runtime"]
 
 def _probe() -> Availability:
     if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-        return Availability("unusable", "anonymous memory files (memfd_create) are Linux's")
-    # Imported late, here and below: every process that uses crossmem imports this module, and most
-    # of them do not need the modules of the emulations.
+        return Availability("unusable", "anonymous memory files (memfd_create) exist only on Linux")
+    # Modules of the emulations are imported inside functions: every process that uses crossmem
+    # imports this module, and most processes need no emulation.
     from crossmem_emulated.memory import creation_flags  # noqa: PLC0415
 
     try:
@@ -45,7 +45,7 @@ def _load_host(_runtime: str | None) -> "Driver":
 
 @hookimpl
 def crossmem_runtime(api: str, name: str) -> object | None:
-    """Offer the vendors' emulations to drivers that request one by name."""
+    """Offer emulations of the vendors' runtimes to drivers that request runtime ``emulated``."""
     if name != "emulated" or api not in {"ascend", "hip", "cuda"}:
         return None
     from crossmem_emulated.options import Options  # noqa: PLC0415
@@ -63,7 +63,7 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 
 @hookimpl
 def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation":
-    """Offer the vendors' libraries to programs that do not use crossmem."""
+    """Offer emulations of the vendors' libraries to programs that do not use crossmem."""
     from crossmem_emulated.abi.session import prepare  # noqa: PLC0415
 
     return prepare(api, request)

@@ -16,17 +16,17 @@ from crossmem_emulated.memory import PAGE_NBYTES
 __all__ = ["CHECKED_NBYTES", "HostDriver"]
 
 CHECKED_NBYTES: Final = 64 << 20
-"""Size from which an allocation checks the limits. Smaller allocations are too frequent for it."""
+"""The smallest allocation that checks the limits. Smaller allocations are too frequent to check."""
 
 _FRESH_S: Final = 0.1
 """The time for which one reading of the limits is valid, in seconds."""
 
 _MAX_ALLOCATION_NBYTES: Final = 1 << 46
-"""The largest request: half of the addresses of a process on x86-64. Below that, the limits of the
-machine decide."""
+"""The largest request in bytes: half of the addresses of a process on x86-64. For smaller requests,
+the limits of the machine decide."""
 
 _MAX_NAME: Final = 50
-"""Longest name of a limit that fits into one line with the numbers."""
+"""The most characters of a limit's name that fit into one line with the numbers."""
 
 
 class HostDriver(MemfdDriver):
@@ -40,7 +40,7 @@ class HostDriver(MemfdDriver):
     Raises
     ------
     DriverError
-        This kernel creates no memfds.
+        This kernel cannot create memfds.
     """
 
     backend = "host"
@@ -48,8 +48,9 @@ class HostDriver(MemfdDriver):
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         # The bytes that may still be allocated after one reading of the limits, and the time until
-        # which the reading is valid. If two threads allocate at once, one update may be lost. The
-        # lost update is harmless, because one reading allows only half of the free memory.
+        # which the reading is valid. If two threads allocate at once, one of their updates of
+        # these fields may be lost. This is harmless, because one reading allows only half of the
+        # free memory.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(

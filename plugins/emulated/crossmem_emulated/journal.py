@@ -70,7 +70,7 @@ class Faults:
         skip
             Number of calls that succeed first.
         count
-            Number of calls that fail after that.
+            Number of calls that fail after the skipped calls.
         pid
             The process whose calls are counted and fail; None: the calls of all processes are
             counted together.
@@ -89,7 +89,7 @@ class Faults:
             return int(made.lastrowid or 0)
 
     def remove(self, number: int) -> None:
-        """Remove a fault, if calls of it are left."""
+        """Remove a fault. Do nothing if all its calls have failed already."""
         with self._machine.transaction() as tables:
             tables.execute("DELETE FROM fault WHERE number = ?", (number,))
         self._version = None

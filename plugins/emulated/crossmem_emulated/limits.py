@@ -108,7 +108,7 @@ class Limits:
                 yield limit
 
     def _own_cgroups(self) -> Iterator[tuple[Path, _Files]]:
-        """Yield the folder of each cgroup that limits this process: its own, and the ancestors.
+        """Yield the folder of each cgroup that limits this process: its own and all ancestors.
 
         In a container, ``/proc/self/cgroup`` may have the path on the host, although the container
         sees its own cgroup as the root. The caller skips folders that do not exist.

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of one emulated host. On a real host, the kernel has this knowledge of device memory.
+"""The tables of one emulated host: the records of device memory that a real host's kernel keeps.
 
 Vendor drivers live in the kernel, which sees every process, survives all of them and cleans up
 after each. Here an SQLite database replaces the kernel. A transaction is atomic, and the kernel
 releases the locks of a killed process. So a process that is killed at any instruction blocks no
-other process. The next process that reads the tables removes the entries of killed processes. The
-memory itself is a memfd of the process that allocated it: it lives while any process maps it, and
-needs no deletion.
+other process. Other processes later remove the entries of a killed process. The memory itself is a
+memfd of the process that allocated it: the kernel frees it when no process maps it any more.
 
 All processes of one emulated host are in one pid namespace and have one user.
 """
@@ -93,10 +92,10 @@ def ticks_since_boot() -> int:
 
 
 def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
-    """Run a step as soon as no other process is in a transaction.
+    """Run a step as soon as no other process is in a transaction, and return its result.
 
-    SQLite itself can wait, but its pauses grow, and it does not wait at the first open and the last
-    close of the file.
+    SQLite's own wait is not used: its pauses become longer and longer, and SQLite does not wait at
+    the first open and the last close of the file.
     """
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -110,7 +109,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """The emulated host cannot be used by this process, or can no longer be used."""
+    """The emulated host is lost: this process cannot use it, or cannot use it any more."""
 
 
 class Machine:
@@ -122,13 +121,13 @@ class Machine:
         The folder of the tables: one folder is one host. The folder is created if it does not
         exist. Its parent is not created, because another process may have removed it on purpose.
     schema
-        Further tables of one vendor, each created only if it does not exist. Rows of a process
-        refer to ``process`` with ``ON DELETE CASCADE``, and are deleted at its death.
+        SQL that creates further tables of one vendor if they do not exist. Rows of a process refer
+        to the table ``process`` with ``ON DELETE CASCADE``, and so are deleted with the process.
 
     Attributes
     ----------
     identity
-        The identity of this host, as long as its folder exists.
+        The device number and inode of the folder, which identify the host while the folder exists.
 
     Raises
     ------
@@ -187,7 +186,7 @@ class Machine:
         return self.folder / f"host-{_VERSION}-{boot_id}.sqlite"
 
     def _opened(self) -> sqlite3.Connection:
-        """Return the connection. The caller holds the lock."""
+        """Return the connection, after opening it if necessary. The caller holds the lock."""
         if _is_sqlite_lost or self.identity in _lost:
             raise HostLostError(
                 "this process was forked while another thread used the emulated host: start "
@@ -323,7 +322,7 @@ class Machine:
         return False
 
     def fault_of(self, error: Exception) -> CrossmemError | None:
-        """Return the error for a database that the system makes unusable, None for another error.
+        """Return crossmem's error if the system made the database unusable, None otherwise.
 
         The emulated vendor has no result code for an unusable database. Without this error,
         crossmem's driver would report a failure of the vendor.
@@ -386,7 +385,7 @@ class Machine:
                 self._lock.release()
 
     def renew_after_fork(self) -> None:
-        """Start again in a forked child. Connections that crossed the fork are never used."""
+        """Reset the state in a forked child. Connections that crossed the fork are never used."""
         global _is_sqlite_lost  # noqa: PLW0603 - one value for the process
         # If another thread was using SQLite at the fork, SQLite's own locks stay held in this child
         # for ever. So the child cannot use any host.

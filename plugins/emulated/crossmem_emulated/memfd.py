@@ -59,7 +59,7 @@ class MemfdDriver(Driver):
     Raises
     ------
     DriverError
-        This kernel creates no memfds.
+        This kernel cannot create memfds.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class MemfdDriver(Driver):
 
     def _prepare(self, block: Block) -> None:
         """Change fresh memory before its first use."""
-        # Huge pages are requested only for large requests: the kernel zeroes a huge page whole.
+        # A small allocation gets no huge page, because the kernel would zero the whole huge page.
         if self._advise_huge and block.nbytes >= _HUGE_PAGE_NBYTES:
             memory.advise_huge(block.pointer, block.capacity)
 
@@ -259,8 +259,8 @@ class MemfdDriver(Driver):
             if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(mapped.pointer, imported.capacity)
             if not remappable:
-                # The mapping keeps the memory alive, so even ten thousand imports hold no
-                # descriptor.
+                # The mapping keeps the memory alive. If each import held a descriptor, too, many
+                # imports would exhaust the descriptors of this process.
                 descriptor, reference = imported.reference, _Kept(mapped)
                 imported.reference = reference
                 close(descriptor)
@@ -299,13 +299,13 @@ class MemfdDriver(Driver):
                 raise self._munmap_failed(source.ordinal, "unmap", capacity) from None
 
     def map_readonly(self, block: Block) -> Mapped:
-        """Map a block a second time, so that the kernel refuses writes (law C8)."""
+        """Map a block a second time, without write access (law C8)."""
         mapped = Mapped(block, 0)
         mapped.pointer = self._map(block, "ro")
         return mapped
 
     def unmap_readonly(self, mapped: Mapped) -> None:
-        """Unmap the second mapping."""
+        """Undo :meth:`map_readonly`."""
         self.unmap(mapped)
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
@@ -343,7 +343,7 @@ class MemfdDriver(Driver):
         except CrossmemError:
             raise
         except BaseException:
-            # If nothing was mapped yet, cover() has no effect.
+            # If nothing was mapped yet, cover() leaves the reservation as it was.
             memory.cover(pointer, capacity)
             raise
         return mapped

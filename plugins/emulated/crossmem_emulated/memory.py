@@ -200,7 +200,7 @@ def map_shared(
     descriptor, nbytes
         The memory, and its size in bytes. All of it is mapped.
     protection
-        The access of the mapping.
+        The access of the mapping: ``READ`` or ``READ_WRITE``.
     is_inherited
         Whether forked children inherit the mapping. If so, each child keeps the pages alive.
     at
@@ -235,8 +235,8 @@ def unmap(pointer: int, nbytes: int) -> None:
 def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     """Reserve addresses without memory, where any access faults, and return the first address.
 
-    A forked child inherits the mappings in the reservation as :func:`map_shared` says. It does not
-    inherit the addresses between them.
+    A forked child inherits the mappings in the reservation that were made with ``is_inherited``. It
+    does not inherit the addresses between the mappings.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     """
     spare = 0 if at else alignment
     if nbytes + spare > _MOST_NBYTES:
-        # The sum does not fit C's type, and ctypes would cut it off.
+        # The sum does not fit C's size_t, and ctypes would truncate it.
         raise SystemCallError("mmap", ENOMEM)
     flags = _NOTHING | (_MAP_FIXED_NOREPLACE if at else 0)
     mapped: list[int] = []
@@ -402,8 +402,8 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
 def close_inherited() -> None:
     """Close, in a forked child, all descriptors of memory from the parent.
 
-    The function finds the descriptors by the memory's name. So it works at any moment, allocations
-    and imports keep no record for it, and it closes no number that now belongs to another file.
+    The function finds the descriptors by the memory's name. So allocations and imports need no
+    record of their descriptors, and a number that now belongs to another file is not closed.
     """
     try:
         # There may be many thousands of descriptors, for which pathlib would be slow.
@@ -417,8 +417,8 @@ def close_inherited() -> None:
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") not in _LINKS:  # noqa: PTH115
                 continue
-            # crossmem's descriptors are not inheritable. The application made an inheritable
-            # descriptor, for a program that it executes.
+            # crossmem's descriptors are not inheritable. If the application has made a descriptor
+            # inheritable, a program that it executes needs the descriptor.
             if not os.get_inheritable(int(name)):
                 close(int(name))
 

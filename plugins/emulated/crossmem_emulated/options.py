@@ -114,14 +114,14 @@ class Options:
     """
 
     visible_devices: tuple[int, ...] | None = None
-    """Devices that this process sees, in the order of their ordinals here; None for all
-    (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). Identities do not change (law C24)."""
+    """Devices that this process sees, in the order of their ordinals in this process; None for all
+    (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). The devices keep their identities (law C24)."""
 
     state: Path = field(default_factory=_default_state)
     """Folder of the emulated host (``CROSSMEM_EMULATED_STATE``), for all vendors' emulations."""
 
     strict: bool = True
-    """Whether vendors' emulations record forbidden and undefined uses
+    """Whether vendors' emulations record calls that the vendor forbids or leaves undefined
     (``CROSSMEM_EMULATED_STRICT``)."""
 
     slow_streams: bool = False
@@ -169,7 +169,7 @@ class Options:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Read the variables.
+        """Return the options that the variables set.
 
         Raises
         ------

@@ -34,7 +34,7 @@ class Ordering:
     queues
         The work of all streams, in which this object registers itself.
     violate
-        Records a violation: the call, and a text.
+        Records a violation. The arguments are the call and a text.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Ordering:
                 self._violate(work.call, text)
 
     def _pending_elsewhere(self, work: Work) -> str | None:
-        """Return another process's call whose write to memory of this work is still pending."""
+        """Return another process's call whose write to memory of ``work`` is pending, or None."""
         with self._machine.transaction() as tables:
             me = self._machine.me(tables)
             for pages, first, nbytes in self._places(work.ranges):
@@ -96,7 +96,7 @@ class Ordering:
         return None
 
     def ended(self, work: Work) -> None:
-        """Withdraw a write that is done or lost."""
+        """Remove a published write that is done or discarded."""
         if work.rows:
             lost = suppress(HostLostError, sqlite3.OperationalError)
             with lost, self._machine.transaction() as tables:

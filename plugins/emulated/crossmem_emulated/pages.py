@@ -17,13 +17,13 @@ from crossmem_emulated.machine import Machine
 __all__ = ["HOST", "NoRoomError", "PageStore", "Pages"]
 
 HOST: Final = -1
-"""Stands for the host in place of a device's index. Host memory is charged to no device."""
+"""Used instead of a device's index for host memory, which is charged to no device."""
 
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
 _LABEL: Final = struct.Struct("<16sQQQQqQ")
 """The label by which a descriptor identifies its memory: magic, host, file, device and size.
-The label lies in the file, behind the memory."""
+The label lies in the file, after the memory."""
 _MAGIC: Final = b"crossmem pages"
 
 
@@ -33,7 +33,7 @@ class NoRoomError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Pages:
-    """Memory of a device, as one process has it.
+    """Memory of a device, as one process has mapped it.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ class Pages:
     nbytes
         Size in bytes.
     address
-        Address at which the emulation uses the memory. The program does not know it. 0 after the
-        release.
+        Address at which the emulation uses the memory; 0 after the release. The program does not
+        know this address.
     descriptor
-        A memfd of this process; None if the memory was opened by number.
+        A memfd of this process; None if it was closed, or if the memory was opened by number.
     holding
-        Number of the row in the tables by which this process keeps the memory; None if it does not
-        keep it.
+        Number of this process's row in the table ``holding``, which keeps the memory charged; None
+        if there is no such row.
     """
 
     number: int
@@ -125,7 +125,7 @@ class PageStore:
             return pages
 
     def open(self, number: int, *, hold: bool) -> Pages | None:
-        """Return memory of another process, None if that process does not run any more.
+        """Return memory of another process, None if the memory or its owner no longer exists.
 
         Parameters
         ----------
@@ -172,9 +172,10 @@ class PageStore:
             return pages
 
     def receive(self, descriptor: int) -> Pages | None:
-        """Return labelled memory of this host by a descriptor, None for another file.
+        """Return the labelled memory of this host behind a descriptor, None for another file.
 
-        The caller closes the descriptor. All processes that held the memory may have ended.
+        The caller closes the descriptor, because this method duplicates it. The method works even
+        if all processes that held the memory have ended.
 
         Raises
         ------
@@ -216,7 +217,7 @@ class PageStore:
         return _LABEL.pack(_MAGIC, *self.machine.identity, *file, device, nbytes)
 
     def release(self, pages: Pages) -> None:
-        """Release the memory in this process. The memory ends with its last holder."""
+        """Release the memory in this process. The kernel frees it when no process uses it."""
         with self.machine.transaction() as tables:
             if pages.holding is not None:
                 tables.execute("DELETE FROM holding WHERE number = ?", (pages.holding,))
@@ -245,7 +246,7 @@ class PageStore:
 def _is_ending(pid: int) -> bool:
     """Whether a process is ending and has released its memory.
 
-    From then on, the kernel lets only root use the descriptors of the process through ``/proc``.
+    After that, the kernel lets only root use the descriptors of the process through ``/proc``.
     """
     try:
         return Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")

@@ -19,7 +19,7 @@ class Caller:
     Parameters
     ----------
     thread
-        The thread that calls the function, when it next asks for functions; None: a new thread.
+        The thread that calls the function when it next asks for its functions; None: a new thread.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -37,13 +37,13 @@ class Work:
     """Address and size in bytes of each memory range that the work accesses."""
     run: Callable[[], object]
     after: tuple["Queue", int] | None = None
-    """The work of another stream that must be done before: that stream, and the sequence number of
+    """The work of another stream that must be done first: that stream, and the sequence number of
     the last such work."""
     caller: Caller | None = None
     """How the work is called, if it is a function of the program; None for other work, which any
     thread does."""
     is_over: Callable[[], bool] | None = None
-    """The condition for which this work waits, None if it waits for no memory."""
+    """Whether a word in memory has the value for which this work waits; None for other work."""
     is_running: bool = False
     sequence: int = 0
     written: tuple[tuple[int, int], ...] = ()
@@ -66,11 +66,11 @@ class Watch(Protocol):
         ...
 
     def begins(self, work: Work, stream: Queue | None = None) -> None:
-        """Work begins, in a stream or, with None, by the host."""
+        """Work begins in a stream. If ``stream`` is None, the host does the work."""
         ...
 
     def ended(self, work: Work) -> None:
-        """Work is done or lost."""
+        """Work is done or discarded."""
         ...
 
 
@@ -86,14 +86,14 @@ class Queues:
     lock
         The process's lock.
     thread
-        The state of the calling thread: ``callback`` is the work that it runs, if any.
+        The thread's own state. ``callback`` is the function of the program that the thread runs.
     streams
         All streams.
     is_slow
         Whether work is executed only when a thread waits for it.
     coupled
-        Returns the streams that are ordered with a given stream: work of each side waits for
-        earlier work of the other.
+        Returns the streams that are coupled with a given stream. Coupled streams wait for each
+        other's earlier work.
     """
 
     def __init__(
@@ -191,13 +191,13 @@ class Queues:
         streams
             The streams.
         until
-            Sequence number of the last piece of work to do.
+            Sequence number of the last work to do.
         own
             The error to raise if a function of the program waits for the stream in which it runs.
         timeout_ms
             The longest wait in milliseconds, -1 for no limit.
         late
-            The error to raise after that time.
+            The error to raise if ``timeout_ms`` has passed.
 
         Returns
         -------
@@ -221,7 +221,7 @@ class Queues:
                 raise late
 
     def drain(self, streams: Iterable[Queue]) -> bool:
-        """Do the work of some streams, as far as it waits for no function of the program.
+        """Do the work of some streams, except work that must wait for a function of the program.
 
         Returns
         -------
@@ -249,7 +249,7 @@ class Queues:
         return limits
 
     def _can_begin(self, stream: Queue) -> bool:
-        """Whether the first piece of a stream's work waits for nothing."""
+        """Whether the first work of a stream is not running yet, and waits for no other work."""
         work = stream.queue[0]
         if work.is_running or (work.after is not None and _has_work(*work.after)):
             return False
@@ -257,7 +257,7 @@ class Queues:
         return not any(_has_work(one, work.sequence) for one in coupled)
 
     def _advance(self, limits: Mapping[Queue, int]) -> None:
-        """Do the work of some streams, as far as it waits for no function of the program."""
+        """Do the work of some streams, except work that must wait for a function of the program."""
         while ready := [
             one for one, limit in limits.items() if _has_work(one, limit) and self._can_begin(one)
         ]:

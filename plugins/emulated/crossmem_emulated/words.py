@@ -16,9 +16,9 @@ from crossmem_emulated.queues import Caller, Queue, Work
 __all__ = ["SLOW_S", "Comparison", "finish_later", "is_satisfied", "load", "store", "waiting"]
 
 SLOW_S: Final = 0.05
-"""The time after which a slow stream writes a value by itself.
+"""The time in seconds after which a slow stream writes a value even if no thread waits for it.
 
-Another process may wait for the value, and cannot make this process's streams execute their work.
+Another process may wait for the value, but cannot start the work of this process's streams.
 """
 
 _TYPES: Final[dict[int, Any]] = {4: ctypes.c_uint32, 8: ctypes.c_uint64}
@@ -67,7 +67,7 @@ def is_satisfied(
         Size of the word in bytes.
     mask
         AMD's mask of the word. None for the other vendors, whose comparison is cyclic: a word is at
-        least a value if the difference, as a signed number, is not negative.
+        least a value if word minus value, as a signed number, is not negative.
     """
     bits = 8 * nbytes
     every_bit = (1 << bits) - 1
@@ -107,8 +107,8 @@ def waiting(
     """
 
     def is_done() -> bool:
-        # If the memory is released, the stream loses this work. The lock keeps the memory until
-        # the word was read.
+        # A release of the memory removes this work from the stream. While this thread holds the
+        # lock, no other thread can release the memory.
         with lock:
             return work not in stream.queue or is_over()
 
@@ -127,7 +127,7 @@ def waiting(
 
 
 def finish_later(lock: threading.RLock, finish: Callable[[], object]) -> None:
-    """Finish the work of a slow stream after a while, as a device does without a waiting host."""
+    """Finish the work of a slow stream after ``SLOW_S``, even if no thread waits for it."""
 
     def run() -> None:
         time.sleep(SLOW_S)

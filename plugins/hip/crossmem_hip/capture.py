@@ -16,9 +16,9 @@ def refuse_capture(vendor: Vendor) -> None:
     """Raise if a stream is being captured. The check does not affect the capture.
 
     The check sees the default stream, every stream that waits for the default stream, and the
-    streams that CuPy or PyTorch use in this thread. It cannot see a capture on another stream, and
-    sees none if CuPy lacks ``streamIsCapturing``. In these cases the vendor refuses the next call
-    of crossmem, and the capture is lost.
+    streams that CuPy or PyTorch use in this thread. It misses a capture on another stream. It
+    misses every capture if CuPy lacks ``streamIsCapturing``. If the check misses a capture, the
+    vendor refuses the next call of crossmem, and the capture is lost.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def refuse_capture(vendor: Vendor) -> None:
             is_capturing = False
         if is_capturing:
             raise BusyError(
-                "a stream is being captured into a graph, and this call would break it",
+                "a stream is being captured into a graph, and this call would break the capture",
                 hint=CAPTURE_HINT,
                 backend=vendor.family.backend,
             )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of a device on any thread, and the restoration of the previous device (law C19).
 
-The current device belongs to the thread. Reading it creates no context. The vendor creates the
-device's own context, the only one that crossmem uses, at the first call that needs it. crossmem
-never resets a device, because CuPy, PyTorch or the application may be using it.
+Each thread has its own current device. A query of the current device creates no context. crossmem
+uses only a device's primary context, which the vendor creates at the first call that needs a
+context. crossmem never resets a device, because CuPy, PyTorch or the application may be using it.
 """
 
 import threading
@@ -41,10 +41,10 @@ class Current:
         if previous == ordinal:
             yield
             return
-        # A switch of devices would also break a graph that this thread captures on its own device.
+        # A switch of devices would also break a capture by this thread on the previous device.
         refuse_capture(self._vendor)
         put_back = partial(self._put_back, ordinal, previous)
-        # A device that cannot be opened may still have become current.
+        # The device may have become current even if setDevice failed.
         with on_failure(put_back):
             self._set(ordinal)
         with in_any_case(put_back):
@@ -59,7 +59,7 @@ class Current:
             raise
 
     def _settle(self) -> None:
-        """Restore this thread's device, unless the application has chosen another device since."""
+        """Retry a failed restoration, unless the application has since chosen another device."""
         owed: tuple[int, int] | None = getattr(self._thread, "owed", None)
         if owed is None:
             return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The import of CuPy's runtime, whose interface :mod:`crossmem_hip.runtime` describes.
 
-Only CuPy's runtime is imported, which takes a few milliseconds and needs no NumPy; ``import cupy``
-would take half a second.
+Only the module of CuPy's runtime is imported. This takes a few milliseconds and needs no NumPy;
+``import cupy`` would take half a second.
 """
 
 import sys
@@ -21,7 +21,7 @@ RUNTIME: Final = "cupy_backends.cuda.api.runtime"
 
 _STREAMS: Final = "cupy.cuda.stream"
 _NOT_FOUND: Final = "cannot open shared object file"
-"""The loader's text for a library that it does not find, after the library's name."""
+"""The text that the loader writes after the name of a library that it does not find."""
 
 
 def fault_of(family: Family) -> str:

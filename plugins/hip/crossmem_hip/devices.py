@@ -82,10 +82,10 @@ def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:
 
 
 def _uuid_in(properties: dict[str, Any]) -> str | None:
-    """Return a device's UUID in the format of the vendor's tool; CuPy has none for AMD."""
+    """Return a device's UUID in the format of the vendor's tool, None if CuPy reports no UUID."""
     uuid = properties.get("uuid")
-    # CuPy cuts the UUID at its first zero byte. A device with such a UUID is named by its bus id in
-    # every process.
+    # CuPy reports no UUID for AMD, and cuts a UUID at its first zero byte. In both cases, all
+    # processes identify the device by its bus id.
     if not isinstance(uuid, bytes) or len(uuid) != len(UUID(int=0).bytes) or not any(uuid):
         return None
     return f"GPU-{UUID(bytes=uuid)}"

@@ -28,7 +28,7 @@ from crossmem_hip.virtual import Virtual
 __all__ = ["GpuDriver"]
 
 _UNKNOWN_NBYTES: Final = 1 << 40
-"""An upper bound for a device that does not report its size."""
+"""The largest allocation in bytes on a device that does not report its memory's size."""
 
 _KINDS: Final = {
     CopyKind.HOST_TO_DEVICE: 1,
@@ -47,7 +47,7 @@ class GpuDriver(VendorDriver):
     - :class:`crossmem.driver.ForeignMemory`, if the runtime knows the bounds of allocations;
     - :class:`crossmem.driver.StreamWords` and :class:`crossmem.driver.StreamEvents`, if the runtime
       has the functions and a device offers them;
-    - ``violations``, if the runtime is a checking emulation.
+    - ``violations``, if the runtime is an emulation that records API misuse.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ class GpuDriver(VendorDriver):
         stream.
     is_emulated
         Whether the runtime is an emulation within Python. CuPy and PyTorch call the vendor's
-        library, which does not know the emulation's addresses. So they cannot have arrays in this
-        memory.
+        library, which does not know the emulation's addresses. So they cannot have arrays in
+        emulated memory.
 
     Raises
     ------

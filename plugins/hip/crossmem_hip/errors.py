@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result codes of HIP and CUDA and crossmem's error for each.
+"""Result codes of HIP and CUDA, and crossmem's error for each code.
 
-A code has the same meaning for both vendors, but another name. After some calls a code has another
-meaning.
+A code has the same meaning for both vendors, but a different name. After some calls, a code has a
+special meaning.
 """
 
 from typing import Final, NamedTuple
@@ -67,8 +67,8 @@ _BROKEN = Meaning(
     "again; see {tool} and the kernel's log"
 )
 _GONE = Meaning(
-    "the runtime is not initialised or shut down already: this may be a forked child, which must "
-    "be spawned instead, or a program that is exiting"
+    "the runtime is not initialised, or is already shut down: this may be a forked child, which "
+    "must be spawned instead, or a program that is exiting"
 )
 _DEVICE = Meaning("see {tool} for the devices, and {masks} for those visible to this process")
 _DRIVER = Meaning("install matching versions of driver and runtime; {tool} shows the driver")
@@ -157,8 +157,8 @@ _AFTER: Final = {
         "HSA_ENABLE_IPC_MODE_LEGACY"
     ),
     ("ipcOpenMemHandle", 17): Meaning(
-        "the exporter freed the memory or is dead; or, on AMD, it is in another pid or network "
-        "namespace",
+        "the exporter freed the memory or is dead; or, on AMD, the exporter is in another pid or "
+        "network namespace",
         StaleHandleError,
     ),
     ("ipcOpenMemHandle", 201): Meaning(
@@ -167,8 +167,8 @@ _AFTER: Final = {
         WrongHostError,
     ),
     ("ipcOpenMemHandle", 400): Meaning(
-        "the exporter is dead; or another context of this process has opened it; or this is WSL, "
-        "which has no legacy IPC"
+        "the exporter is dead; or another context of this process has opened the memory; or this "
+        "is WSL, which has no legacy IPC"
     ),
     ("ipcCloseMemHandle", 1): Meaning(
         "the memory is not open: other code in this process closed it, or reset the device"
@@ -193,13 +193,13 @@ _AFTER: Final = {
         UnsupportedError,
     ),
     ("memRetainAllocationHandle", 1): Meaning(
-        "nothing is mapped there any more: its owner unmapped it", StaleHandleError
+        "the memory is not mapped any more: its owner unmapped it", StaleHandleError
     ),
     ("memUnmap", 1): _LOST,
     ("memRelease", 1): _LOST,
     ("memAddressFree", 1): _LOST,
 }
-"""The meanings of codes after some calls."""
+"""The special meanings of codes after some calls."""
 
 _AFTER_ON_CUDA: Final = {
     ("ipcOpenMemHandle", 1): Meaning(
@@ -215,7 +215,7 @@ _AFTER_ON_CUDA: Final = {
     ),
     ("memMap", SMALLER_ON_CUDA): Meaning("the memory is smaller than the size to be mapped"),
 }
-"""The meanings of codes after some calls, on CUDA only."""
+"""The special meanings of codes after some calls, on CUDA only."""
 
 
 def names_of(family: Family) -> dict[int, str]:
@@ -224,7 +224,7 @@ def names_of(family: Family) -> dict[int, str]:
 
 
 def error_for(family: Family, function: str, status: int) -> CrossmemError:
-    """Return the error for a result.
+    """Return crossmem's error for a result code of the vendor.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class Family:
     is_hip
         The value of ``is_hip`` in CuPy's runtime.
     vendor
-        The vendor's name for people.
+        The vendor's name in messages.
     library
         The name of the vendor's runtime library.
     masks
@@ -101,7 +101,7 @@ class Family:
         return 0 if self.is_old(runtime_version) else _LAZY_ENABLE_PEER_ACCESS
 
     def is_old(self, runtime_version: int) -> bool:
-        """Whether this is ROCm 5, whose flags and memory types have other numbers."""
+        """Whether a runtime is of ROCm 5, whose flags and memory types have other numbers."""
         return self.is_hip and runtime_version // _ROCM_MAJOR < _ROCM_6
 
 
@@ -113,7 +113,7 @@ HIP: Final = Family(
     masks=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     device_files="kfd",
     tool="rocminfo",
-    install_hint="install ROCm (ROCM_PATH names another folder than /opt/rocm), or also "
+    install_hint="install ROCm (set ROCM_PATH if it is not in /opt/rocm), and optionally "
     "`pip install cupy-rocm-7-0`; a container needs --device /dev/kfd --device /dev/dri",
     dlpack_device_type=10,
     stream_values=10013,  # hipDeviceAttributeCanUseStreamWaitValue

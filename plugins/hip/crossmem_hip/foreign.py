@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of other libraries: the vendor's information about it, and whether it can be shared.
 
-For legacy IPC, the queries begin with those that every version answers. Older versions do not
-report whether legacy IPC can carry the memory. On these versions, only an export shows whether it
-can. crossmem makes this export only at the adoption, because some releases never free memory that
-was exported.
+Older versions of the runtimes do not report whether legacy IPC can carry memory. On these versions,
+only an export shows this. crossmem makes the export only at the adoption, because some releases
+never free memory that was exported.
 """
 
 from typing import Any, Final
@@ -96,7 +95,7 @@ def _attributes(vendor: Vendor, pointer: int) -> Any:
 def _why_of_no_device(
     vendor: Vendor, ordinal: int, pointer: int, attributes: Any, carrier: str
 ) -> str | None:
-    """Return why memory is not plain device memory, None if it is."""
+    """Return the reason why memory is not plain memory of the device, None if there is none."""
     if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
         return _IS_MANAGED_WORDS.format(carrier=carrier)
     if not attributes.devicePointer:
@@ -119,7 +118,9 @@ def _is_hosts(vendor: Vendor, pointer: int) -> bool:
 
 
 def try_export(vendor: Vendor, base: int) -> bytes:
-    """Export memory if only an export shows whether it can be shared; else return empty bytes.
+    """Export memory if the vendor cannot report whether the memory is exportable.
+
+    Return the vendor's handle, or empty bytes if no export was made.
 
     Raises
     ------
@@ -142,7 +143,7 @@ def try_export(vendor: Vendor, base: int) -> bytes:
 
 
 def _why_not_exported(vendor: Vendor, base: int) -> str | None:
-    """Return why legacy IPC cannot carry memory, None if it can or if that is unknown."""
+    """Return why legacy IPC cannot carry memory, None if it can or this is unknown."""
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) != 0:
         return None
     is_pooled = not vendor.family.is_hip and _attribute(vendor, _MEMPOOL_HANDLE, base)

@@ -56,9 +56,9 @@ def _has_devices(family: Family) -> bool:
 
 
 def _fault_of_both(family: Family) -> tuple[str, str]:
-    """Return why neither CuPy nor the vendor's library can be used, and the paths tried.
+    """Return why neither CuPy nor the vendor's library can be used, and the paths that were tried.
 
-    Both texts are empty if one of the two can be used.
+    Both texts are empty if CuPy or the library can be used.
     """
     if not (fault := _fault_of_cupy(family)):
         return "", ""
@@ -105,7 +105,7 @@ def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Dr
 
 @hookimpl
 def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
-    """Offer the GPUs of this machine, or an emulation of them if it is named."""
+    """Offer the GPUs of this machine, or an emulation of GPUs if the caller names it."""
     return tuple(
         Backend(
             name=family.backend,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing by handles of legacy IPC: whole blocks, opened once.
 
-The vendors' rules: the exporter's memory outlives every import. A separate call closes an import,
-once for each open. Its argument is the address that the open returned. This is the address of the
-whole block, even if a part was exported. No work may use the memory during the close.
+The vendors' rules: the exporter must not free the memory before every import is closed. An importer
+closes the memory once for each open. The argument of the close is the address that the open
+returned. This is the address of the whole block, even if a part was exported. No work may use the
+memory during the close.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class _Owned(Reference):
 
     base: int
     handle: bytes = b""
-    """The result of the vendor's one export."""
+    """The vendor's handle of the memory, empty before the first export."""
 
 
 @dataclass(slots=True)
@@ -117,7 +118,8 @@ class Legacy(Mechanism):
     @override
     def export(self, block: Block) -> Exported:
         owned: _Owned = block.reference
-        # Some drivers write the current device into the handle, so it must be the memory's device.
+        # Some drivers write the current device into the handle. The caller has made the memory's
+        # device current.
         if not owned.handle:
             with self._vendor.calling("ipcGetMemHandle"):
                 owned.handle = self._vendor.rt.ipcGetMemHandle(owned.base)
@@ -186,7 +188,7 @@ class Legacy(Mechanism):
                     raise
 
     def _check_size(self, base: int, capacity: int) -> None:
-        """Compare the exporter's size with the vendor's, if the vendor can report it."""
+        """Refuse memory that is smaller than the exporter claims, if the vendor reports sizes."""
         if not self._vendor.has("memGetAddressRange"):
             return
         with self._vendor.calling("memGetAddressRange"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's library through ctypes: instead of CuPy, or for functions that CuPy lacks.
 
-:class:`LibraryRuntime` and :class:`CupyRuntime` have the interface of ``cupy.cuda.runtime``. They
-call the same prototypes.
+:class:`LibraryRuntime` and :class:`CupyRuntime` have the interface of ``cupy.cuda.runtime``. Both
+classes use the same prototypes of C functions.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class _Calls:
     functions
         The functions.
     error
-        Makes the error for a code.
+        Returns the exception for a result code.
     """
 
     def __init__(self, functions: Functions, error: Callable[[int], Exception]) -> None:
@@ -106,7 +106,7 @@ class _DriverCalls(_Calls):
     functions
         The functions.
     error
-        Makes the error for a code.
+        Returns the exception for a result code.
     make_context
         Gives the thread a context, by a call of the runtime library.
     """
@@ -163,7 +163,7 @@ class CupyRuntime:
     calls
         Functions of the vendor's library.
     added
-        Names of the functions to be taken from ``calls``.
+        Names of the functions that ``calls`` provides instead of CuPy.
     """
 
     def __init__(self, module: Any, calls: _Calls, added: tuple[str, ...]) -> None:

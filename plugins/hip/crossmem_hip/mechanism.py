@@ -11,7 +11,7 @@ __all__ = ["Mechanism", "Reference"]
 
 
 class Mechanism(Protocol):
-    """One mechanism. The driver makes the device current before calls that need it.
+    """One mechanism. The driver makes the device current before it calls a method that needs this.
 
     Attributes
     ----------
@@ -22,7 +22,7 @@ class Mechanism(Protocol):
     raw_handles
         Whether programs without crossmem can use the exports.
     survives_owner
-        Whether importers keep the memory of a dead process.
+        Whether the memory stays valid in importers after the death of its exporter.
     address_ranges
         Whether memory can be mapped at reserved addresses.
     foreign_memory

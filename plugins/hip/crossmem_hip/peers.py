@@ -22,7 +22,7 @@ class PeerAccess:
         self._vendor = vendor
 
     def reach_each_other(self, ordinal: int, others: Sequence[int]) -> bool:
-        """Whether a device and all others can use each other's memory; false without others."""
+        """Whether a device and all others can use each other's memory; False if there are none."""
         return bool(others) and all(
             self._can(ordinal, one) and self._can(one, ordinal) for one in others
         )
@@ -30,10 +30,10 @@ class PeerAccess:
     def enable(self, peer: int) -> None:
         """Let the current device use the memory of another device.
 
-        The vendors document that opening a handle enables the access, but AMD's runtime did not do
-        so for years. Each call of this method makes the vendor's call again, because other code in
-        the process may have disabled the access. crossmem never disables the access, because other
-        code may rely on it.
+        According to the vendors' documents, the open of a handle enables the access. AMD's runtime
+        did not do this for years, so this method enables the access, on AMD only. Each call makes
+        the vendor's call again, because other code in the process may have disabled the access.
+        crossmem never disables the access, because other code may rely on it.
         """
         if not self._vendor.family.is_hip:
             return

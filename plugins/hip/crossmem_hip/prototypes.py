@@ -19,8 +19,8 @@ __all__ = ["CUDA_DRIVER", "CUDA_RUNTIME", "HIP", "PointerAttributes", "hip_proto
 _HANDLE_NBYTES: Final = 64
 _BUS_ID_NBYTES: Final = 64
 _RESERVED_NBYTES: Final = 4096
-"""Space after the fields that are read here. No release has a structure that is longer than these
-fields and this space."""
+"""Bytes after the fields that are read here. No release has a structure that is longer than these
+fields and bytes."""
 
 _MANAGED: Final = 3
 _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
@@ -147,13 +147,13 @@ def _attributes_of_rocm_5(found: _Attributes) -> PointerAttributes:
 
 
 def _properties_of_hip(found: _Properties | _PropertiesOfRocm5) -> dict[str, Any]:
-    # The UUID is omitted, as in CuPy, because all processes must give a device the same identity
-    # with each runtime.
+    # The UUID is omitted because CuPy omits it: a device must have the same identity in a process
+    # with CuPy and in a process without CuPy.
     return {"name": found.name, "totalGlobalMem": found.totalGlobalMem}
 
 
 def _properties_of_cuda(found: _Properties) -> dict[str, Any]:
-    # ctypes cuts the UUID at its first zero byte, as CuPy does. Both runtimes must agree.
+    # ctypes cuts the UUID at its first zero byte, as CuPy does. So both report the same identity.
     return {"name": found.name, "totalGlobalMem": found.totalGlobalMem, "uuid": found.uuid}
 
 
@@ -172,7 +172,7 @@ _UINT: Final = In(ctypes.c_uint)
 _SIZE: Final = In(ctypes.c_size_t)
 _ULONGLONG: Final = In(ctypes.c_ulonglong)
 _POINTER: Final = In(ctypes.c_void_p)
-"""An address or a handle of the vendor, which is an address or a number of that width."""
+"""An address, or a handle of the vendor, which has the width of an address."""
 
 _INT_OUT: Final = Out(ctypes.c_int)
 _SIZE_OUT: Final = Out(ctypes.c_size_t)
@@ -225,11 +225,10 @@ _RUNTIME: Final[_Table] = {
 """Functions of both vendors' runtime libraries."""
 
 _KNOWLEDGE: Final[_Table] = {
-    # CUDA's runtime library has this function too, but it marks numbers of the driver's attributes
-    # as reserved.
+    # CUDA's runtime library has this function too, but lacks some attributes of the driver library.
     "deviceGetAttribute": (_INT_OUT, _INT, _INT),
     "memGetAddressRange": (_POINTER_OUT, _SIZE_OUT, _POINTER),
-    # The vendors write one, four or eight bytes, which depends on the attribute.
+    # The vendors write one, four or eight bytes into this buffer, depending on the attribute.
     "pointerGetAttribute": (Out(ctypes.c_uint64), _INT, _POINTER),
 }
 """Functions of AMD's runtime library and of NVIDIA's driver library."""
@@ -315,18 +314,18 @@ CUDA_DRIVER: Final = {
     "streamWaitValue64": Prototype("cuStreamWaitValue64_v2", *_WORD),
     "streamWriteValue64": Prototype("cuStreamWriteValue64_v2", *_WORD),
 }
-"""Functions of ``libcuda`` that CUDA's runtime library lacks."""
+"""Functions of ``libcuda`` that CUDA's runtime library lacks or restricts."""
 
 
 def hip_prototypes(family: Family, version: int) -> dict[str, Prototype]:
-    """Return the functions of ``libamdhip64``.
+    """Return the prototypes of the functions of ``libamdhip64``.
 
     ROCm 5 has virtual memory too, but with other structures, so crossmem does not use it there.
 
     Parameters
     ----------
     family
-        AMD.
+        The family ``HIP``.
     version
         The library's own version number, such as 70051831 for 7.0.
     """

@@ -2,10 +2,10 @@
 """The interface of a runtime: the part of ``cupy.cuda.runtime`` that the driver uses.
 
 Pointers and streams are integers. IPC handles are 64 ``bytes``. A function that fails raises
-``CUDARuntimeError``, on HIP too. Its ``status`` is the vendor's code. CuPy's module, the vendors'
-libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy has none of
-the vendors' calls for virtual memory. In this interface, these calls have the style of CuPy's
-functions: each member of the vendors' structs is a separate argument.
+``CUDARuntimeError``, on HIP too. The exception's ``status`` is the vendor's code. CuPy's module,
+the vendors' libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy
+lacks the vendors' calls for virtual memory. Here, these calls have the style of CuPy's functions:
+each member of the vendors' structs is a separate argument.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ class VirtualMemory(Protocol):
     def memGetAllocationGranularity(
         self, kind: int, handle_type: int, location_type: int, location_id: int, option: int, /
     ) -> int:
-        """Return the granularity: the minimum with option 0, the recommended one with option 1."""
+        """Return the granularity in bytes. Option 0: the minimum. Option 1: the recommended one."""
         ...
 
     def memCreate(
@@ -66,7 +66,7 @@ class VirtualMemory(Protocol):
         flags: int,
         /,
     ) -> int:
-        """Allocate, and return a handle."""
+        """Allocate physical memory, and return its handle."""
         ...
 
     def memRelease(self, handle: int, /) -> None: ...
@@ -78,7 +78,7 @@ class VirtualMemory(Protocol):
         """Return allocation type, requested handle type, location type and location id."""
         ...
 
-    # Address 0 means any address, alignment 0 the vendor's own.
+    # Address 0 means any address. Alignment 0 means the vendor's default.
     def memAddressReserve(self, size: int, alignment: int, address: int, flags: int, /) -> int: ...
     def memAddressFree(self, pointer: int, size: int, /) -> None: ...
     def memMap(self, pointer: int, size: int, offset: int, handle: int, flags: int, /) -> None: ...
@@ -99,7 +99,7 @@ class VirtualMemory(Protocol):
         ...
 
     def memImportFromShareableHandle(self, descriptor: int, handle_type: int, /) -> int:
-        """Return a handle. The caller closes the descriptor, which the memory does not need.
+        """Return a handle. The caller closes the descriptor, because the handle does not need it.
 
         The runtime knows whether the vendor takes the descriptor itself or a pointer to it.
         """
@@ -110,7 +110,7 @@ class StreamValues(Protocol):
     """Host memory that devices access, and values in it that streams write and wait for."""
 
     def hostRegister(self, pointer: int, size: int, flags: int, /) -> None:
-        """Pin memory of the program. Flag 2 makes it accessible for devices."""
+        """Pin memory of the program. Flag 2 makes the memory accessible to devices."""
         ...
 
     def hostUnregister(self, pointer: int, /) -> None: ...
@@ -119,11 +119,11 @@ class StreamValues(Protocol):
         ...
 
     def streamWriteValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
-        """Let a stream write a value after its earlier work. The usual flags are 0."""
+        """Let a stream write a value after its earlier work. crossmem passes the flags 0."""
         ...
 
     def streamWaitValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
-        """Let a stream's later work wait until a word, with flags 0, is at least the value.
+        """Let a stream's later work wait until a word is at least the value (flags 0).
 
         On CUDA, a word is at least the value if the word minus the value, as a signed number, is
         not negative. Values up to 2**63 - 1 have the same order on both vendors' devices.
@@ -136,7 +136,7 @@ class StreamValues(Protocol):
 
 
 class Runtime(VirtualMemory, StreamValues, Protocol):
-    """``cupy.cuda.runtime``, as far as it is used. Functions outside of `NEEDED` may be missing."""
+    """The used part of ``cupy.cuda.runtime``. Functions outside of `NEEDED` may be missing."""
 
     @property
     def CUDARuntimeError(self) -> type[Exception]: ...
@@ -169,7 +169,7 @@ class Runtime(VirtualMemory, StreamValues, Protocol):
     def eventDestroy(self, event: int, /) -> None: ...
     def eventRecord(self, event: int, stream: int, /) -> None: ...
     def eventQuery(self, event: int, /) -> int | None:
-        """Return the code, or raise an exception with it: 600 if work is not complete."""
+        """Return the vendor's code, or raise an exception with it. 600: work is not complete."""
         ...
 
     def streamWaitEvent(self, stream: int, event: int, flags: int, /) -> None: ...
@@ -258,7 +258,7 @@ class Vendor:
     def refusal(self, function: str, error: Exception) -> CrossmemError:
         """Return the error for an exception of one of the runtime's functions.
 
-        If the binding itself failed, and not the vendor, the error is that of ``crossmem_fault``.
+        If the runtime is an emulation that itself failed, return its own ``crossmem_fault()``.
         """
         told: Callable[[], CrossmemError | None] | None = getattr(self.rt, "crossmem_fault", None)
         fault = told() if told is not None else None

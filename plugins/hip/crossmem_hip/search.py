@@ -21,7 +21,8 @@ _CUDA_DRIVER: Final = "libcuda.so"
 
 _WHEELS: Final = "nvidia"
 _IN_WHEELS: Final = ("cu13/lib", "cuda_runtime/lib")
-"""The folders of the library from `pip install nvidia-cuda-runtime`: since CUDA 13, and before."""
+"""The folders of the library from `pip install nvidia-cuda-runtime`: the folder since CUDA 13, and
+the folder of older versions."""
 
 
 def runtime_library(family: Family) -> ctypes.CDLL:
@@ -46,10 +47,11 @@ def cuda_driver() -> ctypes.CDLL | None:
 
 
 def library_of(module: Any) -> ctypes.CDLL | None:
-    """Return the functions of the copy of a library that a module calls.
+    """Return an object for calls of the vendor's library with which a module is linked.
 
-    The loader looks functions up in the libraries with which the module is linked. The process may
-    also have loaded another copy of the library, which does not know the module's allocations.
+    The loader finds the object's functions in the libraries with which the module is linked. The
+    process may also have loaded another copy of the library, which does not know the module's
+    allocations.
     """
     path = getattr(module, "__file__", None)
     return ctypes.CDLL(path) if path else None

@@ -125,7 +125,7 @@ class StreamOrder:
         self._call(ordinal, "streamWriteValue64", stream, address, value, 0)
 
     def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Hold a stream until a word is at least a value."""
+        """Let a stream wait until a word is at least a value."""
         self._call(ordinal, "streamWaitValue64", stream, address, value, _AT_LEAST)
 
     # Events -------------------------------------------------------------------------------
@@ -169,11 +169,11 @@ class StreamOrder:
                 raise
 
     def record_event(self, event: SharedEvent, stream: int) -> None:
-        """Record an event after the work of a stream."""
+        """Record an event after the earlier work of a stream."""
         self._call(event.ordinal, "eventRecord", event.reference, stream)
 
     def wait_event(self, event: SharedEvent, stream: int) -> None:
-        """Hold a stream until the last recording of an event is complete."""
+        """Let a stream wait until the last recording of an event is complete."""
         self._call(event.ordinal, "streamWaitEvent", stream, event.reference, 0)
 
     def is_event_done(self, event: SharedEvent) -> bool:

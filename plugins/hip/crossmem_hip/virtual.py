@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing by file descriptors of physical memory, which can be mapped at any address.
+"""Sharing of physical memory by file descriptors. The memory can be mapped at any address.
 
 The vendors' rules: sizes and addresses are multiples of a granularity. A mapping starts at the
 memory's beginning, and is unmapped whole. A device may use a mapping only after its access to the
@@ -40,8 +40,8 @@ _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
 _TOKEN_NBYTES: Final = 16
-"""The size of the token that identifies an export to importers. A descriptor does not identify
-it."""
+"""The size in bytes of the token by which importers identify an export. A descriptor has another
+number in each process."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Physical(Reference):
     is_mapped: bool = False
     """Whether the memory is mapped at these addresses."""
     pieces: dict[int, bool] = field(default_factory=dict)
-    """The addresses of the memory's mappings in address ranges."""
+    """The addresses of the memory's mappings in address ranges, as keys."""
 
 
 class Virtual(Mechanism):
@@ -242,7 +242,7 @@ class Virtual(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        # The mapping keeps the memory alive, so even ten thousand imports hold no handle.
+        # The mapping keeps the memory alive, so the import does not need the handle any more.
         self._release_handle(imported.reference)
 
     @override
@@ -328,7 +328,7 @@ class Virtual(Mechanism):
     # Steps that have an effect only once --------------------------------------------------
 
     def _map_anywhere(self, owned: _Physical, capacity: int, ordinal: int) -> int:
-        # The memory may be mapped already, if setting access failed before.
+        # The memory is still mapped if an earlier call failed, and if its undo failed, too.
         try:
             if not owned.is_mapped:
                 self._free_addresses(owned, capacity)

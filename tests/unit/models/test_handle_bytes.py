@@ -145,7 +145,7 @@ def test_extended_bytes_are_refused(more: bytes) -> None:
             id="version",
         ),
         pytest.param(overwritten(FLAGS, "<H", 16), "flags 0x10", id="flags"),
-        pytest.param(overwritten(TOTAL, "<I", 139), "do not fit their header", id="total"),
+        pytest.param(overwritten(TOTAL, "<I", 139), "the header's length is not", id="total"),
         pytest.param(overwritten(PART + 8, "<Q", 0), "part [0, 0) of 1000 bytes", id="empty-part"),
         pytest.param(
             overwritten(PART, "<QQ", 1, 1000), "part [1, 1001) of 1000 bytes", id="part-too-long"

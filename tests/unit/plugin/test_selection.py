@@ -234,7 +234,7 @@ def test_explanation_of_priority(registry: Any) -> None:
     assert [one.name for one in explanation.candidates if one.chosen] == ["fast"]
     assert reasons(explanation) == {
         "emulated": "used only when named",
-        "fast": "highest priority of what is available",
+        "fast": "highest priority of the available backends",
         "faster": "no libfaster.so",
         "slow": "lower priority",
     }
@@ -257,7 +257,7 @@ def test_explanation_of_a_refusal(registry: Any) -> None:
 
     assert wrong_runtime.choice is no_device.choice is no_backend.choice is None
     assert "no runtime 'fake'" in wrong_runtime.problem
-    assert reasons(wrong_runtime)["fast"] == "named, but not usable as asked"
+    assert reasons(wrong_runtime)["fast"] == "named, but has no such runtime"
     assert reasons(wrong_runtime)["slow"] == "another device is named"
     assert "got 'FAST'" in no_device.problem
     assert reasons(no_backend)["slow"] == "not considered"
@@ -267,7 +267,7 @@ def test_explanation_for_people(registry: Any) -> None:
     assert str(explain(None, Settings(), registry)) == (
         "   backend   priority      state          why\n"
         "   emulated  by name only  available      used only when named\n"
-        "*  fast      20            available      highest priority of what is available\n"
+        "*  fast      20            available      highest priority of the available backends\n"
         "   faster    30            not installed  no libfaster.so\n"
         "   slow      10            available      lower priority\n"
         "chosen: fast:0, by priority"

@@ -39,7 +39,7 @@ class _Spot(NamedTuple):
 
 
 class _Anchor(weakref.ref[Any]):
-    """A reference to an anchor, with the start, end and number of its entry."""
+    """A weak reference to an anchor, with the start, end and number of the anchor's entry."""
 
     __slots__ = ("key",)
 
@@ -81,7 +81,7 @@ class ArrayIndex:
         """New entries. The key is the number. The next lookup, or one addition in many, moves the
         entries into the lists."""
         self._gone: deque[_Anchor] = deque()
-        """The references of dead entries. The callback of each reference adds the reference."""
+        """The references of dead entries. The callback of a reference adds the reference here."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
@@ -106,9 +106,9 @@ class ArrayIndex:
                 self._lock.release()
 
     def find(self, pointer: int, nbytes: int) -> Indexed | None:
-        """Return usable memory that contains all of these addresses, None if there is none.
+        """Return usable memory that contains all of these addresses, else None.
 
-        If several objects qualify, the one with the highest start address is returned.
+        If several objects qualify, the object with the highest start address is returned.
         """
         with self._lock:
             was_busy = self._is_busy
@@ -191,7 +191,7 @@ class ArrayIndex:
 
 
 def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:
-    """Return the index of an entry, and whether the entry is there."""
+    """Return the index of an entry in a list, and whether the list contains the entry."""
     index = bisect_left(spots, key)
     return index, index < len(spots) and spots[index][:3] == key
 

@@ -128,7 +128,7 @@ class Copyable(Endable):
         offset: int = 0,
         source_offset: int = 0,
     ) -> None:
-        """Copy other memory of the device into this memory, without a copy through the host.
+        """Copy bytes of device memory into this memory, without a copy through the host.
 
         If the two ranges overlap, the result is undefined.
 
@@ -181,7 +181,7 @@ class Copyable(Endable):
             other_copies.pop(other, None)
 
     def _begin_copy(self, copy: object) -> int:
-        """Register a copy and return the address. The caller ends the copy, also after an error."""
+        """Register a copy and return the memory's address. The caller must always end the copy."""
         # This statement raises in a forked child. It comes before the lock, because a thread of the
         # parent may have held the lock at the fork. Then no thread would release the lock.
         self.ptr  # noqa: B018

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of deferred work: every release of a resource passes through it.
 
-A resource enters the queue when its object ends, and leaves the queue when all of it is released.
+A resource enters the queue when its object ends, and leaves the queue when it is fully released.
 If the vendor refuses a release, or a signal handler interrupts it, the next call of crossmem
 continues with the rest. A finaliser only adds a record to the queue, and releases nothing itself.
 """
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamsWaitError(BusyError):
-    """A release would wait for a stream that waits for a timeline. The reaper repeats it."""
+    """A release would wait for a stream that waits for a timeline. The reaper tries again."""
 
 
 class Record:
@@ -39,7 +39,7 @@ class Record:
         """Whether everything was released."""
 
     def leave_to_others(self) -> bool:
-        """End the use of a resource that other records keep. Return whether nothing is left to do.
+        """End the use of a resource that other records keep. Return True if no work is left.
 
         The caller holds the lock of the state.
         """
@@ -96,9 +96,9 @@ class DeferredWork:
         self.idle: dict[Record, None] = {}
         """Freed memory whose last lease has ended. The lease server adds the records."""
         self.draining: set[int] = set()
-        """The threads that release resources which their calls do not need."""
+        """The ids of threads that execute a release which their current call does not need."""
         self.streams_wait: Callable[[object], bool] = lambda _driver: False
-        """Whether a stream of a driver waits for a value of a timeline."""
+        """Returns whether a stream of a driver waits for a value of a timeline."""
         self._look_at = 0.0
         """Time of the reaper's next check of ``waiting``; 0 until it is set."""
         self._reaper = PassingThread(self._reap, self._is_pending)
@@ -130,7 +130,7 @@ class DeferredWork:
             Whether to check the leases of all freed memory, and to wait for threads that are
             freeing such memory.
         patient
-            Whether to wait for the work of a device although a stream waits for a timeline.
+            Whether to wait for the work of a device even if a stream waits for a timeline.
         """
         freed = tuple(self.waiting) if look else ()
         tried: set[Record] = set()
@@ -158,8 +158,8 @@ class DeferredWork:
             if record in self.waiting:
                 self.ready.pop(record, None)
             elif not record.is_done:
-                # Another thread works on this resource, and may not read the queue again. So the
-                # reaper tries later.
+                # Another thread works on this resource. That thread possibly does not read the
+                # queue again, so the reaper tries later.
                 self.start_reaper()
         except CrossmemError as error:
             # The call that ended the object has raised this error already. The record stays in the
@@ -168,7 +168,7 @@ class DeferredWork:
                 self.start_reaper()
         except Exception:  # noqa: BLE001 - logged with its traceback
             # The current caller did not cause this fault of a driver, so the fault is only logged.
-            _log.exception("giving back a resource failed")
+            _log.exception("the release of a resource failed")
         finally:
             (self.draining.add if is_inner else self.draining.discard)(me)
             if record.is_done:
@@ -189,7 +189,7 @@ class DeferredWork:
 
     def _is_pending(self) -> bool:
         # A second thread may have freed memory just before the first thread added the memory to
-        # ``waiting``. The record of this memory would keep the reaper alive.
+        # ``waiting``. Without this statement, the record of this memory keeps the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting)
 
@@ -202,7 +202,7 @@ class DeferredWork:
             self._look_at = 0.0
             for record in list(self.waiting):
                 # An importer that was killed sends no message about the end of its hold, so the
-                # reaper reads its row.
+                # reaper reads the importer's row.
                 self._try(record, blocking=False, patient=False)
 
     def stop(self) -> None:

@@ -107,7 +107,7 @@ class LocalDevice:
 
     @property
     def name(self) -> str:
-        """``backend:ordinal``."""
+        """The name of the device in this process: ``backend:ordinal``."""
         return f"{self.backend}:{self.ordinal}"
 
     @property
@@ -134,7 +134,7 @@ class LocalDevice:
         Returns
         -------
         Device
-            Always the same object for one mechanism. Its capabilities are those of that mechanism.
+            Always the same object for one mechanism. It has the capabilities of that mechanism.
 
         Raises
         ------
@@ -158,7 +158,7 @@ class LocalDevice:
         if found is None:
             made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
             made._siblings = self._siblings
-            # If two threads make a device object at once, both get the object of the first thread.
+            # If two threads make a device object at once, both get the first stored object.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 
@@ -269,8 +269,8 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
     Returns
     -------
     CrossmemError or None
-        The vendor's error for the work. Failed work has ended too, so the caller releases the
-        memory and raises this error afterwards.
+        The vendor's error, if the work failed. Failed work has ended, too, so the caller releases
+        the memory and raises this error afterwards.
 
     Raises
     ------
@@ -316,8 +316,8 @@ def runtime_in_use(process: Process, backend: str) -> str | None:
 def find_by_identity(process: Process, backend: str, identity: str, target: object) -> LocalDevice:
     """Return the device that a handle names (law C24).
 
-    The search uses the runtime of the target device. Without a target device it uses the one
-    runtime through which this process already uses the backend, else the backend's own choice.
+    The search uses the runtime of the target device. Without a target device of this backend, it
+    uses the runtime that :func:`runtime_in_use` returns.
 
     Raises
     ------
@@ -362,7 +362,7 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
         make = LocalDevice.public or LocalDevice
         made = tuple(make(process, driver, info, runtime) for info in driver.devices())
         found = table.found.setdefault((backend, runtime), made)
-        # This capability is recorded now, because a forked child must not ask the driver for it.
+        # This capability is recorded now, because a forked child must not call the driver.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found

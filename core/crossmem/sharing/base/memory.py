@@ -44,7 +44,8 @@ class Memory(Copyable):
 
         The view and all objects derived from it keep this object alive. While one of them exists,
         the memory cannot be unmapped or freed. A forked child reads and writes the same memory
-        through an inherited view, but cannot make new views. The pages stay until the child ends.
+        through an inherited view, but cannot make new views. The pages stay allocated until the
+        child ends.
 
         Raises
         ------
@@ -103,7 +104,7 @@ class Memory(Copyable):
         ClosedError, ForkedProcessError
             The memory was closed, or a forked child called this.
         """
-        self.ptr  # noqa: B018 - as in view()
+        self.ptr  # noqa: B018 - raises if the memory may not be used
         return views.array(self, views.kind_of_arrays(self.device), shape, dtype, strides, offset)
 
     def as_tensor(
@@ -116,16 +117,16 @@ class Memory(Copyable):
     ) -> Any:
         """Return the memory, or a part of it, as a PyTorch tensor, without a copy.
 
-        The arguments are those of :meth:`as_array`, without negative strides, which PyTorch does
-        not have. PyTorch has no read-only tensors either: if this memory is read-only and the
-        device or the kernel enforces that, a write to the tensor kills the process.
+        The arguments are those of :meth:`as_array`. PyTorch supports neither negative strides nor
+        read-only tensors. If the device or the kernel keeps this memory read-only, a write to the
+        tensor kills the process.
 
         Returns
         -------
         torch.Tensor
             A CPU tensor if the CPU can address the memory, else a tensor on the device.
         """
-        self.ptr  # noqa: B018 - as in view()
+        self.ptr  # noqa: B018 - raises if the memory may not be used
         return views.array(self, "torch", shape, dtype, strides, offset)
 
     @property
@@ -190,7 +191,8 @@ class Memory(Copyable):
             The consumer's stream. Unless the stream is -1, the method waits for all work of this
             process on the device.
         max_version
-            The newest version of DLPack that the consumer supports. Read-only memory needs (1, 0).
+            The newest version of DLPack that the consumer supports. Read-only memory needs at least
+            (1, 0).
         dl_device
             The device that the consumer wants. It must be the device of the memory.
         copy
@@ -202,7 +204,7 @@ class Memory(Copyable):
             The memory cannot be exported with these arguments. The protocol demands this type of
             error.
         """
-        self.ptr  # noqa: B018 - as in view()
+        self.ptr  # noqa: B018 - raises if the memory may not be used
         return views.capsule(
             self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
         )
@@ -223,8 +225,8 @@ class Memory(Copyable):
                 self._usage.add_view(self)
                 self._anchor = weakref.ref(anchor)
                 self._process.arrays.add(self, pointer, anchor)
-            # A signal handler may have ended the object by now. Then this statement raises.
-            self.ptr  # noqa: B018 - raises then
+            # This statement comes last: it raises if a signal handler has ended the object.
+            self.ptr  # noqa: B018
         return anchor
 
     def _has_views(self) -> bool:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The single state of a process: settings, plugins, lease server and deferred work.
 
-A forked child gets a new state. Objects compare their own state with :func:`current`. Packages
-above this one keep their own state in *parts* (:meth:`Process.part`), so this module does not
-depend on them.
+A forked child gets a new state. Objects compare their state with :func:`current` to detect a fork.
+Packages above this one keep their own state in *parts* (:meth:`Process.part`), so this module does
+not depend on them.
 """
 
 import atexit
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 CATCH_UP_S: Final = 1.0
-"""How long the lease server's thread may take to read the importers' messages."""
+"""Seconds that the lease server's thread may take to read the importers' messages."""
 
 
 class Part:
@@ -105,8 +105,8 @@ class Process:
         """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
         self.stuck: set[object] = set()
-        """Drivers whose streams still wait for another process when this process exits. Their
-        memory is left to the vendor, because a wait for their work might never end."""
+        """Drivers whose streams still wait for another process when this process exits. crossmem
+        leaves their memory to the vendor, because a wait for the streams might never end."""
         self.is_exiting = False
         """Whether new exports and imports are refused."""
         self.is_closed = False
@@ -114,8 +114,8 @@ class Process:
         self.is_inherited = False
         """Whether this process is a forked child of the process that made this state."""
         self._servers: list[LeaseServer] = []
-        """The lease server, from before the start of its thread. So an interrupt cannot lose the
-        server."""
+        """A list with the lease server. The server enters the list before its thread starts, so an
+        interrupt cannot lose the server."""
         self.server: LeaseServer | None = None
         """The lease server, None before the first leased export."""
 
@@ -229,7 +229,7 @@ class Process:
             warn_of_leases(server.leases.report())
 
     def abandon(self) -> frozenset[str]:
-        """Close every descriptor; for a forked child, which owns nothing of its parent.
+        """Close every descriptor in a forked child, which owns nothing of its parent.
 
         Returns
         -------
@@ -301,8 +301,8 @@ def _begin() -> Process:
                 atexit.register(process.shut_down)
             else:
                 # Children of multiprocessing exit through os._exit, which skips atexit. A parent
-                # joins its children before it calls finalizers without a priority, so the children
-                # can still import.
+                # joins its children before it calls finalizers with a negative priority, so the
+                # children can still import.
                 util.Finalize(None, process.shut_down, exitpriority=-10)
             # A signal handler may have made a state by now. Then that state is used.
             if _current is None:
@@ -361,7 +361,7 @@ def refuse_foreign(process: Process, what: object) -> None:
 
 
 def refuse_forked_backend(backend: str) -> None:
-    """Raise if an ancestor used a backend that cannot be used after a fork."""
+    """Raise ``ForkedProcessError`` if an ancestor used the backend, and it is not fork-safe."""
     if backend in _forked_backends:
         msg = f"backend {backend!r} was used before this process was forked and cannot be used now"
         raise ForkedProcessError(

@@ -38,8 +38,8 @@ class _Region(NamedTuple):
 class RegionIndex(Generic[_T]):
     """Finds objects by device address. Each object has one region of addresses at a time.
 
-    Adding or removing an object changes only dictionaries. The next lookup updates the sorted keys.
-    The index keeps no removed object alive.
+    Adding or removing an object usually leaves the sorted keys unchanged: the next lookup updates
+    the keys. The index keeps no removed object alive.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -52,7 +52,7 @@ class RegionIndex(Generic[_T]):
         self._keys: list[_Key] = []
         """Sorted keys, including the keys of objects that were removed since the last update."""
         self._new: deque[_Key] = deque()
-        """Keys that the next lookup adds to the list."""
+        """Keys that the next lookup adds to the sorted keys."""
 
     def add(self, what: _T, start: int, nbytes: int, space: object) -> None:
         """Add an object.

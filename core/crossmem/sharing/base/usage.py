@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users of one block of memory in this process: copies, pieces of ranges, and views.
 
-Users are stored as entries, not as a count. So an interrupted call can be repeated: to add or
-remove an entry twice changes nothing.
+Users are stored as entries, not as a count. So an interrupted call can be repeated: the second
+addition or removal of an entry changes nothing.
 """
 
 import weakref
@@ -24,7 +24,7 @@ class Usage:
 
     def __init__(self) -> None:
         self.copies: dict[object, object] = {}
-        """The object through which a running copy reads or writes. The key is the copy."""
+        """The memory object of each running copy. The key is the copy."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the memory."""
         self._viewed: dict[int, weakref.ref[_Viewable]] | None = None

@@ -29,7 +29,7 @@ class Viewable(Protocol):
         """Address of the first byte."""
 
     def view(self) -> memoryview:
-        """Return the bytes themselves."""
+        """Return a memoryview of the bytes, without a copy."""
 
     def _take_anchor(self) -> ViewAnchor: ...
 
@@ -56,7 +56,8 @@ def kind_of_arrays(device: LocalDevice) -> "Kind":
 def maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
     """Return a function that makes arrays or tensors of one library in a memory object.
 
-    Each array keeps the memory in use. The function checks layouts against the memory's bounds.
+    Each array keeps the memory in use. The returned function checks each layout against the
+    memory's bounds.
 
     Raises
     ------
@@ -103,7 +104,7 @@ def array(
     strides: Sequence[int] | None,
     offset: int,
 ) -> Any:
-    """Return an array or tensor in some memory; see :meth:`crossmem.Mapping.as_array`."""
+    """Return an array or tensor in a memory object; see :meth:`crossmem.Mapping.as_array`."""
     from crossmem.arrays import Layout, dtype_of
 
     found = dtype_of(dtype)
@@ -132,7 +133,7 @@ def capsule(
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> Any:
-    """Return the bytes of some memory as a capsule; see :meth:`crossmem.Mapping.__dlpack__`."""
+    """Return the bytes of a memory object as a capsule; see :meth:`crossmem.Mapping.__dlpack__`."""
     from crossmem.arrays import Layout, dtype_of
     from crossmem.arrays.dlpack import check_stream, make_capsule
 

@@ -34,7 +34,7 @@ Neighbours = Literal["expose"]
 
 
 class AdoptionRecord(AllocationRecord):
-    """The record of an adoption. It refers to the memory's owner until the last lease ends."""
+    """The record of an adoption. It keeps the memory's owner alive until the last lease ends."""
 
     __slots__ = ("_offset", "_owner")
 
@@ -179,7 +179,7 @@ def adopt(
 
 
 def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
-    """Describe the memory beside the adopted range that importers can reach; None if there is none.
+    """Return a text about the neighbours that importers can reach; None without neighbours.
 
     An importer reaches all ``exposed_nbytes``, of which ``nbytes`` are adopted.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations: memory that this process owns, the exports of it, and its release."""
+"""Allocations: memory that this process owns, with its exports and its release."""
 
 import time
 from typing import Any, ClassVar, Final, Literal
@@ -35,8 +35,8 @@ _MOST_TURNS: Final = 3
 class Allocation(Memory):
     """Device memory that this process owns. Made by :meth:`crossmem.Device.allocate`.
 
-    As a context manager, it frees the memory at the end of the ``with`` block. If other processes
-    hold leases, the memory is freed when the last lease ends.
+    As a context manager, an allocation frees its memory at the end of the ``with`` block. If other
+    processes hold leases, the memory is freed when the last lease ends.
 
     Attributes
     ----------
@@ -54,8 +54,8 @@ class Allocation(Memory):
 
     def __init__(self, record: AllocationRecord) -> None:
         super().__init__(record.process, record.device, record.nbytes, record.usage, readonly=False)
-        # This is the last statement: from here on, the finaliser of this object releases the
-        # memory. Until then, the caller must release it.
+        # This statement comes last: it makes the finaliser of this object responsible for the
+        # release. If an earlier statement raises, the caller must release the memory.
         self._record = record
 
     @override
@@ -112,8 +112,8 @@ class Allocation(Memory):
             the handle of an earlier call that has waited (C21).
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or the
-            stream's handle. With a stream, the call does not wait for the device. If the
-            timelines of the device have the level ``"host"``, the call waits for the stream. By
+            stream's handle. With a stream, the call does not wait for the device. If the strongest
+            timeline level of the device is ``"host"``, the call waits for the stream. By
             :meth:`crossmem.Mapping.wait`, importers wait for the work that was issued on the stream
             before this call. Each call with a stream returns a new handle.
 
@@ -183,7 +183,7 @@ class Allocation(Memory):
         Raises
         ------
         UnsupportedError
-            The handle is raw, so its importers do not ask this process.
+            The handle is raw, so importers send no request that this process could refuse.
         InvalidHandleError
             The handle does not belong to this allocation.
         DriverError
@@ -236,7 +236,7 @@ class Allocation(Memory):
         self._end()
 
     def _await_leases(self, record: AllocationRecord, wait_s: float) -> None:
-        """Wait for the end of the leases, and retire the memory; raise if a lease remains."""
+        """Wait for the end of the leases, and retire the memory. Raise if a lease remains."""
         process = self._process
         deadline = time.monotonic() + wait_s
         turns = 0

@@ -26,7 +26,7 @@ __all__ = ["AllocationRecord", "Allocations", "BlockRecord"]
 class BlockRecord:
     """A block of the driver, and the vendor's exports of the block.
 
-    Each kind of export is made once.
+    The vendor makes each kind of export once.
     """
 
     __slots__ = ("blocks", "device", "exported", "lock")
@@ -70,7 +70,7 @@ class BlockRecord:
 
 
 class AllocationRecord(Record):
-    """The record of an allocation, from before its allocation until after its release."""
+    """The record of an allocation. It exists before the driver's call and after the release."""
 
     __slots__ = (
         "allocations",
@@ -295,7 +295,7 @@ class Allocations(Part):
         """The records of exported memory. The key is the numbers of allocation and export."""
 
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
-        """Return the memory of this process that a handle names, None if it was freed."""
+        """Return the record of the memory that a handle names, None if the memory was freed."""
         return self.exported.get((handle.allocation, handle.export))
 
     @override

@@ -80,7 +80,7 @@ class ExportInfo:
 
 
 def exports() -> list[ExportInfo]:
-    """Return every export of this process that has no raw handle, the oldest allocation first.
+    """Return every export of this process that can have leases, the oldest allocation first.
 
     A pool has one entry; :meth:`crossmem.Pool.exports` returns its blocks. This call first frees
     memory whose last lease has ended.

@@ -58,7 +58,7 @@ def import_handle(
         needs the capability ``peer_access``. The memory stays on its device (C24).
     readonly
         True: read-only, enforced by the device or kernel. ``"advisory"``: read-only in crossmem's
-        own API. Handles of read-only exports are always read-only.
+        own API. Imports of read-only exports are always read-only.
     timeout
         How long the exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
     on_owner_death
@@ -129,7 +129,7 @@ def attach(
     timeout: float | None = None,
     on_owner_death: OnOwnerDeath = KEEP,
 ) -> Mapping:
-    """Import and map in one step. Unmapping closes the import.
+    """Import memory and map it in one step. Unmapping closes the import.
 
     Parameters and errors are those of :func:`import_handle`.
     """
@@ -179,10 +179,10 @@ def attach_many(
     timeout: float | None = None,
     on_owner_death: OnOwnerDeath = KEEP,
 ) -> list[Mapping]:
-    """Attach any number of handles with one round trip to each exporter; all or none.
+    """Attach any number of handles with one round trip to each exporter.
 
-    Parameters and errors are those of :func:`import_handle`. The mappings have the order of the
-    handles.
+    If one handle cannot be attached, the call attaches none. Parameters and errors are those of
+    :func:`import_handle`. The mappings have the order of the handles.
     """
     process = drain()
     check_device(device)
@@ -244,7 +244,7 @@ def _attach_all(
     *,
     ends_with_owner: bool = False,
 ) -> list[tuple[Mapping, Use]]:
-    """Attach handles, each with the number of its reservation or 0; all or none."""
+    """Attach all handles or none. Each has the number of its reservation, or 0 without one."""
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     named = [one for one, _number in wanted]
     wanted = [(one.base if isinstance(one, ReadyHandle) else one, n) for one, n in wanted]
@@ -348,7 +348,7 @@ def _open(
     readonly: Readonly,
     timeout: float | None,
 ) -> ImportRecord:
-    """Add a use to an import, open the import if necessary, and return it."""
+    """Add a use to an import, open the import if necessary, and return the import's record."""
     process = use.process
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     request = request_of(process, handle, device, readonly)

@@ -28,9 +28,9 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "Holders", "LinkedHold", "all_of"]
 
 _LOOK_S: Final = 0.5
-"""For this time after a check of the owner, attaches do not check the owner again."""
+"""Seconds after a check of the owner in which attaches do not check the owner again."""
 ASK_S: Final = 5.0
-"""Time limit for the owner's confirmation that it is still the program that made the pool."""
+"""Seconds that the owner has to confirm that it is still the program that made the pool."""
 
 
 class ArenaImport:
@@ -108,8 +108,8 @@ class ArenaImport:
         link = connection.open_link
         if link is not None and link is self.link:
             return
-        # A closed connection may be a sign of exec, which keeps pid and pidfd. A server with too
-        # many connections closes some, too.
+        # The earlier connection is closed. Either the owner called exec, which keeps pid and pidfd,
+        # or its server had too many connections. The request shows which.
         device = record.device
         answers = connection.request(
             (handle,),
@@ -173,9 +173,9 @@ class BlockHold(Use):
         """Whether the owner is certain to see the hold."""
 
     def take(self, generation: int) -> bool:
-        """Hold the block; False if the owner has freed it, or has withdrawn the generation.
+        """Hold the block. Return False if the owner has freed it or withdrawn the generation.
 
-        In both cases the caller ends the hold. The caller holds the lock of the state.
+        After False, the caller ends the hold. The caller holds the lock of the state.
         """
         arena, index = self.arena, self.index
         at = arena.at + index
@@ -203,7 +203,10 @@ class BlockHold(Use):
 
     @override
     def leave_to_others(self) -> bool:
-        """End the hold; False if the owner waits for a message. The state's lock is held."""
+        """End the hold. Return False if the owner waits for a message.
+
+        The caller holds the lock of the state.
+        """
         arena, index = self.arena, self.index
         at, row, holders = arena.at + index, arena.row, arena.holders
         if not IS_ORDERED:
@@ -303,7 +306,7 @@ class LinkedHold(BlockHold):
 
     Such a hold belongs to an import object or its mapping, to an object that ends with its owner,
     or to a device with streams or asynchronous work. Work that uses the block must end before the
-    hold does.
+    hold ends.
     """
 
     __slots__ = ("children", "ends_with_owner", "landing", "parent")

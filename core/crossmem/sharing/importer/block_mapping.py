@@ -92,7 +92,7 @@ class BlockMapping(Mapping):
         self._is_left = False
         self._pointer = pointer
         self._named = named
-        # The last statement: from here on, the finaliser of this object ends the hold.
+        # This statement comes last: it makes the finaliser of this object responsible for the hold.
         self._record = hold
 
     @override
@@ -195,7 +195,7 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
             if arena.control[at] == generation:
                 mapping._record = hold
                 return mapping
-            # The owner may not see this hold, so no other hold of the block may rely on it.
+            # The owner possibly does not see this hold, so no other hold may rely on it.
             hold.is_sure = False
             arena.ready[hold] = None
             arena.process.drain()

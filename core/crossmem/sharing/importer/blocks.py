@@ -36,7 +36,7 @@ from crossmem.sharing.importer.table import ImportTable
 __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
-"""Interval of the checks for pools that their owners have closed."""
+"""Seconds between two checks for pools that their owners have closed."""
 _USUAL: Final = (None, False)
 """Device and access of most attaches, which have a fast path."""
 
@@ -83,9 +83,9 @@ class PoolImports(Part):
         Raises
         ------
         InvalidHandleError
-            The handle names other blocks than its pool has, or another access.
+            The handle names blocks that its pool does not have, or a wrong access.
         CrossmemError
-            As :func:`crossmem.import_handle`.
+            As for :func:`crossmem.import_handle`.
         """
         key = handle.pool.shared, device, readonly is True
         arena = self.arenas.get(key)
@@ -120,7 +120,7 @@ class PoolImports(Part):
                         holders[shared] = new
                     arena.holders = new = holders[shared]
                     new.arenas += 1
-                    # From here on, this object releases the arena.
+                    # This statement makes this object responsible for the release of the arena.
                     self.arenas[key] = known = arena
                     if key[1:] == _USUAL and not process.is_closed:
                         open_pools[key[0]] = arena
@@ -140,7 +140,7 @@ class PoolImports(Part):
 
     @override
     def tend(self) -> None:
-        """Release the arenas whose owner waits or is dead, if this process holds no block there."""
+        """Release each arena whose owner waits or is dead, if this process holds no block of it."""
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:
@@ -160,7 +160,8 @@ class PoolImports(Part):
                 except BaseException:
                     arena.is_open = True
                     raise
-                # A signal handler may have closed the arena, but none runs from here to the end.
+                # A signal handler may have closed the arena. No handler runs in the rest of this
+                # ``with`` block.
                 if key not in self.arenas or self.arenas[key] is not arena:
                     continue
                 if is_held:
@@ -209,12 +210,14 @@ def hold_block(
     *,
     is_linked: bool = False,
 ) -> BlockHold:
-    """Hold a block, and append the hold to ``holds``. If the call raises, the caller ends them.
+    """Hold a block, and append the hold to ``holds``.
+
+    If the call raises, the caller ends all holds in ``holds``.
 
     Raises
     ------
     CrossmemError
-        As :func:`crossmem.import_handle`.
+        As for :func:`crossmem.import_handle`.
     """
     process = current()
     pools = process.part(PoolImports)

@@ -107,6 +107,6 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 def not_of_the_pool() -> InvalidHandleError:
     """Return the error for a handle of a block that does not exist in its pool."""
     return InvalidHandleError(
-        "the bytes are no handle: the pool has no such blocks",
+        "the bytes are not a handle: the pool has no such blocks",
         hint="pass the bytes of handle.to_bytes() unchanged",
     )

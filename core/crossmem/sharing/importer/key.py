@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A caller's request for an import, and the key by which imports share one vendor open."""
+"""A caller's request for an import, and the key by which requests share one vendor import."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ holds the memory, and the bytes of a raw handle."""
 
 
 class ImportRequest(NamedTuple):
-    """One import that a caller asks for.
+    """One import that a caller requests.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class ImportRequest(NamedTuple):
     access
         The requested access.
     home
-        Ordinal in this process of the device that holds the memory.
+        Ordinal, in this process, of the device that holds the memory.
     reservation
         The handle's reservation number in a message, 0 without a reservation.
     pool

@@ -52,8 +52,8 @@ class Import(Endable):
         self.handle = handle
         self.device = record.device
         self.nbytes = handle.length
-        # This is the last statement: from here on, the finaliser of this object releases the
-        # import. Until then, the caller must release it.
+        # This statement comes last: it makes the finaliser of this object responsible for the
+        # release. If an earlier statement raises, the caller must release the import.
         self._record = use
 
     @override
@@ -72,7 +72,7 @@ class Import(Endable):
         Returns
         -------
         Mapping
-            Unmap it before you close this import. Further calls share one vendor mapping.
+            Unmap it before you close this import. All calls share one vendor mapping.
 
         Raises
         ------
@@ -145,7 +145,7 @@ def children_of(use: Use) -> set[object]:
 
 
 def record_of_import(imported: Import) -> tuple[Use, ImportRecord]:
-    """Return an import's use and its record.
+    """Return the use and the record of an import.
 
     Raises
     ------
@@ -192,8 +192,8 @@ class Mapping(Memory):
         super().__init__(use.process, record.device, handle.length, record.usage, readonly=readonly)
         self._pointer = base + handle.offset
         self.handle = handle
-        # This is the last statement: from here on, the finaliser of this object releases the
-        # mapping. Until then, the caller must release it.
+        # This statement comes last: it makes the finaliser of this object responsible for the
+        # release. If an earlier statement raises, the caller must release the mapping.
         self._record = use
 
     @override
@@ -211,7 +211,7 @@ class Mapping(Memory):
         return self._pointer
 
     def _rename(self, handle: ShareableHandle) -> None:
-        """Replace the handle by another one of the same memory."""
+        """Replace the handle by another handle of the same memory."""
         self.handle = handle
 
     @property
@@ -257,10 +257,10 @@ class Mapping(Memory):
         ----------
         stream
             The only stream whose work uses the memory: a stream of CuPy, PyTorch or torch-npu, or
-            its handle. With a stream, the call does not wait for the device. At level ``"host"`` of
-            :meth:`crossmem.Device.timeline`, it waits for the stream. crossmem releases the address
-            and the lease within a second after the stream has completed the work that was issued
-            before this call.
+            its handle. With a stream, the call does not wait for the device. If the strongest
+            timeline level of the device is ``"host"``, the call waits for the stream. crossmem
+            releases the address and the lease within a second after the stream has completed the
+            work that was issued before this call.
 
         Raises
         ------
@@ -284,7 +284,7 @@ class Mapping(Memory):
 
 
 def asked_readonly(mapping: Mapping) -> Readonly:
-    """Return the ``readonly`` argument for a new import like that of a mapping.
+    """Return the ``readonly`` argument that gives a new import the access of a mapping.
 
     The argument is False if the handle itself is read-only.
     """

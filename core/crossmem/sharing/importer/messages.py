@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages with reservations: the memory of their handles stays until they are received.
+"""Messages with reservations, which keep the memory of the handles until the receipt.
 
 The sender of a handle may drop the memory right after sending, because the message's reservation
 keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these functions::
 
     numbers = reserve(handles)                  # the sender: one number for each handle
-    message = list(zip(handles, numbers))       # both travel, 64 bits for each number
+    message = list(zip(handles, numbers))       # the message has 64 bits for each number
 
     mappings = attach_reserved(message)         # the receiver (crossmem.sharing.importer.attach)
     discard(message)                            # or the process that drops the message
@@ -59,13 +59,13 @@ def reserve(
     timeout: float | None = None,
     message: list[tuple[ShareableHandle, int]] | None = None,
 ) -> list[int]:
-    """Reserve the memory of handles for a message; all or none, one round trip to each exporter.
+    """Reserve the memory of all handles or none, with one round trip to each exporter.
 
     Parameters
     ----------
     handles
-        The handles of the message: exports of this process, or of other living processes. A process
-        can reserve freed memory if it has imported it.
+        The handles of the message: exports of this process, or of other living processes. This
+        process can reserve freed memory that it has imported.
     timeout
         How long to wait for free reservations and for exporters' replies, in seconds; None:
         ``CROSSMEM_TIMEOUT``.
@@ -169,7 +169,7 @@ def discard(
 
 
 def check_reservation(number: object) -> int:
-    """Return the number of a reservation, or 0 for none; raise if it is invalid."""
+    """Return a reservation number, or 0 for no reservation; raise for an invalid value."""
     if type(number) is not int or not 0 <= number < 1 << _NUMBER_BITS:
         msg = f"a reservation number is an integer of {_NUMBER_BITS} bits, not {shorten(number)}"
         raise InvalidHandleError(msg, hint="pass the number that came with the handle")
@@ -192,7 +192,7 @@ def _reserve_at(
     deadline: Deadline,
     numbers: list[int],
 ) -> None:
-    """Reserve memory of another process; retry until the deadline if that process is full."""
+    """Reserve memory of another process; retry until the deadline if no reservation is free."""
     pause_s = _FIRST_PAUSE_S
     with process.part(ImportTable).connected(owner) as connection:
         while True:

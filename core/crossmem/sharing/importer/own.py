@@ -52,7 +52,7 @@ class OwnImport(ImportRecord):
         Raises
         ------
         StaleHandleError, InvalidHandleError
-            The lease registry refuses.
+            The lease registry refuses the lease.
         """
         server = self.process.server
         if server is None:
@@ -172,7 +172,7 @@ class OwnImport(ImportRecord):
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     """Return the error for memory that this process has freed or never exported."""
     server = process.server
-    # The registry knows a raw handle only after an import, so it cannot say why one is refused.
+    # The registry knows a raw handle only after an import, so it gives no reason for a raw handle.
     refusal = None
     if server is not None and handle.raw is None:
         refusal = server.leases.refusal_of(handle)

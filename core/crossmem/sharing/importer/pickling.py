@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pickling of memory: a pickle has the bytes of a handle, and unpickling attaches the handle.
 
-The functions that attach import the modules of the classes. So these functions need a module of
-their own.
+The functions for pickles are not in the modules of the classes, because ``attach`` imports those
+modules.
 """
 
 import copyreg
@@ -18,7 +18,7 @@ __all__ = ["attach_again"]
 
 
 def attach_again(blob: bytes, readonly: Readonly) -> Mapping:
-    """Attach a pickled mapping by the bytes of its handle."""
+    """Attach the memory of a pickled object by its handle's bytes, and return the mapping."""
     return attach(blob, readonly=readonly)
 
 

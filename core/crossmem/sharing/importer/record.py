@@ -45,9 +45,9 @@ class LeaseWords(NamedTuple):
     control
         The generations of the exporter's slots.
     row
-        The words of this process.
+        The row of this process: one word for each slot.
     address
-        Address of the row in this process, 0 if no device can write it.
+        Address of the row in this process; 0 if no device can write to the row.
     """
 
     slot: int
@@ -59,8 +59,8 @@ class LeaseWords(NamedTuple):
 class ImportRecord:
     """Memory that the vendor opens once for all its users. The last user closes it.
 
-    A thread holds :attr:`lock` while the vendor opens, maps or closes. To change the sets of users,
-    a thread also holds the lock of the process's state.
+    A thread holds :attr:`lock` while the vendor opens, maps or closes. A thread that changes
+    :attr:`uses` holds the lock of the process's state.
     """
 
     __slots__ = (
@@ -172,10 +172,10 @@ class ImportRecord:
         self.uses.discard(use)
 
     def await_work(self) -> CrossmemError | None:
-        """Wait for the device's work, unless each user has left after the end of its own work."""
+        """Wait for the device's work if a user left without a wait. Return the work's error."""
         if not self.has_unawaited_work:
             return None
-        # Before the wait, because a user that leaves during the wait may set the flag again.
+        # This comes before the wait: a user that leaves during the wait may set the flag again.
         self.has_unawaited_work = False
         try:
             return wait_for_work(self.device)
@@ -184,10 +184,10 @@ class ImportRecord:
             raise
 
     def end_unused(self) -> CrossmemError | None:
-        """End the leases without users, so that the owner can free the memory. The lock is held.
+        """End the leases without users, so that the owner can free the memory.
 
-        If other exports of the memory have users, the memory stays open. The return value is that
-        of :meth:`leave`.
+        The caller holds the lock. If other exports of the memory have users, the memory stays open.
+        The return value is the same as for :meth:`leave`.
         """
         with self.process.state:
             used = {one.core for one in self.uses}
@@ -199,19 +199,19 @@ class ImportRecord:
         return failure
 
     def tidy(self) -> None:
-        """End the leases of users that left during a request for another lease. The lock is held.
+        """End the leases of users that left during a request for another lease.
 
-        A lease that cannot be ended now ends when the next user leaves.
+        The caller holds the lock. A lease that cannot end now ends when the next user leaves.
         """
         with suppress(CrossmemError):
             self.end_unused()
 
     def close(self) -> CrossmemError | None:
-        """Release everything. The caller holds the lock, and no user needs the memory any more.
+        """Unmap and close the memory, and end the leases. The caller holds the lock.
 
         If this raises, a later call continues. The lease lasts until the memory is closed.
         """
-        # At exit, users may be left, whose work may be running.
+        # At exit, the memory may still have users, and their work may be running.
         self.has_unawaited_work = self.has_unawaited_work or bool(self.mapped_uses)
         failure = self._stop_mapping() if self.mapped else None
         self._close()
@@ -259,7 +259,7 @@ class ImportRecord:
         Raises
         ------
         InvalidHandleError
-            The arena has another slot in the owner.
+            The arena's slot in the owner is not ``slot``.
         """
         raise NotImplementedError
 
@@ -295,7 +295,7 @@ class ImportRecord:
 
     @property
     def source(self) -> Block | Imported:
-        """The driver's object for the memory, for an address range.
+        """The driver's object for the memory, which an address range can map.
 
         Raises
         ------
@@ -348,7 +348,7 @@ class Use(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Leave the import if other users keep its memory and mapping; True if this use left."""
+        """Leave the import if other users keep it open and mapped. Return whether this use left."""
         record = self.record if self.landing is None else None
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False
@@ -372,7 +372,7 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import when no work uses it any more. The last user closes it."""
+        """Leave the import if no work uses it any more. The last user closes the import."""
         record = self.record
         if record is None:
             self.is_done = True

@@ -46,7 +46,7 @@ class RemoteImport(ImportRecord):
         self.connection = connection
         self.handle = request.handle
         self.imported: list[Imported] = []
-        """The driver's object for the open memory; empty before it is open and after its close."""
+        """The driver's object for the memory; empty while the memory is not open."""
         self.extras: list[int] = []
         """Descriptors that came with the lease and that the driver does not get, such as bells."""
         self._was_opened = False
@@ -64,8 +64,8 @@ class RemoteImport(ImportRecord):
         Raises
         ------
         InvalidHandleError
-            The sizes in the handle differ from those of the exporter or of the open memory, or the
-            handle's blocks differ from those of the exporter's pool.
+            The handle or the open memory has other sizes than the exporter reports, or the slot or
+            block size in the handle is not the pool's.
         DriverError
             The vendor's call failed. The lease then still belongs to the caller.
         """
@@ -145,7 +145,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def keep_connection(self) -> None:
-        """Join the users of the connection."""
+        """Add this import to the users of the connection."""
         if self.connection is not None:
             self.connection.users.add(self)
 
@@ -268,7 +268,7 @@ class RemoteImport(ImportRecord):
 
 
 def _check_pool(pool: PoolCore, leased: Leased) -> None:
-    """Refuse a handle with other blocks than its pool has, before any driver call (C14)."""
+    """Refuse a handle whose slot or block size is not the pool's, before any driver call (C14)."""
     holds, slot = leased.holds, pool.slot - BLOCKS_AT
     if holds is None or slot != leased.slot:
         raise not_of_the_pool()

@@ -80,10 +80,10 @@ class ImportTable(Part):
     def acquire(
         self, requests: Sequence[ImportRequest], uses: Sequence[Use], timeout_s: float
     ) -> None:
-        """Add each use to an open import, and open the imports that are missing; all or none.
+        """Add each use to an import, and open the imports that are not open yet.
 
-        Each exporter gets one request, for all of its memory that is not open yet. If the call
-        raises, the caller ends the uses.
+        Each exporter gets one request for each backend, for all memory that is not open yet. If the
+        call raises, the caller ends all uses.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class ImportTable(Part):
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
                     # Some leases are not needed: another thread was faster, or the exporter has
-                    # begun another generation, because it freed the memory or tried to.
+                    # begun another generation, because it freed the memory or tried to free it.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
@@ -260,7 +260,7 @@ class ImportTable(Part):
 
     @contextmanager
     def connected(self, owner: ProcessIdentity) -> Iterator[OwnerConnection]:
-        """Return the cached connection to an exporter, which stays open for the ``with`` block."""
+        """Return the connection to an exporter. It stays open during the ``with`` block."""
         user = object()
         connection = None
         try:
@@ -273,7 +273,7 @@ class ImportTable(Part):
                 connection.users.discard(user)
 
     def _connection_to(self, owner: ProcessIdentity) -> OwnerConnection:
-        """Return the cached connection to an exporter. The caller holds the lock of the state."""
+        """Return the one connection to an exporter. The caller holds the lock of the state."""
         connection = self._connections.get(owner)
         if connection is None:
             process = self._process
@@ -290,7 +290,7 @@ class ImportTable(Part):
         self.forget_dead_owners()
 
     def forget_dead_owners(self) -> None:
-        """Close connections to dead exporters if no import uses them."""
+        """Close the connections to dead exporters, except connections that an import uses."""
         for owner, connection in list(self._connections.items()):
             if connection.users or connection.is_owner_alive:
                 continue

@@ -59,12 +59,12 @@ class OwnerWatcher(Part):
         """The watched objects. The keys are the owner's connection, and the ``id()`` of the record.
         Guarded by the lock of the state."""
         self._suspects: set[OwnerConnection] = set()
-        """Owners that seemed to be dead at the last check. An owner is dead if it seems so at two
-        checks."""
+        """Owners that seemed to be dead at the last check. An owner that seems to be dead at two
+        checks in a row is dead."""
         self._thread = PassingThread(self._look, self._is_needed)
 
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
-        """End an object soon after its memory's owner has died and its last view has ended.
+        """End an object soon after the owner of its memory has died. A live view delays the end.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class OwnerWatcher(Part):
     def _let_go(self, connection: OwnerConnection) -> None:
         pid = connection.owner.pid
         why = f'its owner, process {pid}, died, and on_owner_death="release" closed it'
-        # The newest first: mappings were made after their imports.
+        # The newest comes first: an import cannot end before its mappings, which were made later.
         for one in reversed(list(self._watched.get(connection, {}).values())):
             record, shown = one.record(), one.shown()
             if record is None or record.is_done:
@@ -123,7 +123,7 @@ class OwnerWatcher(Part):
             try:
                 if shown is None or shown.closed:
                     # The object was dropped, or its release has failed so far. Its record is in the
-                    # queue.
+                    # queue of deferred work.
                     self._process.drain()
                 else:
                     end_because(shown, why)
@@ -178,11 +178,11 @@ def end_with_owner(shown: Endable, record: Record, use: Use) -> None:
     Parameters
     ----------
     shown
-        An import, or a mapping or piece that was made through one.
+        An import, or a mapping or piece that was made through an import.
     record
         The record of the object.
     use
-        The use of the import.
+        The use of the import to which the object belongs.
     """
     use.ends_with_owner = True
     if use.record is not None:

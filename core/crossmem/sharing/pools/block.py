@@ -93,8 +93,8 @@ class Block(Memory):
         Parameters
         ----------
         allow, access
-            None, or the values of the pool, because a process with the pool's memory can access all
-            blocks.
+            None, or the same values as for the pool: a process that has the pool's memory can
+            access all blocks.
         lease
             Must be True.
         synchronize
@@ -136,7 +136,7 @@ class Block(Memory):
         else:
             with process.state:
                 generation = self._begin(record, view, at)
-        # Another thread that exports the block makes an equal handle.
+        # No lock is needed: another thread that exports the block now makes an equal handle.
         handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
         if is_ready and record.generation == generation:
             # No thread has withdrawn the handle since _begin().
@@ -189,7 +189,7 @@ class Block(Memory):
         arena, generation = record.arena, handle.generation
         view, at = arena.words, arena.at + record.index
         # A free() that waits for holders may retire the generation and then restore it. It holds
-        # this lock from the one step to the other.
+        # this lock during both steps.
         with self._process.state:
             # One step: no signal handler and no other thread runs before the end of this block.
             if self._record is None:
@@ -247,7 +247,7 @@ class Block(Memory):
             super()._end()
         finally:
             if self._record is record:
-                # The block was not freed, and later work may use it.
+                # The block was not freed. Later work may use it, so this landing is not valid.
                 del record.landing
 
     def _prepare_free(self, busy: object, timeout: object) -> None:
@@ -335,7 +335,7 @@ copyreg.pickle(Block, _reduce_block)
 
 
 def name_pids(holders: dict[Holder, int]) -> str:
-    """Return the processes that hold blocks as text, each with its number of blocks."""
+    """Return a text that names the processes that hold blocks, with their numbers of blocks."""
     if not holders:
         return "a message that nobody received"
     ordered = sorted(holders.items(), key=lambda one: (-one[1], one[0].pid))
@@ -347,7 +347,7 @@ def name_pids(holders: dict[Holder, int]) -> str:
 def check_own_block(
     process: Process, handle: ShareableHandle, allow: object, access: object
 ) -> None:
-    """Refuse export settings for a block of this process that differ from those of its pool.
+    """Refuse settings for an export of this process's own block if they are not the pool's.
 
     Raises
     ------

@@ -115,7 +115,7 @@ class Pool(Endable):
         free, base, stride = arena.free, pool.base, pool.stride
         while True:
             # One step: no signal handler and no other thread runs before the end of this branch.
-            # From then on, the finaliser of the block frees it.
+            # After this branch, the finaliser of the block object frees the block.
             if free:
                 index = free[-1]
                 del free[-1]
@@ -152,7 +152,7 @@ class Pool(Endable):
             text = f"{len(streamed)} were freed, and work on their streams still runs"
         return OutOfMemoryError(
             f"all {self.blocks} blocks of the pool are in use; {text}",
-            hint="free blocks, have the others unmap theirs, or pass timeout= to wait for one",
+            hint="free blocks, have other processes unmap blocks, or pass timeout= to wait for one",
             operation="allocate",
             backend=self.device.backend,
             device=self.device.identity,

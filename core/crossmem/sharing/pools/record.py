@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a pool, from before its memory is allocated until after the memory is freed."""
+"""The record of a pool. It owns the pool's allocation until no block needs the memory."""
 
 from functools import partial
 
@@ -61,7 +61,7 @@ class PoolRecord(Record):
         self.number = record.number
         self.base = memory.ptr
         self.usage = record.usage
-        # The hot path of a free reads only attributes of this object.
+        # The hot path of a free uses these objects, so this record refers to them directly.
         self.copies = self.usage.copies
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
         self.is_closing = False
@@ -98,12 +98,12 @@ class PoolRecord(Record):
         with self.process.state:
             if self.is_done:
                 return
-            # Other memory may get the address as soon as this record is done.
+            # These calls come first: other memory may get the address once this record is done.
             arena.close()
             forget_kept(self.base)
             self.is_done = True
         deferred.waiting.discard(self)
         # If a signal handler raises before this call, the finaliser frees the memory.
         self.memory.free()
-        # This process may have imported blocks of its own pool.
+        # This process may have imported blocks of its own pool. Release those imports, too.
         self.process.part(PoolImports).tend()

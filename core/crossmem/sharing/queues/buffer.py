@@ -123,7 +123,7 @@ class SharedBuffer(Memory):
     _record: BufferRecord | None
 
     def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
-        # The caller sets the record. From then on, the finaliser of this object releases it.
+        # Until the caller sets the record, the finaliser of this object releases nothing.
         self._record = None
         # The base class does the same, but its call would cost as much as all of these lines.
         holder = record.holder
@@ -329,7 +329,7 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
             buffer._refuse_if_used("put")
             taken, buffer._record = record, None
     except BaseException:
-        # A signal handler may have raised at the end of the block.
+        # A signal handler may have raised at the end of the ``with`` block.
         if taken is not None:
             buffer._record = taken
         raise

@@ -60,8 +60,8 @@ class Consumer(Place):
         self._late: set[int] = set()
         """Producers whose next entry was not ready in the last call of :meth:`look`."""
         self._hand: dict[tuple[int, int], tuple[int, int]] = {}
-        """Entries that the owner has handed to this consumer, and that it has not received. A key
-        is (producer, buffer), a value (stamp, delivery count)."""
+        """Entries that the owner has handed to this consumer, and that :meth:`look` has not
+        returned yet. A key is (producer, buffer), a value (stamp, delivery count)."""
         self._is_plain_reader = self.is_plain and terms.overflow != "drop"
         """Whether this consumer reads entries without fences, and without ``held`` words."""
         self._producers = range(terms.producers)
@@ -100,8 +100,8 @@ class Consumer(Place):
         """Begin a session; see :meth:`Place.join`."""
         super().join(timeout_s)
         if self.opened.terms.delivery == "each":
-            # Producers may have reclaimed the buffers of earlier entries. After the barrier, a
-            # producer sees this session before it reclaims another buffer.
+            # Until the barrier, a producer may reclaim a new entry, because it does not see this
+            # session. So the tails are read again after the barrier.
             words.barrier()
             self._begin_behind_tails()
         words.release()
@@ -160,7 +160,7 @@ class Consumer(Place):
                 continue
             stamp, count = aside
             # An earlier entry that the producer itself gave to this consumer comes first. The tail
-            # is read again, because the owner may have handed out a later entry by now.
+            # is read again, because this entry may be newer than the tail that look() has read.
             before = self._look_in_ring(producer, min(stamp - 1, opened.tail(producer)))
             if before is not None:
                 return before
@@ -169,8 +169,8 @@ class Consumer(Place):
             record = BufferRecord(self, producer, buffer, stamp, count)
             made = None if entry is None else SharedBuffer(record, *entry)
             at = opened.terms.held(producer, buffer)
-            # One step: no signal handler and no other thread runs in between. A handler may have
-            # received the entry before this step.
+            # One step: no signal handler and no other thread runs between these statements. A
+            # handler may have received the entry before this step.
             if one in hand and hand[one] is aside:
                 del hand[one]
                 if made is not None:
@@ -198,7 +198,7 @@ class Consumer(Place):
                     del hand[one]
                 hand[one] = aside
             mine[HANDED] = position + 1
-        # The owner can hand out another entry now, as after a release.
+        # The hand has room again. So an owner that waits for room is woken, as after a release.
         if terms.is_fenced:
             words.fence()
         if words.load(control, WANT):
@@ -236,7 +236,7 @@ class Consumer(Place):
                         return made
             entry = None
             if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
-                # The buffer has a newer entry. The old one was dropped, or had another target.
+                # The entry with this stamp was dropped, or had another target. Find the next.
                 found = [
                     (later, one)
                     for one in range(terms.depth)
@@ -257,7 +257,7 @@ class Consumer(Place):
         return None
 
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
-        """Return a checked entry, ``_LATER``, or None if it was dropped or has another target."""
+        """Return an entry, ``_LATER``, or None if the entry was dropped or has another target."""
         opened, terms = self.opened, self.opened.terms
         ring_, at, held = opened.segments[producer], self._entries + ENTRY_WORDS * buffer, 0
         if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
@@ -384,14 +384,14 @@ class Consumer(Place):
             raise failure
 
     def _has_lost(self, record: BufferRecord) -> bool:
-        """Whether the session has ended, so that the entry may belong to another session by now."""
+        """Whether the session has ended. The entry may then belong to another session."""
         if record in self.held and self.session and self.opened.member(self.place) == self.session:
             return False
         self.held.pop(record, None)
         return True
 
     def _release_on(self, stream: int, at: int, stamp: int) -> bool:
-        """Let a stream write the release. If it cannot, wait for the stream and return False."""
+        """Let a stream write the release. If streams cannot write, wait for it and return False."""
         driver = self.words_driver(stream)
         if driver is None:
             return False

@@ -24,7 +24,7 @@ class _Copy(NamedTuple):
 def copied(
     item: Any, nbytes: int, allocate: Callable[[], SharedBuffer], *, copy: str | bool | None
 ) -> SharedBuffer:
-    """Copy an object into a free buffer.
+    """Copy an object into a free buffer, and return the buffer.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def _copy_of_bytes(item: Any) -> _Copy:
 
 
 def _copy_of_array(item: Any) -> _Copy | None:
-    """Return the copy of an array or tensor in C order, None for other objects."""
+    """Plan the copy of an array or tensor in C order. Return None for other objects."""
     # A queue without arrays needs none of these modules.
     from crossmem.arrays import Layout
     from crossmem.arrays.adapters import ADAPTERS, describe

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that joins a queue waits for the end of the owner's round."""
+"""The wait of a joining process for the end of the owner's round, a call of ``tend()``."""
 
 import time
 from collections.abc import Callable
@@ -18,19 +18,19 @@ def is_open(
 ) -> bool | None:
     """Return True if the owner has opened a session and is in no round, else None.
 
-    At the end of the round in which it opens the session, the owner has handed out all entries that
-    this process can get at once. Then it wakes this process. When this process reads the words, the
-    owner may be in its next round, whose end wakes no process. So this function waits for the end
-    of that round, which comes soon.
+    In the round that opens the session, the owner also hands out all entries that this process can
+    get at once. At the end of that round, the owner wakes this process. When this process reads the
+    words, the owner may be in its next round. The end of the next round may wake no process, so
+    this function polls until that round ends, which takes little time.
 
     Parameters
     ----------
     control
         The words of the owner.
     at, wish
-        The word of the session, and its value for the session of this process.
+        Index of the member word, and the value of this word while the session is open.
     end
-        The time at which the wait ends.
+        The value of ``time.monotonic()`` at which the wait ends.
     check
         Raises if the owner is dead, or has closed the queue.
     """

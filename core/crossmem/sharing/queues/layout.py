@@ -25,17 +25,17 @@ Overflow = Literal["wait", "raise", "drop"]
 """What happens if no buffer is free: wait for one, raise, or drop the oldest entry."""
 
 MAX_USER_DATA_NBYTES: Final = 96
-"""Bytes of user data that travel with a buffer."""
+"""The most bytes of user data that a buffer can carry."""
 MAX_STAMP: Final = 2**48 - 1
 """The largest valid stamp."""
 DROPPING: Final = 2**63
-"""Bit of a stamp, set while the producer checks whether it can drop the entry, or has to keep the
-entry because a consumer holds it."""
+"""Bit of a stamp. It is set while the producer, before it drops the entry, checks that no consumer
+holds the entry."""
 
 HEADER_WORDS: Final = 16
 # Words of rings and places.
 WISH: Final = 0
-"""The session that the process asks for or has; 0 while it wants none."""
+"""The session that the process asks for or has; 0 if the process wants no session."""
 SLEEPING: Final = 1
 """1 while the process sleeps and wants a write to its eventfd."""
 # Words of a ring.
@@ -49,14 +49,14 @@ HANDED: Final = 2
 STREAMS: Final = 3
 """1 if streams release buffers. Streams ring no bell, so producers poll then."""
 READS: Final = 4
-"""The number of the session. The consumer writes it when it can get each entry that is put."""
+"""The number of the session. A consumer writes it as soon as it can get every new entry."""
 # Words of control.
 END: Final = 0
 WANT: Final = 1
-"""1 if each release must ring the owner's bell; :data:`LATE` if streams must finish first, too."""
+"""1 if each release must ring the owner's bell; :data:`LATE` if entries also wait for streams."""
 LATE: Final = 2
 LOST: Final = 2
-"""Number of entries that were lost with consumers."""
+"""Number of entries that were lost at the end of their consumers' sessions."""
 REDELIVERED: Final = 3
 WAITING: Final = 4
 """Number of entries that wait for a consumer with room."""
@@ -89,7 +89,7 @@ GIVEN_UP: Final = 255
 
 
 def target_of(consumer: int, session: int) -> int:
-    """Return the word for a consumer in one of its sessions."""
+    """Return the value of TARGET for a consumer in one of its sessions."""
     return (consumer + 1) << 48 | session
 
 
@@ -128,7 +128,7 @@ class Terms:
     # Words of a ring.
 
     def order(self, stamp: int) -> int:
-        """Return the word with the buffer of a recent stamp. A later stamp may have replaced it."""
+        """Return the word with the buffer of a recent stamp. Later stamps use the same word."""
         return HEADER_WORDS + stamp % self.depth
 
     def entry(self, buffer: int) -> int:
@@ -160,7 +160,7 @@ class Terms:
     # Words of control.
 
     def member(self, place: int) -> int:
-        """Return the word with the session of a ring or, behind the rings, of a place."""
+        """Return the member word of a ring or place. Places are numbered after the rings."""
         return HEADER_WORDS + place
 
     def denied(self, place: int) -> int:
@@ -180,7 +180,7 @@ class Terms:
         return self.decided(self.producers) + consumer
 
     def decision(self, producer: int, buffer: int) -> int:
-        """Return the word with a stamp, and the consumer to which the owner gave that entry."""
+        """Return the word with an entry's stamp and the consumer that the owner has chosen."""
         return self.handed(self.consumers) + producer * self.depth + buffer
 
     def hand(self, consumer: int, position: int) -> int:

@@ -47,7 +47,7 @@ _LIMITS: Final = {
 
 
 class Queues(Part):
-    """The queues of this process."""
+    """The queues that this process owns."""
 
     closing: ClassVar = -4
 
@@ -57,7 +57,7 @@ class Queues(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Tell the other processes that the queues have ended."""
+        """Close the queues, so that the other processes see their end."""
         for owner in list(self.owned):
             owner.close()
 
@@ -90,7 +90,7 @@ def refusal_of(error: Exception) -> InvalidHandleError:
 def _check_directory(
     found: dict[str, Any], role: QueueRole
 ) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
-    """Return the contents of a directory, after all checks."""
+    """Check a directory. Return its terms, the shared handles and the handles of the places."""
     try:
         terms = Terms(**found["terms"])
         named, mine = ([handle_in(one) for one in found[name]] for name in ("shared", "mine"))

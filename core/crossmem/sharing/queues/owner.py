@@ -332,7 +332,7 @@ class QueueOwner:
             return False
         if not end and self.terms.redeliver:
             words.store(self._control, END, FINISHED)
-            # From now on, each release rings the owner's bell.
+            # With END set, unreleased entries count as unsettled, too, and releases ring the bell.
             is_settled = self._hand_out()
         words.release()
         words.store(self._control, END, ENDED if is_settled else FINISHED)

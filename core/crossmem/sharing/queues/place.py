@@ -8,8 +8,9 @@ segment. A session ends when the process withdraws its wish or dies, or by
 next session of the place.
 
 Before a process sleeps on its eventfd, it sets SLEEPING, executes the barrier, and reads the queue
-once more. Another process first publishes an entry and then reads SLEEPING. If SLEEPING is set, it
-writes to the eventfd. So no wake-up is lost. Without sleepers, no process makes a system call.
+once more. Another process first publishes an entry and then reads SLEEPING. If SLEEPING is set, the
+other process writes to the eventfd. So no wake-up is lost. Without sleepers, no process makes a
+system call.
 """
 
 import os
@@ -88,7 +89,7 @@ class Opened:
     """The memory of the segments and buffers."""
     is_owner_alive: Callable[[], bool]
     look_at: float = 0.0
-    """From this time on, the next check asks whether the owner is alive."""
+    """The time after which the next check asks whether the owner is alive."""
     first_stop: int = field(init=False)
     """Index of the word :meth:`Terms.stop` of the first ring."""
 
@@ -115,7 +116,7 @@ class Opened:
         found = self.segments[producer][TAIL]
         if not IS_ORDERED:
             words.fence()
-        # A producer may still write after its session has ended, so the owner sets a limit then.
+        # At the end of a session, the owner sets a limit: the producer may still write later.
         stop = self.control[self.first_stop + producer]
         return min(stop, found) if found <= MAX_STAMP else 0
 
@@ -130,7 +131,7 @@ class Opened:
         return words.observe(self.control, END)
 
     def wake(self, place: int) -> None:
-        """Wake the process of a ring or place if it sleeps, after a change was stored."""
+        """If the process of a ring or place sleeps, wake it. The caller has stored a change."""
         if self.terms.is_fenced:
             words.fence()
         if self.segments[place][SLEEPING]:
@@ -292,7 +293,7 @@ class Place:
     # Streams ------------------------------------------------------------------------------
 
     def write_on(self, stream: int, driver: StreamWords, at: int, value: int) -> None:
-        """Write a word of this process when the work that was issued on a stream is complete."""
+        """Let a stream write a word of this process after the stream's earlier work."""
         pointer = self._pointer + 8 * at
         self._pages.add(pointer - pointer % PAGE_NBYTES)
         ordinal = self.opened.device.ordinal
@@ -330,7 +331,7 @@ class Place:
         return self._bell
 
     def _sleep(self, timeout_s: float, *, polls: bool) -> None:
-        """Sleep until the bell rings, for :data:`LOOK_S` at most."""
+        """Sleep until the bell rings, at most LOOK_S; with ``polls``, sleep at most PAUSE_S."""
         if polls:
             time.sleep(min(timeout_s, PAUSE_S))
         else:
@@ -355,9 +356,9 @@ class Place:
         check
             Raises if a further wait has no use.
         timeout_s
-            The longest wait; 0 does not wait.
+            The longest wait in seconds; 0 does not wait.
         polls
-            Whether a stream will write the words. Streams ring no bell.
+            Returns whether a stream will write the words. Streams ring no bell.
         """
         began = monotonic()
         end, spin_s = began + timeout_s, min(timeout_s, _SPIN_S)
@@ -393,7 +394,7 @@ class Place:
         finally:
             self.sleepers -= 1
             if self.sleepers and found is not None:
-                # This thread may have read the wake-up of another thread.
+                # This thread may have consumed the wake-up of another thread.
                 ring(self._bell)
             elif not (self.sleepers or self.is_armed):
                 words.store(self.words, SLEEPING, 0)

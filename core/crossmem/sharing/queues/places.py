@@ -62,7 +62,7 @@ class Places(Record):
         raise NotImplementedError
 
     def begin(self, role: QueueRole, timeout_s: float) -> None:
-        """Take a place for a role and begin to use it. Calls :meth:`take`."""
+        """Take a place for a role with :func:`take_place`, and begin to use the place."""
         raise NotImplementedError
 
     def join(self, role: QueueRole, timeout_s: float) -> None:
@@ -74,8 +74,8 @@ class Places(Record):
             This process gets no place.
         """
         me = get_ident()
-        # No lock is held, because the driver maps the place. If a signal handler raises, the number
-        # of this thread may stay in the dict. The thread can then enter again.
+        # A lock would be held while the driver maps the place, so the dict replaces a lock. If a
+        # signal handler raises, this thread may stay in the dict. The thread can then enter again.
         while self._joining.setdefault(role, me) != me:
             time.sleep(JOIN_PAUSE_S)
         try:

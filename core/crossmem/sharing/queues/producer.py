@@ -47,7 +47,7 @@ class Producer(Place):
         self._given: Counter[int] = Counter()
         """By target, the number of entries that the target has not released."""
         self._left = 0
-        """The last stamp that was left to the owner."""
+        """The stamp of the last entry that was left to the owner, 0 if there is none."""
         self._turn = 0
         # Indices of the words that each hand-over uses.
         terms = opened.terms
@@ -159,7 +159,7 @@ class Producer(Place):
 
     def _take_entry(self, buffer: int, target: int) -> None:
         flying, one = self._flying, (buffer,)
-        # One step: no signal handler and no other thread runs in between.
+        # One step: no signal handler and no other thread runs between these statements.
         self._free += one
         del flying[buffer]
         self._given[target] -= 1
@@ -232,7 +232,7 @@ class Producer(Place):
     # Entries ------------------------------------------------------------------------------
 
     def put(self, record: BufferRecord, length: int, user_data: bytes, stream: int | None) -> None:
-        """Publish a buffer. It belongs to the consumers from then on.
+        """Publish a buffer, which then belongs to the consumers.
 
         If the call raises before the publication, ``record.is_done`` is False.
         """
@@ -255,7 +255,7 @@ class Producer(Place):
         self._tell(target)
 
     def _sign(self, buffer: int, stream: int) -> int:
-        """Let a stream make the entry ready. Return the value that it will write, or 0."""
+        """Let a stream make the entry ready. Return the value that the stream will write, or 0."""
         driver = self.words_driver(stream)
         if driver is None:
             return 0
@@ -267,7 +267,7 @@ class Producer(Place):
     def _publish(
         self, record: BufferRecord, sizes: int, user_data: bytes, wanted: int, target: int
     ) -> None:
-        """Write an entry."""
+        """Write an entry, and then the tail, so that consumers see the entry."""
         mine, buffer, depth = self.words, record.buffer, self.opened.terms.depth
         at = self._entry + ENTRY_WORDS * buffer
         first = 8 * (at + USER)
@@ -333,7 +333,7 @@ class Producer(Place):
             now = target_of(consumer, self.opened.consumer(consumer))
             given.setdefault(now, 0)
             entry = stamp, now
-            # One step: no signal handler and no other thread runs in between.
+            # One step: no signal handler and no other thread runs between these statements.
             flying[buffer] = entry
             given[0] -= 1
             given[now] += 1

@@ -213,7 +213,7 @@ class Queue(Endable):
             raise
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
-        """Put several items, in order; see :meth:`put`. After an error, earlier items were put."""
+        """Put several items, in order; see :meth:`put`. Items before a failed item are put."""
         for item in items:
             self.put(item, **options)
 
@@ -313,7 +313,7 @@ class Queue(Endable):
         Raises
         ------
         WaitTimeoutError
-            The queue had too few of them in time. The message says how many it has.
+            Too few processes have joined in time. The message says how many have joined.
         """
         opened = self._usable().opened
         if timeout is None:
@@ -344,7 +344,7 @@ class Queue(Endable):
         """Revoke the roles of a process. The process cannot open this queue again.
 
         Its next calls raise :class:`AccessDeniedError`. Consumers do not get the entries that it
-        puts from then on. The entries that it holds are lost or delivered again, as after its
+        puts after this call. The entries that it holds are lost or delivered again, as after its
         death. Its mappings of the memory remain, so a hostile process can still write to buffers.
 
         Parameters
@@ -375,8 +375,8 @@ class Queue(Endable):
         """Give up the places of this process. A second call does nothing.
 
         The owner's call closes the queue for all processes. Consumers still get the entries that
-        were given to them. Entries that wait for a consumer with room are lost. To lose none, the
-        owner calls :meth:`finish` first, and waits for the consumers.
+        were given to them. Entries that wait for a consumer with room are lost. To lose no entry,
+        the owner calls :meth:`finish` first, and waits for the consumers.
 
         Raises
         ------

@@ -25,7 +25,7 @@ __all__ = ["LENGTH_NBYTES", "Segments"]
 
 _HOST: Final = "host"
 LENGTH_NBYTES: Final = 8
-"""Size of the number in front of a directory that says how long the directory is."""
+"""Bytes of the number in front of a directory. The number is the length of the directory."""
 
 
 class Segments:
@@ -130,12 +130,12 @@ class Segments:
         return made.export(allow=self._allow, access="ro")
 
     def watch(self, on_bell: Callable[[], object], on_death: Callable[[int], object]) -> None:
-        """Let the lease server report rings of the owner's bell, and deaths of processes.
+        """Let the lease server report each write to the owner's bell, and deaths of processes.
 
         Parameters
         ----------
         on_bell
-            Called at each ring.
+            Called after a write to the owner's bell.
         on_death
             Called with the number of the ring or place whose process has died.
         """

@@ -27,7 +27,7 @@ class QueueStats:
     redelivered
         Number of entries that were delivered again.
     waiting
-        Number of entries that wait for a consumer with room; with ``delivery="one"``.
+        Number of entries that wait for a consumer with room; 0 with ``delivery="each"``.
     lag
         By consumer, the number of entries that it has not read yet.
     """

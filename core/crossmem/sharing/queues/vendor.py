@@ -183,7 +183,7 @@ class QueueOfVendor(Queue):
         """Return the next buffer. The caller releases the buffer after its use.
 
         The ``user_data`` of the buffer always has 96 bytes. The vendor does not keep the number of
-        bytes that the producer has set, so zeros follow them.
+        bytes that the producer has set, so zeros follow these bytes.
 
         Parameters
         ----------

@@ -83,7 +83,7 @@ class VendorBufferRecord(BufferRecord):
     vendor
         The buffer.
     is_received
-        Whether another process has put it.
+        Whether this process received the buffer. Otherwise, this process allocated it.
     """
 
     __slots__ = ("_side", "vendor")

@@ -2,8 +2,8 @@
 """The making and the opening of a vendor's queue.
 
 The directories and places of a vendor's queue are host memory of crossmem, as in other queues. So
-its handles have the same form as theirs. When a process leases a place, the owner's lease server
-checks the process, and then grants it the role of the place.
+handles of both kinds of queues have the same form. When a process leases a place, the owner's lease
+server checks the process, and then grants the process the role of the place.
 """
 
 import base64

@@ -112,7 +112,7 @@ class VendorQueueRecord(Places):
         self.queues: list[VendorQueue] = []
         """The vendor's queue, until it is closed."""
         self.roles: dict[QueueRole, Mapping | None] = {}
-        """By role, the mapping of the place that this process has taken; None after the end."""
+        """By role, the mapping of this process's place; None after the place was left."""
         self.is_owner = False
         self.directories: dict[QueueRole, ShareableHandle] = {}
         """In the owner: by role, the handle of the directory."""
@@ -143,7 +143,7 @@ class VendorQueueRecord(Places):
         try:
             self.check_open()
         except ClosedError:
-            # Another thread may have closed the queue, and left the places that it knew of.
+            # The thread that closed the queue may not have seen this place, so it is left here.
             self._leave_places()
             self.process.drain()
             raise
@@ -169,7 +169,7 @@ class VendorQueueRecord(Places):
             self.check_open()
             queue = next(iter(self.queues), None)
             try:
-                # Only this statement uses the queue, which another thread may close.
+                # Another thread may close the queue at any time, so only this statement uses it.
                 found = once(queue, min(max(end - monotonic(), 0.0), LOOK_S)) if queue else None
             except DriverError:
                 # The vendor's error code does not tell whether the queue still exists.
@@ -279,7 +279,7 @@ class VendorQueueRecord(Places):
 
     def _leave_all(self) -> None:
         self.marks = (_CLOSED,)
-        # The function before this one refers to the mapping of the directory, and keeps it alive.
+        # The previous function refers to the directory's mapping, and would keep it alive.
         self.is_owner_alive = _always
         self._leave_places()
         while self.kept:

@@ -18,7 +18,7 @@ _NUMBERS: Final = (float, int)
 
 
 async def repeat(place: Place, call: Callable[[], _T]) -> _T:
-    """Repeat a call until the queue is neither empty nor full, and return its result."""
+    """Repeat a call as long as it finds the queue empty or full. Return the call's result."""
     # Every program that waits here has imported asyncio already. For all other programs, the slow
     # import would be a waste.
     import asyncio  # noqa: PLC0415

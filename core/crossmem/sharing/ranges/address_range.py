@@ -72,8 +72,8 @@ class AddressRange(Endable):
     def map(self, memory: Allocation | Import, *, at: int) -> "Piece":
         """Map the whole capacity of some memory at an offset.
 
-        Existing mappings of the memory stay. While the piece exists, an allocation cannot be freed
-        and an import cannot be closed.
+        Existing mappings of the memory stay. While the piece exists, the allocation cannot be
+        freed, or the import cannot be closed.
 
         Parameters
         ----------
@@ -207,8 +207,8 @@ class Piece(Memory):
         ------
         BusyError
             A view of the piece is alive, or another thread reads or writes it. Also raised if a
-            capture prevents the wait for the device's work: this object is closed then, and a later
-            call of crossmem unmaps the piece.
+            stream capture prevents the wait for the device's work: this object is closed then, and
+            a later call of crossmem unmaps the piece.
         """
         self._end()
 

@@ -41,7 +41,7 @@ class Source(NamedTuple):
     usage
         The users of the memory in this process.
     readonly
-        Whether the piece refuses to write.
+        Whether the piece refuses writes.
     """
 
     memory: Block | Imported
@@ -54,7 +54,7 @@ class Source(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether this process allocated the memory, even if it maps an import of that memory."""
+        """Whether this process allocated the memory; also true for an import of that memory."""
         return isinstance(self.memory, Block)
 
 
@@ -96,7 +96,7 @@ class PieceRecord(Record):
     def give_back(self, *, blocking: bool) -> None:
         """Unmap the piece after the device's running work (law C9).
 
-        After that, another piece can have its offset.
+        After that, another piece can use the same addresses.
         """
         taken: list[bool] = []
         lock = self.source.lock
@@ -178,7 +178,7 @@ class RangeRecord(Record):
     def claim(self, piece: PieceRecord) -> None:
         """Check whether the range can map the piece, and reserve its place.
 
-        The state's lock is held.
+        The caller holds the lock of the state.
         """
         self._check_memory(piece.source, piece.keep[1])
         self._check_place(piece)

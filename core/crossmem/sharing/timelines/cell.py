@@ -145,7 +145,7 @@ class Cell:
         end = time.monotonic() + awaited.timeout_s
         pause_s = _SHORTEST_S
         while True:
-            # WAITING must not be visible before this read.
+            # This read comes before WAITING is set. Otherwise a later wake-up could be lost.
             sequence = words.observe(cell, SEQUENCE)
             self._announce()
             if load(cell, word) >= target or self._is_reached(word, awaited):

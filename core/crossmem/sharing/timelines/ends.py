@@ -34,7 +34,7 @@ class StreamEnd(Landing):
 
 
 class HandOver(Part):
-    """The timelines of this process's streams, and those of other processes' streams."""
+    """The timelines of this process's streams, and the opened timelines of other processes."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -49,7 +49,7 @@ class HandOver(Part):
         timeline = self._own.get(key)
         if timeline is None:
             if streams_of(device.driver) is None:
-                # This check comes before make_timeline(), because nothing would close the timeline.
+                # This check comes before make_timeline(): nothing would close an unused timeline.
                 msg = f"{device.name} has no streams"
                 raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
             made = make_timeline(self._process, device, None, allow)

@@ -28,7 +28,7 @@ __all__ = ["EventLevel"]
 _ENTRY_WORDS: Final = 16
 _FIRST: Final = CELL_NBYTES // 8
 _ENTRIES: Final = range(_FIRST, _FIRST + 16 * _ENTRY_WORDS, _ENTRY_WORDS)
-"""The index of the first word of each entry: its value. The length of the payload follows."""
+"""The index of each entry's first word, the value. The next word is the payload's length."""
 _PAYLOAD_NBYTES: Final = 8 * (_ENTRY_WORDS - 2)
 _LOOK_S: Final = 1e-4
 
@@ -70,7 +70,7 @@ class EventLevel(Level):
         self._turn = 0
 
     def _event(self, entry: int) -> SharedEvent:
-        """Return the event of an entry. The first use creates or opens it. The lock is held."""
+        """Return an entry's event. The first call makes or opens it. The caller holds the lock."""
         if self._is_closed or (self._maker is not None and self._maker._is_closed):
             msg = "this timeline was closed"
             raise ClosedError(msg)

@@ -99,7 +99,7 @@ class Level:
         self.is_unsure, self._last = False, key
 
     def set(self, value: int) -> None:
-        """Set the value at once. All issued values are reached."""
+        """Set the value at once. The caller has checked that all issued values are reached."""
         self.cell.write(VALUE, value)
 
     def _order(self, stream: int) -> None:

@@ -51,8 +51,8 @@ class LeftMemory(Part):
         record = memory._record
         if record is not None:
             # The callback is the C function setitem, so no signal handler runs in it. It adds the
-            # record to the queue, as a key with the weak reference as its unused value. If the
-            # record is done already, it leaves the queue at once.
+            # record to the queue as a key. The value is the weak reference, which nothing uses. If
+            # the record is done already, the record leaves the queue at once.
             ready: dict[Record, Any] = self._process.deferred.ready
             self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
@@ -79,7 +79,7 @@ class Page:
         self.free = list(range(PAGE_NBYTES // CELL_NBYTES - 1, -1, -1))
 
     def retire(self) -> bool:
-        """Refuse further importers if the page has no importer now. Return whether it has none."""
+        """If the page has no importer, refuse further importers and return True."""
         return self._leases.retire(self._export.unit, even_if_leased=False)
 
     def acknowledged(self, offset: int) -> list[int]:
@@ -146,7 +146,7 @@ class Pages(Part):
         """Forget the empty pages of calls that were interrupted before they made a timeline."""
         for allow, page in list(self._open.items()):
             # Another thread may be making a timeline in the page. So this method does not close the
-            # page: its last reference does.
+            # page: the end of its last reference does.
             if allow is not None and not page.users:
                 self._open.pop(allow, None)
 
@@ -193,7 +193,7 @@ class Registrations(Part):
             return found.address[0] + pointer - page
 
     def leave(self, driver: StreamWords, pointer: int, user: object) -> None:
-        """Remove a user of a page, and unregister the page of the last user.
+        """Remove a user of a page, and unregister the page after its last user.
 
         A second call does nothing.
 

@@ -38,7 +38,7 @@ class _Word:
 
     def __init__(self, row: memoryview) -> None:
         self.row = row
-        """A reference to the row. Its ``id`` is part of the key of this object."""
+        """The row. It stays alive here, because its ``id()`` is part of the key of this object."""
         self.lock = ordered_lock(Rank.ALLOCATION)
         """Held during driver calls for this word. A thread takes the timeline's lock first."""
         self.users: set[ReaderWord] = set()

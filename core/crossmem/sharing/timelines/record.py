@@ -64,7 +64,7 @@ class TimelineRecord(Record):
         self.mapping = source if isinstance(source, Mapping) else None
         """The memory of a timeline that another process signals."""
         self.reader: ReaderWord | None = None
-        """The word with the acknowledgements of this process; None before the first one."""
+        """The word for this process's acknowledgements; None before the first acknowledgement."""
         self.words = cell.words
         is_one_store = self.page is not None and handle.level != "event" and not IS_FENCED
         self.is_ended = False
@@ -99,7 +99,7 @@ class TimelineRecord(Record):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the signalling process has closed the timeline. Its value becomes void next."""
+        """Whether the signalling process has closed the timeline. The value then becomes void."""
         return self.cell.read(IDENTITY) != self.handle.identity
 
     def check(self) -> None:
@@ -142,7 +142,7 @@ class TimelineRecord(Record):
                 level.wait(awaited.value, stream)
             return
         if awaited.value <= self.cell.read(VALUE) < VOID:
-            # The stream needs no wait. The signalling process may be dead.
+            # The stream needs no wait, even if the signalling process is dead.
             return
         self.check()
         watcher = self.process.part(StreamWatcher)

@@ -127,7 +127,7 @@ class Timeline(Endable):
         Raises
         ------
         ConfigurationError
-            The value does not grow, or the stream is not a stream.
+            The value does not grow, or ``stream`` is not a stream.
         UnsupportedError
             Another process signals this timeline, or the device has no streams.
         WaitTimeoutError
@@ -204,7 +204,7 @@ class Timeline(Endable):
         Raises
         ------
         WaitTimeoutError
-            The host waited for the whole time.
+            The host's wait took longer than the time limit.
         OwnerGoneError
             The signalling process is dead, and the host waits for a value that was not reached. A
             stream is released within a second, and :attr:`void` is true (L4).
@@ -249,7 +249,7 @@ class Timeline(Endable):
 
         All objects of this process for one timeline share one acknowledgement. The first call makes
         this process a reader. The process stays a reader until it dies or has closed all objects
-        that acknowledged.
+        that have acknowledged a value.
 
         Parameters
         ----------
@@ -271,7 +271,7 @@ class Timeline(Endable):
             raise ConfigurationError(msg, operation="done")
         if record.mapping is None:
             msg = f"{self!r}: the process that signals a timeline cannot acknowledge its values"
-            hint = "call done() on what open_timeline() returned in another process"
+            hint = "call done() on the result of open_timeline() in another process"
             raise UnsupportedError(msg, operation="done", hint=hint)
         with record.lock:
             use = record.mapping._record
@@ -294,7 +294,7 @@ class Timeline(Endable):
         readers
             The smallest number of readers; None: 0. The call returns when the timeline has at least
             this many readers, and all its readers have acknowledged the value. A process that
-            closes its timeline or dies is no reader any more.
+            closes its timeline or dies is no longer a reader.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
 
@@ -303,7 +303,7 @@ class Timeline(Endable):
         WaitTimeoutError
             The message says how many readers are late.
         ConfigurationError
-            ``value`` is not a value, or ``readers`` not a number of processes.
+            ``value`` or ``readers`` is not an integer in the valid range.
         UnsupportedError
             Another process signals this timeline.
         ClosedError, ForkedProcessError

@@ -33,7 +33,7 @@ _PACKAGES: Final = (
     "typing_extensions",
     "_cffi_backend",
 )
-"""The packages that the emulation imports. A program's own Python must find them, too."""
+"""The packages that the emulation imports. An emulated program's Python must find them, too."""
 _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
@@ -41,10 +41,11 @@ _START: Final = """
 import sys
 try:
     if STARTED:
-        # sys.path has only the standard library's folders, so the appended folders hide no module.
+        # sys.path has only the standard library's folders. They stay first, so that the appended
+        # folders hide no module.
         sys.path.extend({paths!r})
-        # OpenSSL cleans up when the program exits, although threads may still use it. Python has
-        # the same hashes itself.
+        # OpenSSL frees its state when the program exits, although threads may still use it. So
+        # hashlib must use Python's own hashes.
         try:
             import _blake2, _md5, _sha1
         except ImportError:
@@ -107,7 +108,7 @@ def _python_libraries() -> list[str]:
 
 
 def _search_path() -> list[str]:
-    """Return the folders in which a program's own Python finds the emulation's packages."""
+    """Return the folders in which an emulated program's Python finds the emulation's packages."""
     folders = []
     for name in _PACKAGES:
         spec = find_spec(name)
@@ -128,7 +129,7 @@ def _run(command: Sequence[str], what: str) -> None:
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
-        # The message has the first error. It leaves out the position, which names a temporary file.
+        # The message has the first error without its position, which names a temporary file.
         fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
             f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",
@@ -175,7 +176,7 @@ def link(
 
 def _write_types(library: Library, folder: Path) -> None:
     try:
-        import cffi  # noqa: PLC0415 - an extra, and only builders need all of it
+        import cffi  # noqa: PLC0415 - an optional package that only a build needs whole
     except ImportError:
         raise ConfigurationError(
             "the emulated libraries need the package cffi, which is not installed",
@@ -195,7 +196,7 @@ def _cffi_version() -> str:
 
 
 def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder with a library. If the cache does not have it, build it.
+    """Return the folder with a library. If the cache does not have the library, build it.
 
     Parameters
     ----------

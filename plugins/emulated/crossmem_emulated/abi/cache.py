@@ -24,8 +24,8 @@ from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 __all__ = ["cache_folder", "kept", "stamp_of"]
 
 _LIST: Final = "contents.json"
-"""The file that lists the files of its folder with their digests, and has the folder's stamp. The
-builder writes this file last."""
+"""The file in a folder with the names and digests of its other files, and with the folder's stamp.
+The builder writes this file last."""
 _WORK: Final = "build-"
 _LINK: Final = "-> "
 _OTHERS: Final = 0o022
@@ -74,14 +74,14 @@ def kept(
     make
         A function that fills a folder. Its arguments are the folder to fill, and its final path.
     stamp
-        The expected result of :func:`stamp_of` for the folder.
+        A text to store in the folder, which :func:`stamp_of` returns later.
     environ
         Environment variables. ``XDG_CACHE_HOME`` names the cache.
 
     Raises
     ------
     ConfigurationError
-        The cache cannot be used, or another user could have written in it.
+        The cache cannot be used, or another user could have written to it.
     """
     root = cache_folder(environ)
     # Several machines, or systems with different C libraries, may share a home folder.
@@ -131,10 +131,10 @@ def _prepare(root: Path) -> None:
 
 
 def _check(path: Path, kind: int) -> None:
-    """Raise if another user may have made a file, or if the file's type is not ``kind``."""
+    """Raise if another user may have written a file, or if the file's type is not ``kind``."""
     status = path.lstat()
     mode, me = status.st_mode, os.geteuid()
-    # A link has no permissions of its own.
+    # A symbolic link has no permissions of its own.
     is_open = kind != stat.S_IFLNK and mode & _OTHERS
     if stat.S_IFMT(mode) != kind or status.st_uid != me or is_open:
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFLNK: "a link"}
@@ -165,7 +165,7 @@ def _is_whole(folder: Path) -> bool:
     Raises
     ------
     ConfigurationError
-        Another user may have made the folder or a file in it.
+        Another user may have written the folder or a file in it.
     """
     try:
         # Another builder may move the folder away at any moment.
@@ -202,7 +202,7 @@ def _list(folder: Path, stamp: str) -> None:
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Give a folder its final name, unless another builder did so. Replace damaged folders."""
+    """Rename ``made`` to ``folder``, unless a whole folder is there. Move a damaged folder away."""
     for attempt in range(_ATTEMPTS):
         try:
             made.rename(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library functions that each process called, for a report."""
+"""Counts the calls of the library's functions in each process, for a report."""
 
 import atexit
 import functools
@@ -16,14 +16,17 @@ __all__ = ["VARIABLE", "Calls", "read_calls"]
 _log = logging.getLogger(__name__)
 
 VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
-"""The variable with the folder to which processes write their calls at their end. Without the
-variable, no call is counted."""
+"""The environment variable with the folder to which each process writes its counts when it ends.
+Without the variable, no call is counted."""
 
 _SUFFIX: Final = ".json"
 
 
 def read_calls(folder: Path) -> Mapping[str, int]:
-    """Return the calls of all processes that wrote to a folder. Log each incomplete file."""
+    """Return how often all processes that wrote to a folder called each function.
+
+    Log each incomplete file.
+    """
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*")):
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads from an ELF file which other libraries and symbols a shared library needs.
 
-This module reads only the parts that the dynamic loader reads, and only 64-bit little-endian files.
-For Linux, vendors build only such files.
+This module reads only the parts that the dynamic loader reads, and only 64-bit little-endian files:
+the vendors build no other files for Linux.
 """
 
 import mmap
@@ -71,7 +71,7 @@ class _File:
         return found
 
     def section(self, kind: int) -> tuple[int, ...] | None:
-        """Return the header of the first section of a kind."""
+        """Return the header of the first section of a kind, None if there is no such section."""
         return next((one for one in self.sections if one[1] == kind), None)
 
     def text(self, section: tuple[int, ...], offset: int) -> str:
@@ -95,7 +95,7 @@ class _File:
                 yield self.text(section, value)  # type: ignore[arg-type]
 
     def versions(self) -> dict[int, tuple[str, str]]:
-        """Return the library and the version that a symbol's version number stands for."""
+        """Return the library and the version for each version number of a symbol."""
         found: dict[int, tuple[str, str]] = {}
         section = self.section(_VERNEED_SECTION)
         place = section[4] if section else 0

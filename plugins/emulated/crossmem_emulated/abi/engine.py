@@ -28,8 +28,8 @@ _kept: Final[dict[int, object]] = {}
 def _declared(library: Library, folder: Path) -> Any:
     """Return the FFI object with a library's declarations."""
     if stamp_of(folder) != stamp(library):
-        # A printed environment names a built library. Programs may use it after an upgrade of
-        # crossmem.
+        # `crossmem emulate --print-env` prints the folder of a built library. A program may still
+        # use this folder after an upgrade of crossmem.
         raise ConfigurationError(
             f"another version of crossmem built it, or {shorten(str(folder))} is damaged",
             hint=f"run `crossmem emulate {library.name} --print-env` again for a new environment, "
@@ -37,13 +37,13 @@ def _declared(library: Library, folder: Path) -> Any:
         )
     path = folder / f"{TYPES}.py"
     found: dict[str, Any] = {}
-    # The file is not imported, because an import would write its bytecode into the folder.
+    # The file is not imported: bytecode that an import writes into the folder counts as damage.
     exec(compile(path.read_bytes(), path, "exec"), found)  # noqa: S102 - what cffi wrote
     return found["ffi"]
 
 
 def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
-    """Fill a library's table. The library calls this at a program's first call of any function.
+    """Fill a library's table. The library calls this function at the first call by the program.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
     for field, shape in ffi.typeof("struct cm_table").fields:
         kind = shape.type.result.kind
         is_number = kind in {"primitive", "enum"}
-        # Other numbers, such as a count, are no codes.
+        # Only these types are error codes. Other numbers are results, such as a count.
         has_code = kind == "enum" or shape.type.result.cname == "int"
         function = known.pop(field, None)
         if function is None:

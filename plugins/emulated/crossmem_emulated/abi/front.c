@@ -27,7 +27,8 @@ static const char cm_start_code[] = CM_START_CODE;
 static const char cm_exit_code[] = CM_EXIT_CODE;
 static const char *const cm_python_libraries[] = {CM_PYTHON_LIBRARIES};
 
-/* The functions of Python in use. All except Py_SetProgramName are in Python's stable ABI. */
+/* The functions of Python that this library uses. All except PyGILState_Check and
+ * PyRun_SimpleString are in Python's stable ABI. */
 static struct {
     int (*Py_IsInitialized)(void);
     void (*Py_InitializeEx)(int);
@@ -44,14 +45,14 @@ static struct {
 /* A thread that holds this mutex never waits for the GIL, because the holder of the GIL may wait
  * for this mutex. */
 static pthread_mutex_t cm_mutex = PTHREAD_MUTEX_INITIALIZER;
-/* Guarded by the mutex: the number of threads in a first call, and the wait for their end. */
+/* Guarded by the mutex: the number of threads in cm_fill, and the signal that a thread left. */
 static int cm_starting;
 static pthread_cond_t cm_over = PTHREAD_COND_INITIALIZER;
 /* Guarded by the mutex: 1 if Python is loaded, -1 if it cannot be loaded. */
 static int cm_loaded;
 /* Whether this library started Python. */
 static int cm_started;
-/* Python sets this to 1 if the table is filled, or to -1 if it cannot be filled. */
+/* 1 if Python has filled the table, -1 if the table cannot be filled. */
 static atomic_int cm_ready;
 
 static void cm_complain(const char *what, const char *why)
@@ -103,8 +104,8 @@ static void *cm_open_python(void)
     return NULL;
 }
 
-/* If a thread is cancelled while it holds the GIL or another lock, the other threads deadlock.
- * So a thread cannot be cancelled before the end of its call. */
+/* If a thread were cancelled while it holds the GIL or another lock, the other threads would
+ * deadlock. So a thread cannot be cancelled before the end of its call. */
 static inline int cm_shield(void)
 {
     int before;
@@ -151,7 +152,7 @@ static int cm_start_python(void *handle)
      * folders of all imports except the standard library. */
     cm_set(handle, "Py_IgnoreEnvironmentFlag");
     cm_set(handle, "Py_NoSiteFlag");
-    /* Python changes the locale, which belongs to the program, so it is restored. */
+    /* Py_InitializeEx changes the locale of the program. So the locale is restored afterwards. */
     const char *current = setlocale(LC_ALL, NULL);
     char *locale = current ? strdup(current) : NULL;
     wchar_t *program = decode(cm_executable, NULL);
@@ -180,7 +181,7 @@ static int cm_load(void)
     return cm_look_up(handle) && (cm_python.Py_IsInitialized() || cm_start_python(handle));
 }
 
-/* Fills the table. If two threads race, Python makes one of them wait. */
+/* Fills the table. If two threads race, one waits for the lock of start() in engine.py. */
 static void cm_fill(void)
 {
     char code[sizeof cm_start_code + 128];
@@ -210,7 +211,7 @@ static int cm_start(void)
     return atomic_load(&cm_ready) > 0;
 }
 
-/* Returns 1 if the table is usable, 0 if Python could not start, and -1 if Python has ended. */
+/* Returns 1 if the table is usable, 0 if it could not be filled, and -1 if Python has ended. */
 static inline int cm_enter(void)
 {
     if (atomic_load_explicit(&cm_ready, memory_order_acquire) <= 0)
@@ -218,7 +219,8 @@ static inline int cm_enter(void)
     return cm_python.Py_IsInitialized() ? 1 : -1;
 }
 
-/* Python must learn of forks by other code. In a fork by Python, the thread holds the GIL. */
+/* Python does not know of a fork by C code, so this library tells it. In a fork by Python itself,
+ * the forking thread holds the GIL. */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
 /* One of these values, or the GIL state that is passed back to Python after the fork. */
 static __thread int cm_fork_state;
@@ -230,12 +232,12 @@ static void cm_before_fork(void)
     pthread_mutex_lock(&cm_mutex);
     cm_fork_state = CM_KNOWN;
     if (cm_loaded > 0 && cm_python.Py_IsInitialized() && cm_python.PyGILState_Check()) {
-        /* This thread holds the GIL, which a first call in another thread needs. To wait for the
-         * end of that call would be a deadlock. */
+        /* This thread holds the GIL, which a first call in another thread needs. If this thread
+         * waited for the end of that call, both would deadlock. */
         pthread_mutex_unlock(&cm_mutex);
         return;
     }
-    /* A lock that another thread holds in a first call would stay locked in the child. */
+    /* Another thread may hold locks in a first call. In the child, they would stay locked. */
     while (cm_starting)
         pthread_cond_wait(&cm_over, &cm_mutex);
     if (!cm_loaded) {
@@ -275,8 +277,9 @@ static void cm_after_fork_in_child(void)
     cm_starting = 0;
     if (cm_fork_state >= 0) {
         cm_python.PyOS_AfterFork_Child();
-        /* Python's state of this thread is kept: Python 3.11 aborts without any thread state, and
-         * the thread that started Python does not exist here. */
+        /* This call keeps Python's state of this thread, which PyGILState_Release could delete.
+         * Python 3.11 aborts if no thread has a state, and the thread that started Python does not
+         * exist here. */
         cm_python.PyEval_SaveThread();
     }
     cm_unshield(cm_fork_shield);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders that exist while their process lives. After its death, another process removes them.
 
-A process holds a lock on a file in its folder. The kernel releases the lock at any end of the
-process, even if it is killed. A folder whose lock is free has no owner any more.
+A process holds a lock on a file in its folder. The kernel releases the lock when the process ends,
+even if the process is killed. If the lock is free, the folder has no owner any more.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ def _remove(path: Path) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child that outlives its parent must not keep the parent's folders alive.
+    # A child inherits the locks. If it outlived its parent, the folders would stay locked.
     for lock in _held:
         os.close(lock)
     _held.clear()

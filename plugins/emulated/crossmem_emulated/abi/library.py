@@ -62,8 +62,8 @@ class Binding(Protocol):
         """Return the Python function that implements each C function. The key is the C name.
 
         A C function without an entry is refused. A Python function gets cffi's objects for the C
-        arguments, and cffi converts its result. If it raises an exception, the exception is logged,
-        and the C function returns the vendor's unknown error.
+        arguments, and cffi converts its result. If the Python function raises an exception, the
+        exception is logged, and the C function returns the vendor's unknown error.
         """
         ...
 
@@ -81,10 +81,10 @@ class Library:
     name
         Name of the emulation, such as ``"hip"``.
     sonames
-        Names with which programs were linked, the newest first. Each name has a file of its own,
-        which contains the name, because the name says for which edition a program was made.
+        Names with which programs were linked, the newest first. The name says for which edition a
+        program was made. So each name has a file of its own, which passes the name to ``bind``.
     links
-        Further names of the first file.
+        Names of symbolic links to the first file.
     types
         C declarations of types: typedefs, structures and enumerations.
     prototypes
@@ -133,7 +133,7 @@ class Library:
         return _parse(self.prototypes)
 
     def check_profile(self, name: str) -> None:
-        """Raise if there is no such edition of the rules.
+        """Raise if the vendor's rules have no edition ``name``.
 
         Raises
         ------

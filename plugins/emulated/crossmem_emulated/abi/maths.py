@@ -36,7 +36,7 @@ _LIBRARIES: Final[Mapping[str, int]] = {
     "roctracer": -1,
     "roctx": -1,
 }
-"""The library's code for "not supported", or its nearest code. The key is the library's name."""
+"""Each library's code for "not supported", or its nearest code. The key is the library's name."""
 
 _PRELUDE: Final = """
 #include <stdio.h>
@@ -74,7 +74,7 @@ def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
     for variable in ("ROCM_PATH", "ROCM_HOME"):
         folders += [os.path.join(environ[variable], "lib")] if environ.get(variable) else []  # noqa: PTH118
     folders += [str(path / "lib") for path in Path("/opt").glob("rocm*")]
-    # A folder without read access counts as one without the library.
+    # If this user cannot read a folder, the library counts as missing there.
     if any(folder and os.path.exists(f"{folder}/{soname}") for folder in folders):  # noqa: PTH110
         return True
     stem = soname.removeprefix("lib").partition(".so")[0]
@@ -84,7 +84,7 @@ def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
 def _wanted(needs: Iterable[Needs], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the needed symbols of each missing library, with the symbols' versions.
 
-    The key is the library's name. In the value, the key is the symbol's name.
+    The key is the library's name. The value is a dict from a symbol's name to its version.
     """
     found: dict[str, dict[str, str]] = {}
     for one in needs:
@@ -118,8 +118,8 @@ def _script(symbols: Mapping[str, str]) -> str:
     for name, version in sorted(symbols.items()):
         nodes.setdefault(version, []).append(f"{name};")
     if "" in nodes and len(nodes) > 1:
-        # A version script of the linker cannot mix symbols with and without a version. If CuPy asks
-        # for a symbol without a version, the loader accepts a symbol of any version.
+        # A version script of the linker cannot mix symbols with and without a version, so each
+        # symbol gets a version. If CuPy asks for no version, the loader accepts any version.
         nodes.setdefault(next(filter(None, nodes)), []).extend(nodes.pop(""))
     if not nodes:
         return "{ local: *; };\n"

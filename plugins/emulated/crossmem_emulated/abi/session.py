@@ -32,7 +32,7 @@ _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
 _OWN: Final = "crossmem-emulate-"
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
-"""The variables that name folders which some programs search before the loader's folders."""
+"""Some programs search the folders in these variables before the folders of the loader."""
 
 
 def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:

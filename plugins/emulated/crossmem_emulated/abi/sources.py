@@ -24,7 +24,7 @@ def declarations(library: Library) -> str:
 
 
 def stamp(library: Library) -> str:
-    """Return a text by which the binding recognises that a built library fits it."""
+    """Return a digest of crossmem's version and of the declarations, which identifies a build."""
     text = f"{__version__}\0{declarations(library)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huawei's ACL without hardware: an object with the interface of pyACL (``import acl``).
 
-Rules, result codes and lifetimes follow Huawei's documents. The rules also cover uses of memory of
-another process on the same emulated host, such as an import. docs/reference/acl-rules.md lists the
-rules and their tests.
+Rules, result codes and lifetimes follow Huawei's documents, or the drivers' source code in some
+profiles. The rules also cover memory that a process imports from another process on the same
+emulated host. docs/reference/acl-rules.md lists the rules and their tests.
 """
 
 import os
@@ -73,10 +73,10 @@ _FAMILIES = (
 class Acl:
     """An emulation of pyACL for this process.
 
-    Every function takes positional arguments, and returns its outputs followed by the error code,
-    or only the error code. The folder in ``options`` stands for one emulated host. All ``Acl``
-    objects with the same folder, in any process, see the same devices, and can import each other's
-    shareable handles and keys.
+    The functions take positional arguments. Nearly all return their outputs followed by the error
+    code, or only the error code. The folder in ``options`` stands for one emulated host. All
+    ``Acl`` objects with the same folder, in any process, see the same devices, and can import each
+    other's shareable handles and keys.
 
     Parameters
     ----------
@@ -93,11 +93,11 @@ class Acl:
     rt, util
         The emulations of pyACL's modules ``acl.rt`` and ``acl.util``.
     tdt
-        The functions of ``acl_tdt_queue.h``, in the form of pyACL, which lacks them. An argument
-        that is a pointer in C is an address, as in ``rt.memcpy``.
+        The functions of ``acl_tdt_queue.h``, which pyACL lacks, with the conventions of pyACL. An
+        argument that is a pointer in C is an address, as in ``rt.memcpy``.
     c
-        The other functions that C programs can call and pyACL lacks. They take and return values
-        as the other functions do.
+        The other functions that C programs can call and pyACL lacks, also with the conventions of
+        pyACL.
     faults
         Injected faults: ``faults.add("rt.map_mem", 507899)``.
     machine
@@ -120,7 +120,7 @@ class Acl:
     def __init__(
         self,
         profile: str = "documented",
-        strict: bool = True,  # noqa: FBT001, FBT002 - as its users write it
+        strict: bool = True,  # noqa: FBT001, FBT002 - callers pass it by position
         *,
         options: Options | None = None,
     ) -> None:
@@ -140,7 +140,7 @@ class Acl:
             module, _, function = name.rpartition(".")
             modules[module][function] = process.bind(called)
         if not process.profile.newer:
-            # Older editions of pyACL lack these functions. C programs can call them and get a code.
+            # Older editions of pyACL lack these functions. C programs get an error code from them.
             for function in ("value_wait", "value_write"):
                 del modules["rt"][function]
         vars(self).update(modules[""])
@@ -148,7 +148,7 @@ class Acl:
         self.tdt = SimpleNamespace(**modules["tdt"])
         self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
-        # Programs read these attributes, but use nothing in the modules.
+        # Programs read these attributes, but use nothing in the modules that they stand for.
         self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()
         self.faults: Faults = process.faults
         self.machine: Machine = process.machine
@@ -169,7 +169,7 @@ class Acl:
         return self._process.space
 
     def answer(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Call a function by its name. The library for C programs uses this method.
+        """Call a function by its name. The emulated library for C programs uses this method.
 
         Returns
         -------
@@ -191,7 +191,7 @@ class Acl:
     def rename_error(self, name: str, text: str | None) -> None:
         """Set the text of the last error: the C function's name, and ``text`` as the reason.
 
-        If ``text`` is None, the reason stays the emulation's.
+        If ``text`` is None, the emulation's own reason stays.
         """
         process = self._process
         why = process.recent_error.partition(": ")[2] if text is None else text
@@ -202,7 +202,7 @@ class Acl:
         return self._process.profile.soc
 
     def get_recent_err_msg(self) -> str:
-        """Return the reason of the last failure without an error code, and forget the reason."""
+        """Return the reason of the last failure, and no error code. Forget the reason."""
         text, self._process.recent_error = self._process.recent_error, ""
         return text
 

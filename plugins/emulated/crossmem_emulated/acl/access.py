@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that set and get the devices' access to mappings, or the handles of mapped memory."""
+"""Functions for the devices' access to mappings, and for the handles of mapped memory."""
 
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ def _place(process: AclProcess, number: int, kind: int) -> int:
     """Return the host-wide index of a device, or ``HOST``.
 
     ``number`` is the device's number in the driver, independent of ASCEND_RT_VISIBLE_DEVICES.
-    ``kind`` is the type of the location: on the host, or on a device.
+    ``kind`` is the type of the location: 0 for the host, 1 for a device.
     """
     if kind == _ON_HOST and not number:
         return HOST
@@ -53,7 +53,10 @@ def _place(process: AclProcess, number: int, kind: int) -> int:
 def _mem_set_access(
     process: AclProcess, pointer: int, size: int, wanted: list[tuple[int, int, int]]
 ) -> None:
-    """Set access to a mapping. An entry of ``wanted`` is an access, a location and its type."""
+    """Set the access to a mapping.
+
+    Each entry of ``wanted`` has the access flags, and a location's number and type.
+    """
     check_newer(process)
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not pointer or not wanted:

@@ -22,7 +22,7 @@ class Origin(StrEnum):
 def device_of(piece: Piece) -> int:
     """Return the host-wide index of the device for which memory is mapped.
 
-    The index of host memory is ``HOST``, even if the memory was imported for a device.
+    For host memory, the result is ``HOST``, even if the memory was imported for a device.
     """
     if piece.origin is Origin.MALLOC or piece.pages.device == HOST:
         return piece.pages.device

@@ -68,7 +68,8 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while not process.queues.reports.get(me):
         if all(one.subscriber != me for one in process.streams.values()):
-            # A lawful program may start the thread before it subscribes, so this is no violation.
+            # This is no violation: a lawful program may start the thread before it subscribes the
+            # thread to a stream.
             raise Refused(Code.RT_THREAD_SUBSCRIBE, "this thread calls no stream's functions")
         if not process.queues.changed.wait(
             None if deadline is None else deadline - time.monotonic()

@@ -29,8 +29,8 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
         Id of the violated rule, such as ``"ACL-E8"``. None if a lawful program can get this code,
         too, so that no violation is recorded.
     outputs
-        Outputs that the call returns with the code. None: the blanks of the function's
-        :class:`Entry`.
+        Outputs that the call returns with the code. If None, the call returns the blanks of the
+        function's :class:`Entry`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Entry:
     ----------
     name
         The name of the function with its module, such as ``"rt.malloc"``. Functions that C programs
-        can call and pyACL lacks are in the module ``c``.
+        can call and pyACL lacks are in the modules ``c`` and ``tdt``.
     codes
         One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``L`` int64, ``i`` int32,
         ``I`` uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` an object from the
@@ -68,7 +68,7 @@ class Entry:
     has_code
         Whether the function returns a code. If not, it returns its only output.
     is_exclusive
-        Whether the function is not thread-safe: calls of all functions with this mark must not
+        Whether the function is not thread-safe: no two calls of functions with this mark may
         overlap.
     """
 
@@ -102,7 +102,7 @@ def parse(called: Entry, arguments: Sequence[Any]) -> list[Any]:
     Raises
     ------
     TypeError
-        There are too few or too many arguments, or one has the wrong type.
+        There are too few or too many arguments, or an argument has the wrong type.
     ValueError, OverflowError
         A value cannot be converted.
     """

@@ -48,10 +48,10 @@ class Side:
     device
         Host-wide index of the device for which the memory is mapped, None for the host.
     origins
-        How the memory was made; empty for host memory that the program allocated without ACL.
+        The functions that made the memory; empty for host memory without a device address.
     parts
         Pairs of an address and a size: where the emulation accesses the bytes of this end. For
-        memory of ACL, these addresses differ from the program's addresses.
+        device memory, these addresses are not the device addresses that the program uses.
     """
 
     pointer: int
@@ -119,8 +119,8 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
     asked = _SAME_DIRECTION.get(asked, asked)
     if asked not in {Kind.DEFAULT, real}:
         text = f"kind {kind} does not fit a copy from {source.pointer:#x} to {target.pointer:#x}"
-        # The kind may say that an address is a device's, while no device has this address. Then the
-        # memory may have been freed.
+        # If the kind says that an address is a device's, but no device has this address, the memory
+        # may have been freed.
         claims = zip(_SIDES[asked], (source.device, target.device), strict=True)
         is_stale = any(on_device and device is None for on_device, device in claims)
         if process.profile.is_documented or is_stale:
@@ -138,7 +138,7 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
 
 
 def _is_far(process: AclProcess, side: Side) -> bool:
-    """Whether memory was imported by key, for a device on which it does not lie."""
+    """Whether memory was imported by key for a device, and lies on another device."""
     return Origin.KEY in side.origins and any(
         piece.pages.device != side.device for piece in process.space.overlapping(side.pointer, 1)
     )
@@ -234,7 +234,7 @@ def copy(
         process.queues.run_now(work)
         return
     found = find_stream(process, stream)
-    # The program may reuse pageable host memory as soon as the call returns.
+    # The program may reuse pageable host memory after the call. So the call waits for the copy.
     is_locked = all(side.origins or is_page_locked(process, side.pointer) for side in sides)
     process.queues.submit(found, work, is_awaited=not is_locked)
     if not is_locked:

@@ -96,7 +96,7 @@ def _reset_device_force(process: AclProcess, device: int) -> None:
 
 
 def _finish_default(process: AclProcess, state: DeviceState) -> None:
-    """Finish the work of the default context. The caller drops the work of other contexts."""
+    """Finish the work of the default context. The caller drops the work of the other contexts."""
     default = state.default
     if default is not None and process.finish(
         *(one for one in process.streams.values() if one.context == default.handle)

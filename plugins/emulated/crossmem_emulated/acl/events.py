@@ -74,7 +74,7 @@ def _find(process: AclProcess, handle: int) -> Event:
 
 
 def _refuse(event: Event, what: str) -> None:
-    """Refuse an operation that an event with these flags does not support."""
+    """Refuse an operation that the event's flags do not support."""
     text = f"events with flags {event.flags:#x} do not support {what}"
     raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text, "ACL-E37")
 
@@ -118,7 +118,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. A wait in a stream is empty work that comes after the work of the event."""
+    """Do nothing. A stream waits for an event by this work, which runs after the event's record."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -148,7 +148,7 @@ def _stream_wait_event(process: AclProcess, stream_handle: int, handle: int) -> 
 def _stream_wait_event_with_timeout(
     process: AclProcess, stream_handle: int, handle: int, timeout_ms: int
 ) -> None:
-    # Here, 0 means no timeout.
+    # In this function, 0 means no timeout. In check_timeout, -1 does.
     check_timeout(timeout_ms or -1)
     _stream_wait_event(process, stream_handle, handle)
 
@@ -161,7 +161,7 @@ def _query_event(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.is_reusable or event.flags & _EXTERNAL:
         _refuse(event, "the older query")
-    # The older function returns 0 for a complete event, and 1 otherwise.
+    # This older function returns 0 for a complete event, and 1 otherwise.
     return int(not (event.stream is not None and event.is_done))
 
 

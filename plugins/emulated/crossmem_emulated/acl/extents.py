@@ -85,8 +85,8 @@ class Places:
     Parameters
     ----------
     first
-        Index of the first of these copies. The copy with the index ``first`` of the next ``Places``
-        has other locations.
+        Index of the first of these copies. The last of them is the copy before ``first`` of the
+        next ``Places``.
     target, source
         Location of the copies' targets, and location of their sources. A location is a number and a
         type.

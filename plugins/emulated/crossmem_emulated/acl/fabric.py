@@ -99,7 +99,7 @@ def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> 
         code = Code.RT_LINK_TYPE_NOT_SUPPORT if is_v3 else Code.RT_FEATURE_NOT_SUPPORT
         raise Refused(code, f"this product has no link {value}")
     if is_v3:
-        # In this generation, importers choose the link, not the exporter.
+        # In this generation, the importer chooses the link, so the caller need not own the key.
         check_known(process, text)
     else:
         check_owner(process, text)

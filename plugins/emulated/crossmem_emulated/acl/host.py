@@ -81,7 +81,7 @@ def _host_register(process: AclProcess, pointer: int, size: int, kind: int) -> i
     if kind not in _TYPES:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no type {kind} of registration")
     _register(process, pointer, size)
-    # The emulated devices access the host's memory in place.
+    # The emulated devices use the host's addresses for this memory.
     return pointer
 
 
@@ -138,7 +138,7 @@ def is_registered(process: AclProcess, pointer: int) -> bool:
 
 
 def is_page_locked(process: AclProcess, pointer: int) -> bool:
-    """Whether the driver knows host memory, because ACL allocated it or a program registered it."""
+    """Whether host memory is page-locked: ACL allocated it, or the program registered it."""
     return _block_of(process, pointer) is not None or is_registered(process, pointer)
 
 

@@ -116,7 +116,7 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
 
 
 class _Key(NamedTuple):
-    """The host's record of a key."""
+    """The record of a key on the emulated host."""
 
     number: int
     pages: int
@@ -129,7 +129,7 @@ class _Key(NamedTuple):
     is_small: int
     """Whether the memory has small pages."""
     is_closed: int
-    """Whether the exporter closed the key while importers still have it open."""
+    """Whether the exporter closed the key while importers had it open."""
 
 
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
@@ -239,7 +239,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
 
 
 def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
-    """Refuse an import of another device's memory for a device that has no access to that device.
+    """Refuse an import for a device without access to the device that has the memory.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ def _new_slab(process: AclProcess, index: int) -> Slab:
 
 def _malloc_small(process: AclProcess, index: int, nbytes: int) -> int:
     size = -(-nbytes // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
-    # Allocations of whole pages begin at a page, because only such memory can be exported by key.
+    # An allocation of whole pages begins at a page boundary. Otherwise, no key could export it.
     unit = _SMALL_ALIGNMENT if nbytes % memory.PAGE_NBYTES else memory.PAGE_NBYTES
     for slab in process.slabs:
         first = -(-slab.taken_nbytes // unit) * unit

@@ -70,7 +70,7 @@ class Event:
     time_ns: int | None = None
     """The time at which the event became complete, on the monotonic clock."""
     waits: list[tuple[Stream, Work]] = field(default_factory=list)
-    """The work that waits for the event, with its stream."""
+    """The pending waits for the event, each with its stream."""
     token: bytes | None = None
     """The event's name for other processes."""
     is_foreign: bool = False
@@ -123,7 +123,7 @@ class AclProcess:
     group
         The memory group of TDT that this process joins, empty for none.
     recycle_s
-        The time after which TDT frees the buffers of a dead process.
+        The time in seconds after which TDT frees the buffers of a dead process.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class AclProcess:
 
     @property
     def recent_error(self) -> str:
-        """The reason why this thread's last failed call failed."""
+        """The reason of the latest failure of a call in this thread."""
         text: str = getattr(self._errors, "text", "")
         return text
 
@@ -188,7 +188,7 @@ class AclProcess:
         self.slabs: list[Any] = []
         """The pages from which small allocations get memory."""
         self.accesses: dict[int, set[int]] = {}
-        """The host-wide indices of the devices that may use a mapping. The key is its address."""
+        """The host-wide indices of the devices that may use a mapping, by the mapping's address."""
         self.events: dict[int, Event] = {}
         self.notifies: dict[int, Any] = {}
         self.tdt = TdtState()
@@ -281,7 +281,7 @@ class AclProcess:
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.strict:
-            # A forked child may have lost the emulated host's folder.
+            # A forked child may outlive the emulated host's folder.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
@@ -344,9 +344,9 @@ class AclProcess:
         )
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
-        """Record a violation for each pending work that uses memory which the program releases.
+        """Record a violation for each pending work that uses a range which the program releases.
 
-        This work is lost.
+        Such work is never done.
         """
         for work in self.queues.lose(start, nbytes):
             text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"

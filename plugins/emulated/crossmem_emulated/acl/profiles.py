@@ -60,9 +60,9 @@ class Profile:
         ``"no"``: the flag is refused. ``"late"``: the handle is exported with a whitelist, and then
         the call returns 207000.
     newer
-        Whether the edition has the functions that were added after CANN 8.0: those for version 2 of
-        shareable handles, those that set and get the access to a mapping, and those that return an
-        address's handle or range.
+        Whether the edition has the functions that were added after CANN 8.0. They serve version 2
+        of shareable handles, the access to a mapping, a handle's properties, an address's range
+        and, in pyACL, the values of streams.
     retains
         Whether the edition can return the handle of a mapping.
     fabric
@@ -78,8 +78,8 @@ class Profile:
     queues
         The number of TDT queues that a device has, 0 if the driver has none.
     is_on_device
-        Whether programs run on the device's own processor (the RC form). Only there, TDT has
-        buffers, and queues that hand them over.
+        Whether programs run on the device's own processor (the RC form). Only in this form, TDT has
+        buffers, and queues that hand the buffers over.
     """
 
     name: str

@@ -3,7 +3,7 @@
 
 The documents say that a reset first finishes the work of the default context. They do not say which
 objects remain. Here, the process loses all its objects on the device: memory, imports, mappings,
-keys, contexts, and streams with the work of other contexts. Reserved addresses stay reserved. The
+keys, contexts, streams, and the work of the other contexts. Reserved addresses stay reserved. The
 handles and addresses of lost objects become unknown, and calls refuse them like any unknown value.
 """
 

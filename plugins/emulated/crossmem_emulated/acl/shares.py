@@ -44,7 +44,7 @@ def export(
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     largest = 0 if process.profile.disables_validation == "no" else _DISABLE_PID_VALIDATION
     if flags > largest:
-        # Programs try flags of later editions to find out whether the library knows them.
+        # Flag 1 is no violation: programs try it to find out whether the edition knows it.
         rule = "ACL-E15" if flags > _DISABLE_PID_VALIDATION else None
         raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}", rule)
     physical = find_physical(process, handle)
@@ -77,7 +77,7 @@ def export(
 
 def pack(physical: Physical) -> int:
     """Return the value that names exported memory."""
-    # The first share of device 0 is 0, as on real devices. So no value is free to mean "none".
+    # The first share of device 0 is 0, as on real devices. So 0 cannot mean "no handle".
     number = (physical.share or 1) - 1
     return (max(physical.device, 0) << _DEVICE_SHIFT) | number
 
@@ -89,7 +89,7 @@ def _number(share: int) -> int:
 def _find_share(
     process: AclProcess, tables: sqlite3.Connection, share: int
 ) -> tuple[int, int, int, int, bool]:
-    """Return pages, owner, device, attribute, and whether imports check the whitelist."""
+    """Return a share's pages, owner, device, attribute, and whether imports check its whitelist."""
     row = tables.execute(
         "SELECT pages, owner, device, attribute, validates FROM acl_share WHERE number = ?",
         (_number(share),),
@@ -161,7 +161,7 @@ def _mem_import_from_shareable_handle(process: AclProcess, share: int, device: i
 
 
 def import_share(process: AclProcess, share: int, device: int) -> int:
-    """Import memory for a device, and return its handle in this process."""
+    """Import memory for a device, and return the memory's handle in this process."""
     process.current()
     target = process.check_device(device)
     with process.machine.transaction() as tables:
@@ -172,7 +172,7 @@ def import_share(process: AclProcess, share: int, device: int) -> int:
                 Code.RT_DRV_INTERNAL_ERROR, f"this process may not import {share:#x}", "ACL-E17"
             )
         if has_small_pages(index, attribute):
-            text = "memory of the host in normal pages is not imported"
+            text = "host memory with normal pages cannot be imported"
             raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
         again = [
             one

@@ -15,7 +15,7 @@ _POISON: Final = b"\xa5"
 
 
 class Util:
-    """The functions of ``acl.util`` that read and write host memory."""
+    """The emulated functions of ``acl.util``."""
 
     def __init__(self, process: AclProcess) -> None:
         self._process = process

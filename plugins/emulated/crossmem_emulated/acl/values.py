@@ -40,7 +40,7 @@ def _place_of(process: AclProcess, pointer: int) -> int:
 @entry("rt.value_write", "kkIk")
 def _value_write(process: AclProcess, pointer: int, value: int, flag: int, handle: int) -> None:
     place = _place_of(process, pointer)
-    # The published drivers do not look at the flag.
+    # The published drivers ignore the flag.
     if flag and process.profile.is_documented:
         raise Refused(Code.RT_PARAM_INVALID, f"the flag must be 0, not {flag}", _RULE)
     stream = find_stream(process, handle)

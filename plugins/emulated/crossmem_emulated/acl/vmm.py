@@ -86,7 +86,7 @@ class Physical:
     imported_share: int | None = None
 
     def forget_share(self, process: AclProcess) -> None:
-        """Delete the shareable handle. It ends with the exporter's last reference."""
+        """Delete the shareable handle, which ends with the exporter's last reference."""
         if self.share is not None:
             with process.machine.transaction() as tables:
                 tables.execute("DELETE FROM acl_share WHERE number = ?", (self.share,))
@@ -107,7 +107,7 @@ def check_newer(process: AclProcess) -> None:
 
 
 def find_physical(process: AclProcess, handle: int) -> Physical:
-    """Return the physical memory of a handle."""
+    """Return the physical memory of a handle, or refuse."""
     if not handle:
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     found: Physical | None = process.physical.get(handle)
@@ -242,7 +242,7 @@ def _reserve_mem_address(
 
 
 def reserve(process: AclProcess, nbytes: int, expected: int) -> int:
-    """Reserve addresses for the program. They begin at ``expected``, or anywhere if it is 0."""
+    """Reserve addresses for the program, at ``expected`` if ``expected`` is not 0."""
     try:
         return process.space.reserve(nbytes, is_reservation=True, at=expected).start
     except memory.SystemCallError as error:

@@ -2,8 +2,7 @@
 """AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
 
 Rules, result codes and lifetimes follow the vendors' documents or source code. The rules also cover
-the use of another process's memory, such as an import. docs/reference/hip-rules.md lists the rules
-and their tests.
+memory that a process imports. docs/reference/hip-rules.md lists the rules and their tests.
 """
 
 import os
@@ -109,13 +108,13 @@ class Runtime:
     profile
         Edition of the rules, one of ``PROFILES``.
     strict
-        Whether the emulation records forbidden and undefined uses, and denies the host access to
-        device addresses.
+        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
+        the host access to device addresses.
     options
         The emulated host's folder and devices. If None, they are read from the environment.
     has_old_numbers
-        Whether the C program that makes the calls was compiled with headers of ROCm 5, whose
-        constants have other numbers. This can be true with every edition.
+        Whether the C program that makes the calls was compiled with headers of ROCm 5. Some
+        constants have other numbers in these headers. Such a program can use every edition.
     is_cupy
         Whether the functions that fail in CuPy on ROCm fail here too. If False, they work as in
         AMD's library. crossmem's driver passes False.
@@ -205,7 +204,7 @@ class Runtime:
 
     @property
     def violations(self) -> list[Violation]:
-        """The forbidden or undefined uses by all processes of this host."""
+        """The forbidden or undefined calls of all processes of this host."""
         return self._process.journal.read()
 
     @property
@@ -229,7 +228,7 @@ class Runtime:
         return not self._process.profile.is_before_6
 
     def check_status(self, status: int) -> None:
-        """Raise if a call failed, and forget the failure as CuPy does."""
+        """Raise if ``status`` is not 0, and clear the thread's last error, as CuPy does."""
         if status:
             self._process.last_error(is_cleared=True)
             raise self.CUDARuntimeError(status)
@@ -248,14 +247,14 @@ class Runtime:
     def crossmem_fault(self) -> CrossmemError | None:
         """Return the emulation's own error that made this thread's last call fail, or None.
 
-        The vendor has no code for such an error, so the call returned a general one.
+        The vendor has no code for such an error, so the call returned a general code.
         """
         return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:
-        """Make a call of the function ``name`` that fails with ``status``. Return the call's code.
+        """Act as a call of the function ``name`` that fails with ``status``. Return its code.
 
-        The checks of every call come first. If one of them fails, its code is returned instead.
+        The checks of every call come first. If a check fails, the check's code is returned.
         """
         return self._process.refuse(name, status)
 

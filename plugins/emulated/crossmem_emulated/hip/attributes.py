@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that return the attributes of an address.
+"""The functions that return or set the attributes of an address.
 
-Of these, CuPy has only ``pointerGetAttributes``. C programs call the others.
+CuPy has only ``pointerGetAttributes``. C programs also call the other functions.
 """
 
 from enum import IntEnum
@@ -44,7 +44,7 @@ _BEFORE_6: Final = {
     MemoryType.DEVICE: 1,
     MemoryType.MANAGED: 4,
 }
-"""The number of each memory type in ROCm 5, which has no number for unknown memory."""
+"""The number of each memory type in ROCm 5. ROCm 5 has no type for unregistered memory: -1."""
 
 
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
@@ -75,7 +75,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the memory's device by its number in this process; -1 if it is not visible."""
+    """Return the number of the memory's device in this process; -1 if it is not visible."""
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
         return device
@@ -169,8 +169,8 @@ def _number_of(process: HipProcess, kind: MemoryType) -> int:
 def _described(
     process: HipProcess, kind: MemoryType, device: int, pointer: int, host: int
 ) -> PointerAttributes:
-    # Since ROCm 6, AMD's numbers equal CUDA's. CuPy still translates them as if they were those of
-    # older releases, so its results are shifted.
+    # Since ROCm 6, AMD's numbers equal CUDA's. CuPy still translates them as numbers of ROCm 5. So
+    # CuPy reports unregistered memory as host memory, and host memory as device memory.
     is_shifted = process.profile.is_hip and not process.profile.has_old_numbers
     shown = kind + (is_shifted and kind < MemoryType.DEVICE)
     found = PointerAttributes(device, pointer, host, shown)
@@ -183,8 +183,8 @@ def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttribu
     owner = _owner_of(process, pointer)
     if owner is None:
         # According to AMD's documents, the call refuses each address outside of allocations. No
-        # release since ROCm 6 does so. CuPy relies on the result: it queries each host array before
-        # it copies the array.
+        # release since ROCm 6 does so. A refusal would break CuPy, which makes this call for each
+        # host array before it copies the array.
         if process.profile.is_before_6 or (process.profile.refuses_null and not pointer):
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         host = 0 if process.profile.is_hip else pointer

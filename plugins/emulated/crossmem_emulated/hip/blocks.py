@@ -31,7 +31,7 @@ __all__ = [
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _DEVICE_FLAGS: Final = {True: range(3), False: range(5)}
-"""The flags for AMD's types of device memory, before ROCm 6 (True) and since (False)."""
+"""The flags for AMD's types of device memory, before (True) and since ROCm 6 (False)."""
 _SIGNAL: Final = 2
 _SIGNAL_NBYTES: Final = 8
 _COHERENCE: Final = 0x4000_0000 | 0x8000_0000 | 0x1000_0000
@@ -68,7 +68,7 @@ class HostBlock:
     """Whether the program allocated the memory and then registered it, so that it is pinned."""
     is_synchronous: bool = False
     number: int = field(default_factory=numbers)
-    """A number that is unique in this process, also among memory that was freed."""
+    """A number that this process gives to no other memory, not even after a free."""
 
     @property
     def kind(self) -> MemoryType:
@@ -127,7 +127,7 @@ def _malloc_small(process: HipProcess, index: int, nbytes: int) -> int:
 def _attach(
     process: HipProcess, pages: Pages, nbytes: int, origin: Origin, source: Pool | None = None
 ) -> int:
-    """Map pages at a device address. If this fails, release the pages."""
+    """Map pages and return their device address. If this fails, release the pages."""
     try:
         region = process.space.reserve(pages.nbytes, is_reservation=False)
     except memory.SystemCallError:
@@ -148,7 +148,7 @@ def malloc_from(process: HipProcess, pool: Pool, nbytes: int) -> int:
         try:
             pages = _allocate_pages(process, index, nbytes)
         except Refused:
-            # The pool releases the unused pages that it keeps, which may make room.
+            # The device may have room after the pool has released its unused pages.
             pool.trim(process.store, 0)
             pages = _allocate_pages(process, index, nbytes)
     pointer = _attach(process, pages, nbytes, Origin.POOL, pool)

@@ -85,7 +85,7 @@ class _Space:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def plane(self, start: tuple[int, int, int], extent: tuple[int, int, int]) -> Plane:
-        """Return a box of this memory.
+        """Return the box of this memory that a copy or a fill uses.
 
         ``start`` is the box's first byte in a row, first row and first plane. ``extent`` is its
         number of bytes in a row, of rows in a plane, and of planes.

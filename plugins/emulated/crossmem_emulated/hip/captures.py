@@ -92,9 +92,9 @@ def _graph_destroy(process: HipProcess, graph: int) -> None:
 
 @entry("threadExchangeStreamCaptureMode(int mode) -> int")
 def _thread_exchange_stream_capture_mode(process: HipProcess, mode: int) -> int:
-    """Set this thread's mode, which decides the calls that a capture forbids to the thread.
+    """Set this thread's capture mode, and return the old mode.
 
-    Return the old mode.
+    The mode decides which calls the thread may not make during a capture.
     """
     if mode not in CAPTURE_MODES:
         raise Refused(Status.INVALID_VALUE, f"there is no mode {mode}", "HIP-X6")

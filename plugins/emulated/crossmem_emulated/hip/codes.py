@@ -23,7 +23,7 @@ __all__ = [
 
 HANDLE_NBYTES: Final = 64
 LARGEST_NBYTES: Final = 1 << 46
-"""Requests of more bytes are refused: a process does not have so many addresses."""
+"""Larger requests are refused, because they do not fit the address space of a process."""
 
 
 class Status(IntEnum):
@@ -187,7 +187,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "cudaDevAttrUnifiedAddressing": 41,
     "cudaDevAttrWarpSize": 10,
     "cudaInvalidDeviceId": -2,
-    # ROCm 5 has the number 0 for this flag, but CuPy has only the number 1.
+    # ROCm 5 has the number 0 for this flag, but CuPy uses 1 with every release.
     "cudaIpcMemLazyEnablePeerAccess": 1,
     "cudaMemAttachGlobal": 1,
     "cudaMemAttachHost": 2,

@@ -28,8 +28,8 @@ def _find(process: HipProcess, handle: int) -> Context:
 def _choose(process: HipProcess, context: Context) -> None:
     """Make a context's device the current device of the thread.
 
-    This applies to the profiles (emulated editions of a runtime) in which each device has one
-    context. A pop of the context does not restore the earlier device.
+    A later pop of the context does not restore the earlier device. In profiles in which a device
+    can have several contexts, do nothing, because the top of the stack determines the device.
     """
     if not process.profile.has_contexts:
         process.thread.context = context.handle
@@ -106,7 +106,7 @@ def _device_primary_ctx_retain(process: HipProcess, device: int) -> int:
 
 @entry("devicePrimaryCtxRelease(int device)")
 def _device_primary_ctx_release(process: HipProcess, device: int) -> None:
-    # The runtime itself holds the context until the process ends.
+    # The call releases nothing, because the runtime holds the context until the process ends.
     process.check_device(device)
 
 
@@ -141,7 +141,7 @@ def _device_reset(process: HipProcess) -> None:
 
 
 def _reset(process: HipProcess, call: str, device: int) -> None:
-    """Release all memory of this process on a device, as an exit of the process does."""
+    """Release this process's allocations, imports, streams and pools on a device."""
     finish_device(process, device)
     index = process.setup.visible[device]
     for opened in list(process.imports):

@@ -61,7 +61,7 @@ class Side:
     pointer
         First address.
     is_device
-        Whether this end is on a device. None: on the host, in memory that devices can access, too.
+        Whether this end is on a device. None: on the host, but accessible to devices.
     parts
         The bytes of this end.
     is_synchronous
@@ -75,7 +75,7 @@ class Side:
 
 
 def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
-    """Return one end of a copy, or refuse. ``access`` is the access that ``device`` needs."""
+    """Return one end of a copy, or refuse it. ``device`` needs ``access`` to the memory."""
     if process.space.region_of(pointer) is None:
         block = find_host_block(process, pointer)
         if block is not None and pointer + nbytes > block.start + block.nbytes:
@@ -84,19 +84,18 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
                 f"{nbytes} bytes at {pointer:#x} end after the allocation",
                 "HIP-X4",
             )
-        # If the address belonged to device memory that was freed, an access would cause a page
-        # fault.
+        # Without this check, an access to device memory that was freed would cause a page fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
             text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
-        # Pinned and managed memory has the same address for devices.
+        # Devices use pinned and managed memory at the addresses that the host uses.
         return Side(pointer, False if block is None else None, ((pointer, nbytes),))
     spans = list(process.space.spans(pointer, nbytes))
     if sum(size for _, _, size in spans) != nbytes:
         raise Refused(
             Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all mapped", "HIP-X4"
         )
-    # A copy may not continue in a neighbouring allocation, but it may continue in the next mapping.
+    # A copy may span several mappings of virtual memory, but only one allocation of another kind.
     if len(spans) > 1 and any(piece.origin is not Origin.VIRTUAL for piece, _, _ in spans):
         text = f"{nbytes} bytes at {pointer:#x} belong to several allocations"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -120,7 +119,7 @@ def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, 
 
     ``ends`` are the first addresses of both ends. The caller may reuse memory that is not pinned as
     soon as the call returns. So the copy must be complete before the call returns, even if a
-    function of the application precedes the copy in the stream.
+    function of the application precedes the copy in the stream. Slow streams delay even this copy.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
@@ -161,21 +160,24 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         if side.is_device is None or side.is_device == claimed:
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
-        # If the kind names a device and no device has this address, the device memory may have been
-        # freed. So every edition refuses the copy.
+        # If the kind claims device memory at a host address, the program may have freed device
+        # memory there. So every edition refuses the copy.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)
 
 
 def is_waiting(target: Side, source: Side) -> bool:
-    """Whether the host waits for a synchronous copy. A copy from device to device needs no wait."""
+    """Whether the host waits for a synchronous copy.
+
+    The host waits for a copy from device to device only if one end has ``is_synchronous``.
+    """
     is_on_devices = target.is_device is True and source.is_device is True
     return not is_on_devices or target.is_synchronous or source.is_synchronous
 
 
 def move(target: Parts, source: Parts) -> None:
-    """Copy bytes between parts."""
+    """Copy the bytes of the parts ``source`` to the parts ``target``."""
     targets, sources = list(target), list(source)
     while targets:
         (to, room), (start, size) = targets.pop(0), sources.pop(0)
@@ -197,7 +199,7 @@ def _prepared(
 ) -> tuple[Work, bool]:
     """Check a copy. Return its work, and whether the host waits for the work.
 
-    ``target`` and ``source`` are an address and the number of the device that must access it.
+    ``target`` and ``source`` are pairs: an address, and the device that must access the address.
     """
     if not target[0] or not source[0]:
         raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")

@@ -22,12 +22,12 @@ _ABOUT_VALUES: Final = {
     # CAN_USE_STREAM_WAIT_VALUE_NOR.
     False: {98: 0, 122: 1, 123: 1},
 }
-"""The attributes of AMD's devices (True) and of NVIDIA's driver (False) that concern values which
-streams write and wait for."""
+"""The device attributes, in HIP (True) and in CUDA's driver API (False), that say how streams can
+write values and wait for values."""
 
 
 def _bus_of(index: int) -> tuple[int, int, int]:
-    """Return the PCI domain, bus and device number of the device with a host-wide index."""
+    """Return a device's PCI domain, bus and device number. ``index`` is its host-wide index."""
     return index // _BUSES, (index + _FIRST_BUS) % _BUSES, 0
 
 
@@ -118,7 +118,7 @@ def _get_device_properties(process: HipProcess, device: int) -> dict[str, Any]:
         # returns 0.
         is_open = not process.setup.strict
         return {**found, "gcnArchName": b"gfx942", "isLargeBar": int(is_open)}
-    # CuPy reads the 16 bytes as a string, which ends before a zero byte.
+    # CuPy reads the 16 bytes as a string, which ends at the first zero byte.
     return {**found, "uuid": _uuid_of(index).partition(_TEXT_END)[0], "unifiedAddressing": 1}
 
 

@@ -111,7 +111,7 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = {
     ),
     910: (
         "hipErrorGraphExecUpdateFailure",
-        "the graph was not updated: a change is against the constraints of such updates",
+        "the graph was not updated: a change violates the constraints of graph updates",
     ),
     911: ("hipErrorInvalidChannelDescriptor", "invalid channel descriptor"),
     912: ("hipErrorInvalidTexture", "invalid texture"),

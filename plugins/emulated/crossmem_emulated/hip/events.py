@@ -138,7 +138,7 @@ def _event_synchronize(process: HipProcess, handle: int) -> None:
     event = _find(process, handle)
     if pending := _pending(process, event):
         while _pending(process, event) == pending:
-            # Other calls run during this wait.
+            # The wait releases the lock, so other threads can make calls.
             process.queues.changed.wait(_LOOK_AGAIN_S)
     if event.record is not None:
         finish(process, [event.record.stream], event.record.work.sequence)
@@ -234,9 +234,9 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
-    # Other processes cannot make this process's streams execute their work. So the stream executes
-    # its work now, up to the first function of the application. For a slow stream, a thread of the
-    # emulation does this a little later.
+    # Another process that waits for the record cannot start the work of this process's streams. So
+    # the stream executes its work now, up to the first function of the application. For a slow
+    # stream, a thread of the emulation does this a little later.
     is_slow = process.queues.is_slow
     if not is_slow:
         process.queues.drain([record.stream])
@@ -266,10 +266,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
 
 
 def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
-    """Return another process's record that is not complete: the process, and the record's number.
-
-    If there is none, return None.
-    """
+    """Return the process and number of another process's incomplete record of an event, or None."""
     if event.token is None:
         return None
     with process.lock, process.machine.transaction() as tables:

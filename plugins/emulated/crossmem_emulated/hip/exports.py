@@ -43,7 +43,7 @@ def take_apart(handle: bytes) -> Handle:
 def is_intact(profile: Profile, handle: bytes, parts: Handle, nbytes: int, pid: int) -> bool:
     """Whether a handle has its original values in the parts that the edition checks.
 
-    ``nbytes`` and ``pid`` are the original size, and the exporter's pid.
+    ``nbytes`` is the original size in bytes, and ``pid`` is the exporter's pid.
     """
     if not profile.is_documented:
         return parts.nbytes == nbytes
@@ -61,7 +61,7 @@ def _ipc_get_mem_handle(process: HipProcess, pointer: int) -> bytes:
         process.violate(
             "ipcGetMemHandle",
             "HIP-E14",
-            f"device {current} is current, and the memory is on another one",
+            f"device {current} is current, and the memory is on another device",
         )
     numbers = process.exports.setdefault(piece.start, [])
     with process.machine.transaction() as tables:
@@ -75,7 +75,7 @@ def _ipc_get_mem_handle(process: HipProcess, pointer: int) -> bytes:
 
 
 def _exportable(process: HipProcess, pointer: int) -> Piece:
-    """Return the allocation that contains an address, or refuse."""
+    """Return the allocation that contains an address. Refuse memory that cannot be exported."""
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is Origin.MALLOC:
             return piece

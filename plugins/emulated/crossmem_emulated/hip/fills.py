@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills: memory that a device sets to one value."""
+"""Fills: a device sets memory to a repeated value."""
 
 import ctypes
 from collections.abc import Callable
@@ -50,8 +50,8 @@ def give_fill(
 ) -> None:
     """Submit a fill to a stream.
 
-    An asynchronous call does not wait. Another call waits for the fill if the host can access the
-    memory, or if the program has made the memory synchronous.
+    A synchronous call waits for the fill only if the host can access the memory, or if the program
+    has made the memory synchronous. An asynchronous call never waits.
     """
     is_seen = side.is_device is None or side.is_synchronous
     do_now(process, stream, work, waits=is_seen and not is_async)

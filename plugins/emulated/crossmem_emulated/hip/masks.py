@@ -19,8 +19,8 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
         The environment variables.
     is_hip
         Whether AMD's variables count. If True, ``ROCR_VISIBLE_DEVICES`` selects devices first.
-        Among these, ``HIP_VISIBLE_DEVICES`` selects, or ``CUDA_VISIBLE_DEVICES`` if it is not set.
-        If False, only ``CUDA_VISIBLE_DEVICES`` selects.
+        Then ``HIP_VISIBLE_DEVICES`` selects among these devices. If ``HIP_VISIBLE_DEVICES`` is not
+        set, ``CUDA_VISIBLE_DEVICES`` does. If False, only ``CUDA_VISIBLE_DEVICES`` selects.
     """
     found: Sequence[int] = range(devices)
     if is_hip:

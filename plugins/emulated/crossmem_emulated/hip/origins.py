@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory at a device address was made."""
+"""The origin of memory at a device address."""
 
 from enum import StrEnum
 

@@ -83,7 +83,7 @@ def granularity_of(process: HipProcess) -> int:
 
 
 def find_physical(process: HipProcess, handle: int) -> Physical:
-    """Return memory by its handle, or refuse."""
+    """Return the memory that a handle names. Refuse an invalid handle."""
     found: Physical | None = process.physical.get(handle)
     if found is None or not found.references:
         raise Refused(Status.INVALID_VALUE, f"there is no handle {handle:#x}", "HIP-V6")
@@ -121,8 +121,8 @@ def _check_properties(
     if not 0 <= device < len(process.setup.visible):
         raise Refused(process.profile.no_such_device, f"there is no device {device}", "HIP-V1")
     if handle_type not in _HANDLE_TYPES:
-        # This is no violation: programs request other types to find out whether the runtime offers
-        # them.
+        # This is no violation: a program may request a type to find out whether the runtime
+        # supports the type.
         raise Refused(Status.NOT_SUPPORTED, f"there are no handles of type {handle_type}")
     return process.setup.visible[device]
 

@@ -2,7 +2,7 @@
 """Memory that consists of rows with gaps between them: allocations, copies and fills.
 
 The distance between the starts of consecutive rows is the pitch. An allocation has pitch times
-height times depth bytes. A call is refused if a process does not have so many addresses.
+height times depth bytes. A call is refused if its bytes do not fit the address space of a process.
 """
 
 from collections.abc import Callable, Iterator
@@ -76,12 +76,12 @@ class Plane:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether there are bytes between rows that belong to no row."""
+        """Whether some bytes between the first and the last belong to no row."""
         are_planes_apart = self.depth > 1 and self.plane_pitch != self.pitch * self.height
         return self.pitch != self.width or are_planes_apart
 
     def check(self) -> None:
-        """Refuse a null address, and a size for which a process has not enough addresses."""
+        """Refuse a null address, and a size that exceeds the address space of a process."""
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.nbytes > LARGEST_NBYTES:
@@ -214,7 +214,7 @@ def _memcpy_2d_async(  # noqa: PLR0917 - CuPy's parameters
 def fill_plane(
     process: HipProcess, call: str, stream: Stream, plane: Plane, value: int, *, is_async: bool
 ) -> None:
-    """Submit work to a stream that fills all rows with the byte ``value``."""
+    """Fill all rows with the byte ``value``, as work of a stream."""
     if plane.width > plane.pitch:
         text = f"rows of {plane.width} bytes overlap: they begin every {plane.pitch} bytes"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X7")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools that processes share, and the sharing of memory from these pools (HIP-X12)."""
+"""The sharing of pools, and of memory from shared pools, between processes (HIP-X12)."""
 
 import os
 import struct
@@ -91,9 +91,9 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Return the pool's device, and the access of each device that has access.
+    """Return the device of a described pool, and the access of each device that has access.
 
-    The devices are host-wide indices. The result is None if the file describes no pool.
+    Devices are host-wide indices. The result is None if the file describes no pool.
     """
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None

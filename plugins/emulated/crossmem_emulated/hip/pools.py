@@ -51,7 +51,7 @@ class MemPoolProps:
 
 
 def find_pool(process: HipProcess, handle: int) -> Pool:
-    """Return a pool by its handle, or refuse."""
+    """Return the pool that a handle names. Refuse an invalid handle."""
     pool: Pool | None = process.pools.get(handle)
     if pool is None:
         raise Refused(Status.INVALID_VALUE, f"there is no pool {handle:#x}", "HIP-X11")
@@ -97,7 +97,7 @@ def forget_pools(process: HipProcess, device: int) -> None:
 
 
 def _end(process: HipProcess, pool: Pool) -> None:
-    """Release the unused memory of a pool. Allocated memory stays until it is freed."""
+    """Remove a pool and release its unused memory. Allocated memory stays until it is freed."""
     del process.pools[pool.handle]
     pool.threshold_nbytes = 0
     pool.trim(process.store, 0)
@@ -263,8 +263,8 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
         text = f"{pointer:#x} was not allocated in the captured graph"
         raise Refused(Status.INVALID_VALUE, text)
     submit(process, where, Work("freeAsync", (), lambda: _give_back(process, piece)))
-    # Imported memory is not marked as freed: a program that opened the memory several times frees
-    # it as often.
+    # Imported memory is not marked as freed: a program that opened the memory several times must
+    # free it the same number of times.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
     # The stream does its queued work now, but stops before the first host function that the program
     # has put on it.

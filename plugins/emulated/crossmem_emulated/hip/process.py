@@ -43,11 +43,11 @@ _WITHOUT_CONTEXT: Final = frozenset(
         "pointerGetAttributes",
     }
 )
-"""The functions that give the calling thread no context."""
+"""The functions that do not create a context for the calling thread."""
 
 
 class Again(Exception):  # noqa: N818 - a retry, not a fault
-    """A function raises this exception after a wait, to be called again.
+    """A function raises this exception after a wait, so that the emulation calls it again.
 
     Other calls may have run during the wait and changed the state that the function has read.
     """
@@ -67,9 +67,9 @@ class Quirk:
     IGNORED_FLAG: Final = "ignored-flag"
     """The flag of an open does not give access to another device's memory (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
-    """A handle names an address, so it also opens a later allocation there (before ROCm 7.1)."""
+    """A handle also opens a later allocation at the same address (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
-    """Each export of the same memory returns another handle (releases of 2025 and 2026)."""
+    """Each export of the same memory returns a new handle (releases of 2025 and 2026)."""
     NEW_ADDRESSES: Final = "new-addresses"
     """A second open of a handle maps the memory again, as AMD's documents allow."""
     FOREIGN_NAMESPACE: Final = "foreign-namespace"
@@ -85,8 +85,8 @@ class Setup:
     profile
         Edition of the rules.
     strict
-        Whether the emulation records forbidden and undefined uses, and denies the host access to
-        device addresses.
+        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
+        the host access to device addresses.
     folder
         The folder of the emulated host.
     visible
@@ -124,10 +124,10 @@ class Context:
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams of the same device with which a stream is ordered, in both directions.
+    """Return the streams of the same device that wait for a stream, and for which it waits.
 
-    For the legacy stream, these are the other blocking streams. For another blocking stream, it is
-    the legacy stream. For a stream that is not blocking, there are none.
+    The legacy stream and each other blocking stream wait for each other. A stream that is not
+    blocking waits for no stream, and no stream waits for it.
     """
     if not stream.is_blocking:
         return []
@@ -237,8 +237,9 @@ class HipProcess:
     def _turn(self, called: Entry) -> threading.RLock:
         """Return the lock under which a call runs.
 
-        A forked child starts with new state and a new lock. If its parent has used the library, all
-        calls that need a device are refused.
+        If the parent of a forked child has used the library, the child's calls that need a device
+        are refused, except CUDA's ``getDeviceCount``. Otherwise, the child gets a new lock and a
+        new state.
         """
         if self._generation != forks.generation():
             is_count = called.name == "getDeviceCount" and not self.profile.is_hip
@@ -249,7 +250,8 @@ class HipProcess:
                     "HIP-E18",
                 )
             if self.is_used:
-                # Another thread may have held the lock at the fork.
+                # Another thread may have held the old lock at the fork. No thread of this child
+                # would release it.
                 return threading.RLock()
             self._generation = forks.generation()
             self._begin()
@@ -294,7 +296,7 @@ class HipProcess:
         self.violate(called.name, "HIP-E25", text)
 
     def violate(self, call: str, rule: str, text: str) -> None:
-        """Record a use that the vendor forbids or leaves undefined, if the emulation is strict."""
+        """Record a call that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.setup.strict:
             # A forked child may have lost the emulated host's folder.
             with suppress(HostLostError, sqlite3.OperationalError):
@@ -309,7 +311,7 @@ class HipProcess:
         return getattr(self.thread, "fault", None)
 
     def last_error(self, *, is_cleared: bool) -> int:
-        """Return the code of this thread's last failure."""
+        """Return the code of this thread's last failure. If ``is_cleared``, forget the code."""
         if self.profile.is_hip and not self.setup.visible:
             # AMD's functions for the last error also check for devices first, and fail without a
             # device.
@@ -350,7 +352,7 @@ class HipProcess:
         return context
 
     def current(self) -> Context:
-        """Return the current context of the calling thread, by default that of device 0."""
+        """Return this thread's current context, by default the primary context of device 0."""
         handle = getattr(self.thread, "context", 0)
         if self.profile.has_contexts:
             # Another thread may have destroyed some contexts of the stack.
@@ -367,7 +369,7 @@ class HipProcess:
         return stack
 
     def check_device(self, device: int) -> int:
-        """Return a device's host-wide index from its number in this process, or refuse."""
+        """Return a device's host-wide index. Refuse a number that no device has in this process."""
         if not 0 <= device < len(self.setup.visible):
             raise Refused(
                 Status.INVALID_DEVICE,

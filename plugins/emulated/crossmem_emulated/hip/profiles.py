@@ -32,13 +32,13 @@ class Profile:
     is_documented
         Whether the edition follows documents, rather than the source code of a runtime.
     stale
-        The code with which an open fails if the memory does not exist, or does not exist any more.
+        The code with which an open fails if the memory never existed or was freed.
     dead
         The code with which an open fails if the exporter is dead.
     foreign
         The code with which an open fails in another pid namespace.
     not_descriptor
-        The code with which an import of something else than physical memory fails.
+        The code with which an import fails if its descriptor is not physical memory.
     unreachable
         The code with which an open fails if the device cannot access the memory.
     no_device
@@ -48,13 +48,13 @@ class Profile:
     looks_first
         Whether the open of a handle that is already open returns without a query of the exporter.
     keeps_ordinals
-        Whether a handle has the number that the device has in the exporter, and the importer
-        refuses the handle if it has no device of this number.
+        Whether a handle contains the device's number in the exporter. If so, an importer that has
+        no device with this number refuses the handle.
     closes_inside
         Whether a close accepts any address inside the opened memory, not only the first address.
     refuses_null
-        Whether the edition refuses a query of the null address. Otherwise, it returns the
-        attributes of unknown memory.
+        Whether the edition refuses a query of the null address. Otherwise, the query returns the
+        attributes of unregistered memory.
     has_contexts
         Whether a device can have several contexts; otherwise a context is the device itself.
     knows_exportable
@@ -64,8 +64,8 @@ class Profile:
     no_such_device
         The code with which the creation of physical memory fails if the device does not exist.
     takes_descriptors
-        Whether an import's argument is the descriptor itself, as in AMD's runtimes since ROCm 7.1
-        and in NVIDIA's. In that case 0 means no descriptor.
+        Whether an import takes the descriptor itself and not its address. This is so in AMD's
+        runtimes since ROCm 7.1, and in NVIDIA's driver. Descriptor 0 is then refused.
     keeps_not_ready
         Whether the code "not ready" becomes the thread's last error.
     frees_null

@@ -38,7 +38,7 @@ class Import:
     context: Context
     record: int
     pool: Pool | None = None
-    """The pool into which the memory was imported, None if a handle opened the memory."""
+    """The pool into which the memory was imported, None after ``ipcOpenMemHandle``."""
     references: int = 1
 
 
@@ -135,7 +135,7 @@ def _check_arguments(process: HipProcess, parts: Handle, flags: int) -> None:
 def _find(
     process: HipProcess, tables: sqlite3.Connection, handle: bytes, parts: Handle
 ) -> dict[str, Any]:
-    """Return the record of an export, or refuse."""
+    """Return the record of the export that a handle names. Refuse an invalid handle."""
     found = _row_of(tables, parts.token)
     if found is None:
         is_dead = parts.pid > 0 and not Path(f"/proc/{parts.pid}").exists()
@@ -149,7 +149,7 @@ def _find(
 
 
 def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
-    """Return the record of exported memory, None if there is none."""
+    """Return the record of the export that has a token, or None."""
     columns = ("number", "pages", "owner", "device", "pid", "address", "first", "nbytes")
     row = tables.execute(
         f"SELECT {', '.join(columns)} FROM hip_share WHERE token = ?",  # noqa: S608
@@ -159,7 +159,7 @@ def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
 
 
 def _is_same_place(process: HipProcess, opened: Import, context: Context) -> bool:
-    """Whether another open of the same memory, in a context, returns the existing mapping."""
+    """Whether an open of the same memory in ``context`` returns the mapping of ``opened``."""
     return not process.profile.has_contexts or opened.context is context
 
 
@@ -241,7 +241,7 @@ def check_from_pool(opened: Import) -> None:
 
 
 def close_once(process: HipProcess, call: str, opened: Import) -> None:
-    """Close memory once, and unmap it after the last close."""
+    """Undo one open of memory. Unmap the memory if all its opens are undone."""
     opened.references -= 1
     if not opened.references:
         close_import(process, call, opened)

@@ -118,7 +118,10 @@ def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool 
 
 
 def finish(process: HipProcess, streams: Iterable[Stream], until: int = sys.maxsize) -> bool:
-    """Wait until the work of some streams is done; see :meth:`Queues.finish`."""
+    """Wait until the work of some streams is done. Return whether the call had to wait.
+
+    See :meth:`Queues.finish`.
+    """
     text = "a function that is work of a stream waits for the stream"
     return process.queues.finish(streams, until, own=Refused(Status.UNKNOWN, text, "HIP-E25"))
 
@@ -136,7 +139,7 @@ def finish_device(process: HipProcess, device: int) -> None:
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
     """Discard the pending work that uses memory which the program releases.
 
-    Each piece of discarded work is a violation.
+    Record a violation for each work that is discarded.
     """
     for work in process.queues.lose(start, nbytes):
         text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"
@@ -147,7 +150,7 @@ def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
 
 
 def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
-    """If any of the streams is captured, refuse the call. The call breaks all their captures."""
+    """Refuse the call if any of the streams is captured. The call breaks these captures."""
     captured = [one.capture for one in streams if one.capture is not None]
     for capture in captured:
         capture.is_broken = True

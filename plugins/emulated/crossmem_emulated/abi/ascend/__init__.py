@@ -49,8 +49,8 @@ LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
     # Loaders fall back to the first name, newer editions link with the second, and programs that
-    # make memory groups with the third. All names are one file, so that a program that loads
-    # several of them has one emulation.
+    # make memory groups with the third. All names refer to one file, so that a program that
+    # loads several of them has one emulation.
     links=("libascendcl.so.1", "libacl_rt.so", "libruntime.so"),
     types=_read("types.h"),
     prototypes=_prototypes(),

@@ -63,7 +63,7 @@ class AclBinding:
         return outputs, self.finish(name, code, None)
 
     def missing(self, name: str) -> int:
-        """Return the code for a null argument that must not be null."""
+        """Return the code of a call with a null argument that must not be null."""
         return self.finish(name, Code.INVALID_PARAM, "an argument is null")
 
     def finish(self, name: str, code: int, text: str | None) -> int:

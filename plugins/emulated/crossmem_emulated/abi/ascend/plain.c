@@ -54,7 +54,7 @@ EXPORTED size_t aclDataTypeSize(aclDataType dataType)
     case ACL_BOOL:
     case ACL_INT8:
     case ACL_UINT8:
-    case 34: /* the formats of 8 bits */
+    case 34: /* the floating-point formats of 8 bits */
     case 35:
     case 36:
     case 37:
@@ -76,7 +76,7 @@ EXPORTED size_t aclDataTypeSize(aclDataType dataType)
         return 8;
     case ACL_COMPLEX128:
         return 16;
-    default: /* no type, text, or less than a byte */
+    default: /* an undefined type, a string, or less than a byte */
         return 0;
     }
 }
@@ -107,7 +107,7 @@ EXPORTED aclFloat16 aclFloatToFloat16(float value)
     uint32_t sign = given.bits >> 16 & 0x8000, bits = given.bits & 0x7FFFFFFF;
     if (bits > 0x7F800000) /* NaN */
         return sign | 0x7E00;
-    if (bits >= 0x477FF000) /* rounds to more than the largest */
+    if (bits >= 0x477FF000) /* rounds to infinity */
         return sign | 0x7C00;
     if (bits < 0x33000001) /* rounds to 0 */
         return sign;
@@ -122,7 +122,7 @@ EXPORTED aclFloat16 aclFloatToFloat16(float value)
     return sign | (kept + (cut > half || (cut == half && kept & 1)));
 }
 
-/* Logs are discarded, unless the user requests them. The real library hides its logs too. */
+/* Prints a log entry if the user requests logs. By default, the real library prints none, too. */
 EXPORTED void aclAppLog(aclLogLevel logLevel, const char *func, const char *file, uint32_t line,
                         const char *fmt, ...)
 {

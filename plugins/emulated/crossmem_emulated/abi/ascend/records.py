@@ -19,7 +19,7 @@ _MOST_SERVERS: Final = 1024
 
 
 class Caller(Protocol):
-    """The calls of the emulation for C functions."""
+    """Calls the emulation for C functions."""
 
     ffi: Any
 
@@ -42,7 +42,10 @@ def text_of(ffi: Any, pointer: Any) -> str:
 
 
 def _check_count(binding: Caller, name: str, count: int, most: int) -> int:
-    """Refuse a list that is too long before it is read, because its count may be wrong."""
+    """Return an error code for a list of more than ``most`` entries, and otherwise 0.
+
+    The list is not read before this check, because a wrong count could cause a page fault.
+    """
     if count <= most:
         return 0
     return binding.finish(name, Code.RT_PARAM_INVALID, f"{count} entries are more than {most}")
@@ -143,7 +146,7 @@ def _ipc_open_event_handle(binding: Caller, name: str, handle: Any, event: Any) 
 
 
 def _config(binding: Caller, config: Any) -> dict[str, Any] | None:
-    """Return a configuration, None if it has a count of attributes but no attributes."""
+    """Return a configuration, None if its attributes are null and their count is not 0."""
     if config == binding.ffi.NULL or not config.numAttrs:
         return {}
     if config.attrs == binding.ffi.NULL:
@@ -199,8 +202,8 @@ def _pointer_get_attributes(binding: Caller, name: str, pointer: Any, attributes
 def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     """Copy in a batch.
 
-    The last arguments are the output for the failed copy, except in version 2, and the stream of an
-    asynchronous batch.
+    After the first eight arguments, version 1 has the output for the index of the failed copy. The
+    last argument of an asynchronous function is the stream.
     """
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]
@@ -228,7 +231,7 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     stream = [_address(ffi, places[-1])] if "Async" in name else []
     outputs, code = binding.call(name, copies, listed, *stream)
     if fail is not None:
-        # The output is -1 after a success, and if the emulation names no single copy as the cause.
+        # The output is -1 after a success, and after a failure that no single copy caused.
         fail[0] = outputs[0] if code and outputs else int(ffi.cast("size_t", -1))
     return code
 
@@ -382,7 +385,8 @@ def _export_key(
 ) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
-    # Only pyACL limits the length of the buffer, so the emulation gets the length of a key at most.
+    # pyACL refuses a long buffer, but the C function accepts it. So the emulation gets at most
+    # the length of a key.
     room = min(length, KEY_NBYTES)
     outputs, code = binding.call(name, *exported, room, flags)
     if outputs is not None:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Types of Huawei's ACL (acl/acl_rt.h, acl/acl_base.h and acl/acl_tdt_queue.h, ACL 1.17) in the
- * emulated functions, with the sizes and offsets in compiled programs.
+ * The types of Huawei's ACL (acl/acl_rt.h, acl/acl_base.h and acl/acl_tdt_queue.h, ACL 1.17) that
+ * the emulated functions use. Sizes and offsets are the same as in compiled programs.
  */
 typedef int aclError;
 typedef uint16_t aclFloat16;

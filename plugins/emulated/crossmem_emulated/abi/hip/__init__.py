@@ -2,7 +2,7 @@
 """AMD's ``libamdhip64``: its types, functions and symbol versions, and the emulation behind it.
 
 The data is in files beside this one: ``types.h`` and ``functions.h`` declare the emulated
-functions, ``registration.c`` and ``plain.c`` define functions without emulation, and
+functions, ``registration.c`` and ``plain.c`` define functions that need no emulation, and
 ``symbols.txt`` names all exports of AMD's library with the version of each symbol. Functions that
 only ``symbols.txt`` names are refused.
 """
@@ -58,12 +58,12 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The entry of each C function that has the entry of another function. The keys lack the prefix
+"""The entry of each C function that shares the entry of another function. The keys lack the prefix
 ``hip``."""
 
 
 def _entry_of(name: str) -> str | None:
-    """Return CuPy's name of a function, None if the emulation has no entry for it."""
+    """Return the name of a C function's entry, which CuPy uses, too; None if there is no entry."""
     # The import of ``crossmem_emulated.hip`` has registered the entries.
     rest = name.removeprefix("hip")
     for one in (rest, rest.removesuffix("_spt")):

@@ -20,7 +20,7 @@ __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
 _INTERNAL_ERROR: Final = 11
-"""The code of the kernel compiler that is nearest to "not supported"."""
+"""The kernel compiler has no code for "not supported". This code is the nearest."""
 _UNKNOWN: Final = 999
 _PROFILE_VARIABLE: Final = "CROSSMEM_EMULATED_HIP_PROFILE"
 _OF_ROCM_5: Final = "libamdhip64.so.5"
@@ -29,7 +29,7 @@ _OF_ROCM_5: Final = "libamdhip64.so.5"
 def _runtime(soname: str) -> Runtime:
     options = Options.from_environ(os.environ)
     profile = options.hip_profile
-    # A program that was linked with this name uses the numbers of ROCm 5 with every profile.
+    # A program that was linked with this name uses the constants of ROCm 5, whatever the profile.
     is_old = soname == _OF_ROCM_5
     if is_old and not os.environ.get(_PROFILE_VARIABLE, "").strip():
         profile = "rocm5"
@@ -79,7 +79,7 @@ class HipBinding(Binding):
         return self._runtime.refuse(name, _NOT_SUPPORTED)
 
     def _text(self, text: str) -> Any:
-        """Return a C string that stays valid."""
+        """Return a C string, which stays valid as long as this object lives."""
         if text not in self._texts:
             self._texts[text] = self._ffi.new("char[]", text.encode())
         return self._texts[text]

@@ -36,7 +36,7 @@ class Converter:
         return self.runtime.refuse(name, INVALID_VALUE)
 
     def plain(self, name: str, *more: Any) -> Function:
-        """Return a function without a result. ``more`` follows the call's arguments."""
+        """Return a function that returns only a code. ``more`` is passed after its arguments."""
 
         def function(*arguments: Any) -> int:
             return self.runtime.call(name, *arguments, *more)[0]

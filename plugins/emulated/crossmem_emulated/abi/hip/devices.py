@@ -28,7 +28,7 @@ class _Devices:
         runtime = self._convert.runtime
         more = {
             "virtualMemoryManagementSupported": runtime.has_virtual_memory,
-            # A bit mask of types. Descriptors are the only type.
+            # A bit mask of the types of handles. Descriptors (bit 0) are the only type.
             "memoryPoolSupportedHandleTypes": int(runtime.shares_pools),
         }
         return 0, {**FACTS, **found, **more, "uuid": {"bytes": uuid}}
@@ -145,7 +145,7 @@ class _Devices:
         return self._call("deviceEnablePeerAccess", peer)[0]
 
     def priorities(self, least: Any, greatest: Any) -> int:
-        """Return the priorities of streams; both pointers may be null."""
+        """Write the least and the greatest priority of streams. Each pointer may be null."""
         status, found = self._call("deviceGetStreamPriorityRange")
         if not status:
             self._put((least, greatest), found)
@@ -160,14 +160,14 @@ class _Devices:
         return int(self._convert.into("ctxCreate")(place, flags, device))
 
     def pop_context(self, place: Any) -> int:
-        """Pop a context; the pointer may be null."""
+        """Pop the current context, and write it. The pointer may be null."""
         status, handle = self._call("ctxPopCurrent")
         if place and not status:
             place[0] = handle
         return status
 
     def context_state(self, device: int, flags: Any, active: Any) -> int:
-        """Return the state of a device's context; the pointers may be null."""
+        """Write the flags and the state of a device's context. Each pointer may be null."""
         status, found = self._call("devicePrimaryCtxGetState", device)
         if not status:
             self._put((flags, active), found)

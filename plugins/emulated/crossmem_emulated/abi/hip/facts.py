@@ -53,13 +53,14 @@ FACTS: Final[Mapping[str, Any]] = {
     "unifiedAddressing": 1,
     "wallClockRate": 100_000,
 }
-"""The value of each property. The key is the field of ``hipDeviceProp_t``, or an attribute without
-a field. A property without an entry is 0. For example, all attributes of images are 0, because the
+"""The value of each property. The key is a field of ``hipDeviceProp_t``, or an attribute without a
+field. A property without an entry is 0. For example, all attributes of images are 0, because the
 device has no images."""
 
 _FIRST_OF_AMD: Final = 10_000
-# The names of the attributes in the order of their numbers, which begin at 0. A dash marks a number
-# that AMD's runtime refuses too. A digit after a dot is the index in a field with several values.
+# The names of the attributes in the order of their numbers. The numbers begin at 0 in _COMMON, and
+# at _FIRST_OF_AMD in _OF_AMD. A dash marks a number that AMD's runtime refuses too. A digit after a
+# dot is the index in a field with several values.
 _COMMON: Final = """
 ECCEnabled accessPolicyMaxWindowSize asyncEngineCount canMapHostMemory
 canUseHostPointerForRegisteredMem clockRate computeMode computePreemptionSupported

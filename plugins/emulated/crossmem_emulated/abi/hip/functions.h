@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The emulated functions of HIP. Refused functions have no prototype here. symbols.txt has their
- * names.
+ * HIP's emulated functions, and refused functions whose result is not an error code. symbols.txt
+ * has the names of all other refused functions.
  */
 
 /* Library and errors */
@@ -203,7 +203,7 @@ hipError_t hipEventQuery(hipObject event);
 hipError_t hipEventSynchronize(hipObject event);
 hipError_t hipEventElapsedTime(float *milliseconds, hipObject start, hipObject end);
 
-/* With the thread's own stream for the usual one */
+/* With the calling thread's own default stream */
 hipError_t hipMemcpy_spt(hipAddress target, hipAddress source, size_t size, int kind);
 hipError_t hipMemcpyAsync_spt(hipAddress target, hipAddress source, size_t size, int kind, hipObject stream);
 hipError_t hipMemcpy2D_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind);

@@ -185,7 +185,7 @@ def _copies(convert: Converter) -> dict[str, Function]:
 
 
 def _boxed(convert: Converter, name: str) -> Function:
-    """Return a function that fills a box, from struct arguments."""
+    """Return a function that takes structs, and fills a three-dimensional area."""
 
     def function(place: Any, value: int, extent: Any, *stream: int) -> int:
         where = place.ptr, place.pitch, place.xsize, place.ysize
@@ -215,7 +215,7 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipPointerGetAttribute": memory.attribute,
         "hipDrvPointerGetAttributes": memory.several,
         "hipPointerSetAttribute": memory.set_attribute,
-        # No emulated device exports its memory as a dma-buf, as its attribute reports.
+        # The attribute ``dmaBufSupported`` of emulated devices is 0: they export no dma-buf.
         "hipMemGetHandleForAddressRange": lambda *_arguments: convert.null(
             "memGetHandleForAddressRange"
         ),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Functions of HIP that use no device, or whose result is not an error code. Computations are
- * complete. Queries of features that are not emulated return an empty result.
+ * Functions of HIP that use no device, or whose result is not an error code. Functions that only
+ * compute have their full effect. Queries of features that are not emulated return an empty result.
  */
 
 /* The functions that compilers call to convert half-precision numbers. */
@@ -37,7 +37,7 @@ EXPORTED unsigned short __gnu_f2h_ieee(float value)
     if (size >= 0x47800000)
         return (unsigned short)(sign | 0x7C00); /* too large, or infinite */
     if (size < 0x33000000)
-        return (unsigned short)sign; /* less than half of the smallest */
+        return (unsigned short)sign; /* less than half of the smallest subnormal */
     if (size >= 0x38800000) {
         kept = (size - 0x38000000) >> 13;
         rest = size & 0x1FFF;
@@ -82,14 +82,14 @@ EXPORTED const char *hiprtcGetErrorString(int result)
     return result == 100 ? "HIPRTC_ERROR_LINKING" : "unknown error";
 }
 
-/* Precompiled headers: there are none. */
+/* The emulation has no precompiled headers. */
 EXPORTED void __hipGetPCH(const char **pch, unsigned int *size)
 {
     *pch = NULL;
     *size = 0;
 }
 
-/* The id of AMD's build, for debuggers: there is none. */
+/* Debuggers read the id of AMD's build. The emulation has no such id. */
 EXPORTED const char *amd_dbgapi_get_build_name(void)
 {
     return "";

@@ -9,7 +9,7 @@ from crossmem_emulated.hip import Runtime
 __all__ = ["functions"]
 
 _THRESHOLD: Final = 4
-"""Attributes below this number are ints; the rest are sizes."""
+"""The first attribute with a 64-bit value. The values of attributes with lower numbers are ints."""
 
 
 class _Pools:
@@ -30,7 +30,7 @@ class _Pools:
         return int(self._convert.into("memPoolCreate")(place, props))
 
     def _typed(self, attribute: int, place: Any) -> Any:
-        """Return the pointer for an attribute's value, with its type."""
+        """Return ``place`` as a pointer to the type of an attribute's value."""
         kind = "uint64_t *" if attribute >= _THRESHOLD else "int *"
         return self._ffi.cast(kind, place)
 
@@ -55,7 +55,8 @@ class _Pools:
     def set_access(self, pool: int, access: Any, count: int) -> int:
         if not access:
             return self._convert.null("memPoolSetAccess")
-        # The count may be wrong, so the limit is one entry more than the number of devices.
+        # The emulation refuses more entries than devices. So at most one entry too many is read,
+        # even if the count is wrong.
         _, devices = self._call("getDeviceCount")
         listed = access[0 : min(count, (devices or 0) + 1)]
         wanted = [(one.location.type, one.location.id, one.flags) for one in listed]

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Code objects cannot run here, but programs with kernels register them before main, and before
- * they fork. So these functions do not use Python. Later launches are refused.
+ * A program with kernels registers its code objects before main. These functions succeed without
+ * starting Python, because a later fork would copy Python. The kernels cannot run: their launches
+ * are refused.
  */
 static void *cm_fat_binary;
 static _Thread_local struct {

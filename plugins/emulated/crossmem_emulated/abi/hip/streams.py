@@ -42,7 +42,7 @@ class _Streams:
         try:
             status, is_active = self._call("streamIsCapturing", stream)
         except RuntimeError:
-            # CuPy raises an exception here; C gets a number.
+            # The capture is invalidated. CuPy raises an exception, but C gets this status.
             place[0] = _INVALIDATED
             return 0
         if not status:
@@ -50,9 +50,9 @@ class _Streams:
         return status
 
     def capture_info(self, stream: int, place: Any, *places: Any) -> int:
-        """Return a capture's status, number, graph, nodes, and the number of nodes.
+        """Write a capture's status, number, graph, nodes, and the number of nodes.
 
-        The pointer for the status is required. The others may be null or missing.
+        The pointer for the status is required. Each other pointer may be null or missing.
         """
         if not place:
             return self._convert.null("streamGetCaptureInfo")

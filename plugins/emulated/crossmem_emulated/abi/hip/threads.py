@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions whose names end in ``_spt``: their default stream belongs to the calling thread.
 
-A program calls these functions if it is compiled for this mode. Its source has the usual names.
+The source of a program has the usual names. If the program is compiled for per-thread default
+streams, the vendor's headers replace the usual names by these names.
 """
 
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Fu
     convert
         The converter.
     usual
-        The functions that take a stream.
+        The functions without the suffix ``_spt``. The key is the C name.
     """
     return {
         "hipMemcpy_spt": convert.plain("memcpy_spt"),

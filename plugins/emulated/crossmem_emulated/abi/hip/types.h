@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Types of HIP's functions, with their layout in memory. Opaque handles are numbers here: streams,
- * events and addresses. Enumerations are int.
+ * Types of HIP's functions, with their layout in memory. Streams, events and addresses are integers
+ * here. Enumerations are int.
  */
 typedef int hipError_t;
 typedef intptr_t hipAddress;
@@ -26,7 +26,7 @@ typedef struct {
 typedef struct { int type, id; } hipMemLocation;
 typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
 typedef struct { int allocType, handleTypes; hipMemLocation location; } hipMemPoolProps;
-/* The layouts of ROCm 6 and later, and of ROCm 5.2. */
+/* now: the layout since ROCm 6. before: the layout of ROCm 5.2. */
 typedef union {
     struct {
         int type;
@@ -49,7 +49,7 @@ typedef union {
 typedef void (*hipStreamCallback_t)(hipObject stream, hipError_t status, void *userData);
 typedef void (*hipHostFn_t)(void *userData);
 
-/* The layout up to ROCm 5, and in functions without R0600 in their name. */
+/* The layout up to ROCm 5. Functions without R0600 in their name still use it. */
 typedef struct {
     char name[256];
     size_t totalGlobalMem;

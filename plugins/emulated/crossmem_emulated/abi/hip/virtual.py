@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions for virtual memory. They pass each field of a struct to the emulation."""
+"""The functions for virtual memory. The emulation gets each field of a struct as an argument."""
 
 from typing import Any, Final
 
@@ -19,14 +19,14 @@ class _Virtual:
         self._ffi = convert.ffi
         self._call = convert.call
         self._is_old = False
-        """Whether the last call of this program used the structs of ROCm 5.2."""
+        """Whether the latest struct of the program had the layout of ROCm 5.2."""
 
     def _fields(self, properties: Any) -> tuple[int, int, int, int]:
         """Return the memory's type, the type of its handles, and its location.
 
         The struct may have the layout of ROCm 5.2, or the later one.
         """
-        # No memory has type 0. If the later layout shows type 0, the struct has the older layout.
+        # No memory has type 0. If the type is 0 in the later layout, the struct has the older one.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
         location = described.location

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory of buffers, mapped at one address in every process.
 
-The allocating process keeps a block as long as a buffer refers to the block. Other processes keep a
-block as long as they have a buffer of it.
+The allocating process keeps a block as long as any buffer refers to the block. Another process
+keeps it as long as that process has such a buffer.
 """
 
 import os
@@ -22,7 +22,7 @@ from crossmem_emulated.pages import NoRoomError, Pages
 __all__ = ["allocate_block", "open_block", "release_unused", "show_block"]
 
 _FIRST_ADDRESS: Final = 1 << 45
-"""Programs have nothing at these addresses, neither their own mappings nor those of sanitizers."""
+"""The first block's address. Programs and sanitizers rarely map memory in this area."""
 
 
 def allocate_block(
@@ -49,7 +49,7 @@ def allocate_block(
 
 
 def open_block(process: AclProcess, tables: sqlite3.Connection, number: int) -> Block | None:
-    """Return a block that a buffer of another process or of a queue refers to.
+    """Return a block. If this process lacks the block, get it from a process that has it.
 
     The result is None if no living process has the block.
     """
@@ -76,7 +76,7 @@ def open_block(process: AclProcess, tables: sqlite3.Connection, number: int) -> 
 
 
 def _receive(process: AclProcess, pid: int, descriptor: int) -> Pages | None:
-    # The other process may be dying.
+    # The other process may end now, and its descriptors with it.
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:

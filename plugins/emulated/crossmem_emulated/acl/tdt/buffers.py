@@ -87,7 +87,7 @@ def check_unwritten(
         query = "SELECT digest FROM acl_block WHERE number = ?"
         (digest,) = tables.execute(query, (block.number,)).fetchone()
         if digest is not None and digest != digest_of(block):
-            process.violate(call, "ACL-Q28", "routed data was written, which its consumers share")
+            process.violate(call, "ACL-Q28", "routed data was written, but its consumers share it")
             statement = "UPDATE acl_block SET digest = NULL WHERE number = ?"
             tables.execute(statement, (block.number,))
 

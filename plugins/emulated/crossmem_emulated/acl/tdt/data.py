@@ -96,7 +96,7 @@ def _enqueue_data(  # noqa: PLR0917 - the vendor's order
         record_use(process, "tdt.enqueue_data", queue, ENQUEUE)
         return True
 
-    late = Refused(Code.RT_QUEUE_FULL, f"the queue {qid} is full for {timeout_ms} ms")
+    late = Refused(Code.RT_QUEUE_FULL, f"the queue {qid} stayed full for {timeout_ms} ms")
     until(process, timeout_ms, attempt, late)
 
 
@@ -113,7 +113,8 @@ def _dequeue_data(  # noqa: PLR0917 - the vendor's order
     _check(process, _Area(data, nbytes), _Area(user, user_nbytes))
     check_id(qid)
     die_inside(process, "tdt.dequeue_data", qid, DEQUEUE)
-    # The vendor holds a mutex of the queue while a thread waits for data.
+    # In the vendor's library, a thread that waits for data holds the queue's mutex, so a second
+    # thread waits for the first.
     while qid in process.tdt.dequeuing:
         process.queues.changed.wait()
     process.tdt.dequeuing.add(qid)
@@ -124,7 +125,7 @@ def _dequeue_data(  # noqa: PLR0917 - the vendor's order
             lambda tables, pool: _take(
                 process, (tables, pool), qid, _Area(data, nbytes), _Area(user, user_nbytes)
             ),
-            Refused(Code.RT_QUEUE_EMPTY, f"the queue {qid} is empty for {timeout_ms} ms"),
+            Refused(Code.RT_QUEUE_EMPTY, f"the queue {qid} stayed empty for {timeout_ms} ms"),
         )
     finally:
         process.tdt.dequeuing.discard(qid)

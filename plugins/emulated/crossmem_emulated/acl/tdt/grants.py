@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permissions of other processes to use a queue. Only queues of a share group have permissions."""
+"""Permissions of other processes to use a queue. Only programs of a share group can grant them."""
 
 from crossmem.models.identity import process_start_time
 from crossmem_emulated.acl.calls import Refused, entry
@@ -31,7 +31,7 @@ def _grant_queue(process: AclProcess, qid: int, pid: int, bits: int, _timeout_ms
     with tables_of(process) as (tables, pool):
         queue = find_queue(process, tables, pool, qid)
         check_use(process, queue, MANAGE)
-        # No process has the start time -1.
+        # No process has the start time -1, so a grant for a missing process has no effect.
         started = process_start_time(pid)
         grant(tables, queue.number, (pid, -1 if started is None else started), bits)
         record_use(process, "tdt.grant_queue", queue, MANAGE)

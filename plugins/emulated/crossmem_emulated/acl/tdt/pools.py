@@ -53,7 +53,7 @@ def _processor(process: AclProcess) -> Processor:
 
 
 def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ()) -> None:
-    """Refuse a call that the implementation or the driver lacks."""
+    """Refuse a function that the implementation or the driver lacks."""
     processor = _processor(process)
     if processor in lacking:
         text = f"the processor {processor.value!r} has no such function"
@@ -66,7 +66,7 @@ def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ())
 def tables_of(process: AclProcess) -> Iterator[tuple[sqlite3.Connection, Pool]]:
     """Yield the tables in a transaction, and this process's pool.
 
-    Buffers of processes that died a while ago are freed first.
+    Before that, free the buffers of dead processes; see ``_recycle``.
     """
     device = process.current().device if _processor(process) is Processor.HOST else 0
     with process.machine.transaction() as tables:
@@ -102,13 +102,13 @@ def _pool_of(process: AclProcess, tables: sqlite3.Connection, device: int) -> Po
         tables.execute("INSERT OR IGNORE INTO acl_pool (name, device) VALUES (?, ?)", (name, index))
         _add(tables, name, (os.getpid(), process_start_time("self") or 0), _EVERYTHING)
         found = _memberships(tables, me)
-    # Allocations choose the first group in which the process may allocate.
+    # The process uses the first group in which it may allocate, or else its first group.
     number, attributes = next((one for one in found if one[1] & ALLOC), found[0])
     return Pool(number, index, attributes)
 
 
 def _memberships(tables: sqlite3.Connection, me: int) -> list[tuple[int, int]]:
-    """Return the number of each group that has this process as a member, with its rights."""
+    """Return the number of each group of this process, and the rights of the process there."""
     return tables.execute(
         "SELECT pool, attributes FROM acl_pool_member AS member "
         "JOIN process ON process.pid = member.pid AND process.start_time = member.start_time "
@@ -129,7 +129,7 @@ def _add(tables: sqlite3.Connection, name: str, identity: tuple[int, int], attri
 def _recycle(process: AclProcess, tables: sqlite3.Connection) -> None:
     """Delete groups without processes, and free the buffers of dead processes.
 
-    The buffers are freed ``recycle_s`` seconds after a call of this function found the process
+    A buffer is freed ``recycle_s`` seconds after a call of this function found the buffer's process
     dead.
     """
     for pid, start_time in tables.execute(

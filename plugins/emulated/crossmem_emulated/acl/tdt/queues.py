@@ -119,7 +119,7 @@ def _enqueue(process: AclProcess, qid: int, handle: int, timeout_ms: int) -> Non
         pump(process, tables, pool.number)
         return queue
 
-    late = Refused(Code.FAILURE, f"the queue {qid} is full for {timeout_ms} ms")
+    late = Refused(Code.FAILURE, f"the queue {qid} stayed full for {timeout_ms} ms")
     queue = until(process, timeout_ms, attempt, late)
     head = find_head(process, handle)
     process.tdt.handed_over.extend(one.handle for one in head.chain)
@@ -156,7 +156,7 @@ def _dequeue(process: AclProcess, qid: int, timeout_ms: int) -> int:
         pump(process, tables, pool.number)
         return queue, headers
 
-    late = Refused(Code.FAILURE, f"the queue {qid} is empty for {timeout_ms} ms")
+    late = Refused(Code.FAILURE, f"the queue {qid} stayed empty for {timeout_ms} ms")
     queue, headers = until(process, timeout_ms, attempt, late)
     record_use(process, "tdt.dequeue", queue, DEQUEUE)
     found = [(header, block) for header, block in headers if block is not None]

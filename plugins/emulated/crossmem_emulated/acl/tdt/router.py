@@ -22,7 +22,7 @@ _COPY = (
 
 
 def pump(process: AclProcess, tables: sqlite3.Connection, pool: int) -> None:
-    """Move elements until nothing moves any more."""
+    """Move the elements of a pool along its routes, as far as the targets have room."""
     sources = tables.execute(
         "SELECT DISTINCT source FROM acl_route WHERE pool = ? AND source IS NOT NULL "
         "AND target IS NOT NULL",
@@ -35,7 +35,7 @@ def pump(process: AclProcess, tables: sqlite3.Connection, pool: int) -> None:
 
 
 def _deliver(tables: sqlite3.Connection, source: int) -> bool:
-    """Give the targets the router's element of a source. Return whether all targets have it."""
+    """Give all targets the element taken from a source. Return false if a target is still full."""
     pending = tables.execute(
         "SELECT acl_route.number, target, depth "
         "FROM acl_route JOIN acl_queue ON acl_queue.number = target "

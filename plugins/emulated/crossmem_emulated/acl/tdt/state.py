@@ -42,7 +42,7 @@ class Processor(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The data of buffers: one allocation, mapped by the processes that have a reference."""
+    """The data of buffers: one allocation, which several buffers and processes can share."""
 
     number: int
     """The block's number on the host."""
@@ -56,7 +56,7 @@ class Block:
     is_own: bool
     """Whether this process allocated the block, and keeps it for other processes."""
     piece: Piece | None = None
-    """The mapping; None while no buffer of this process refers to the block."""
+    """The mapping, None while the block is not mapped in this process."""
     headers: int = 0
     """The number of this process's buffers that refer to the block."""
 
@@ -112,12 +112,12 @@ class TdtState:
     buffers: dict[int, Buffer] = field(default_factory=dict)
     """The buffers of this process. The key is the handle."""
     handed_over: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """The latest handles of buffers that this process enqueued, and may no longer use."""
+    """The handles of the buffers that this process enqueued last, and may not use any more."""
     objects: dict[int, Any] = field(default_factory=dict)
     """The attributes, routes, lists and queries that the program created. The key is the handle."""
     dequeuing: set[int] = field(default_factory=set)
     """The ids of the queues from which a thread takes data."""
     has_router: bool = False
-    """Whether this process has bound a route, which starts the router."""
+    """Whether this process has called ``bind_queue_routes``, which starts the router."""
     recycled_s: float = 0.0
     """The time at which this process last looked for dead processes, on the monotonic clock."""

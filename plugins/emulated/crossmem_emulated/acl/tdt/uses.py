@@ -44,7 +44,7 @@ class Queue(NamedTuple):
     """The queue's number on the host."""
     depth: int
     busy: int
-    """The directions, as bits, in which a process died inside the queue."""
+    """The kinds of use, as bits, during which a process died. The queue refuses these kinds."""
     bits: int | None
     """The permissions that were granted to this process, as bits; None if there was no grant."""
 
@@ -75,7 +75,7 @@ def find_queue(process: AclProcess, tables: sqlite3.Connection, pool: Pool, qid:
 
 
 def grant(tables: sqlite3.Connection, number: int, identity: tuple[int, int], bits: int) -> None:
-    """Record the permissions of a process: its pid and its start time."""
+    """Record the permissions of a process. ``identity`` is its pid and its start time."""
     tables.execute(
         "INSERT OR REPLACE INTO acl_queue_grant (queue, pid, start_time, bits) VALUES (?, ?, ?, ?)",
         (number, *identity, bits),
@@ -110,7 +110,7 @@ def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
 
 
 def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
-    """End this process inside a queue, if a fault says so. The fault's code is the signal."""
+    """Kill this process while it uses a queue, if a fault with the signal's number says so."""
     number = process.faults.take(f"{call}.inside")
     if number is not None:
         with tables_of(process) as (tables, pool):
@@ -126,9 +126,9 @@ def until(
     attempt: Callable[[sqlite3.Connection, Pool], _Result | None],
     late: Refused,
 ) -> _Result:
-    """Repeat an attempt until it returns a result. Other threads make calls between attempts.
+    """Repeat an attempt until it returns a result. Other threads can make calls between attempts.
 
-    A negative timeout waits for ever. After the timeout, ``late`` is raised.
+    A negative timeout means no timeout. After the timeout, ``late`` is raised.
     """
     started = time.monotonic()
     end = started + timeout_ms / 1000 if timeout_ms >= 0 else None
