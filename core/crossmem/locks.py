@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The locks of crossmem, and the one order in which a thread takes them.
 
-A thread that holds a lock takes only locks of a higher rank, or the same lock again. A thread holds
-a lock of rank ``STATE`` or above only briefly. It calls no driver, plugin, observer or finaliser
-under such a lock, and closes no descriptor of a peer.
+A thread that holds a lock takes only locks of the same or a higher rank. A timeline's lock is taken
+before the lock of its memory, which has the same rank. A thread holds a lock of rank ``STATE`` or
+above only briefly. It calls no driver, plugin, observer or finaliser under such a lock, and closes
+no descriptor of a peer.
 
 Every lock is a ``threading.RLock``, because its ``with`` statement is safe against exceptions of
 signal handlers. ``acquire`` with a timeout is not safe: record its result with

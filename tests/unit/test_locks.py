@@ -70,8 +70,8 @@ def test_locks_are_taken_in_order() -> None:
 
 
 def test_several_of_one_rank_are_no_disorder() -> None:
-    # The import table sorts the locks of a batch by their identity.
-    with DebugLock(Rank.IMPORT), DebugLock(Rank.IMPORT):
+    # A timeline's lock is taken before the lock of its memory.
+    with DebugLock(Rank.ALLOCATION), DebugLock(Rank.ALLOCATION):
         pass
 
 

@@ -110,7 +110,7 @@ class _Forwarding:
         """Record the program, and forward the signals that arrived before its start."""
         self._program = program
         while self._early:
-            program.send_signal(self._early.pop())
+            program.send_signal(self._early.pop(0))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         # The terminal sends Ctrl-C to all of its foreground processes, so the program gets the

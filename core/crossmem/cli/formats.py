@@ -285,7 +285,7 @@ def _npz_member(
     cut = start + member.compress_size > nbytes or (
         raw and member.compress_size != member.file_size
     )
-    if mark != b"PK\x03\x04" or cut:
+    if mark != _ZIP_MARK or cut:
         raise _RefusedError(f"member {member.filename!r} lies outside the file")
     name = member.filename.removesuffix(".npy")
     stored: Stored = "raw" if raw else "deflated"

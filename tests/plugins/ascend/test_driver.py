@@ -289,7 +289,7 @@ def test_payloads_that_no_export_made(
 def test_sizes_that_no_export_has(
     nbytes: int, capacity: int, acl: Any, driver: AscendDriver
 ) -> None:
-    with pytest.raises(crossmem.InvalidHandleError, match="not a multiple"):
+    with pytest.raises(crossmem.InvalidHandleError, match="must be a multiple"):
         driver.import_(
             0,
             Exported((bytes(8),)),
