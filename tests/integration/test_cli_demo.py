@@ -95,6 +95,19 @@ def test_memory_is_counted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("device", ["host", "hip:0"])
+def test_the_memory_of_a_gpu_is_not_said_to_be_zero_bytes(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(os.urandom(2**12))
+
+    done = run(path, "--no-copy", "-n", "1", "--device", device, CROSSMEM_RUNTIME="hip=emulated")
+
+    assert done.returncode == 0, done.stderr
+    # The kernel counts the pages of host memory only.
+    assert ("Memory in use" in done.stdout) == (device == "host")
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize("suffix", ["npy", "npz"])
 def test_numpy_files_arrive(tmp_path: Path, suffix: str) -> None:
     array = np.arange(10_000, dtype=np.int32).reshape(100, 100)

@@ -119,7 +119,8 @@ def _comparison(report: DemoReport) -> list[tuple[str, str]]:
         times = f"{ratio:,.0f} times as long" if ratio >= _MUCH else "the file is small"
         text = f"{seconds_text(copied.copy_s)} to one process: {times}"
     rows.append(("Copy through a pipe", text))
-    if report.counted_once_nbytes is not None and report.resident_sum_nbytes is not None:
+    # The kernel counts no pages of a GPU's memory.
+    if report.counted_once_nbytes is not None and report.resident_sum_nbytes:
         once, summed = map(nbytes_text, (report.counted_once_nbytes, report.resident_sum_nbytes))
         processes = len(report.consumers) + 1
         text = f"{once} for {processes} processes; {summed} if each had its own"
