@@ -51,7 +51,6 @@ class Availability:
             msg = f"availability {shorten(self.state, 60)} must be one of {known}"
             raise ConfigurationError(msg)
         if not self.available and not self.reason:
-            known = ", ".join(map(repr, states))
             msg = f"availability {self.state!r} needs a reason"
             raise ConfigurationError(msg)
 

@@ -140,18 +140,28 @@ class StreamOrder:
             event.reference = made[0]
             event.payload = self._call(ordinal, "ipcGetEventHandle", made[0])
         except BaseException:
-            if made:
-                event.reference = made[0]
-                self.destroy_event(event)
+            self._discard(event, made)
             raise
         return event
 
     def open_event(self, ordinal: int, payload: bytes) -> SharedEvent:
         """Open an event of another process."""
+        event = SharedEvent(ordinal, None, payload)
         made: list[int] = []
-        with self._on(ordinal, "timeline"), self._vendor.calling("ipcOpenEventHandle"):
-            call_into(made, self._vendor.rt.ipcOpenEventHandle, payload)
-        return SharedEvent(ordinal, made[0], payload)
+        try:
+            with self._on(ordinal, "timeline"), self._vendor.calling("ipcOpenEventHandle"):
+                call_into(made, self._vendor.rt.ipcOpenEventHandle, payload)
+            event.reference = made[0]
+        except BaseException:
+            self._discard(event, made)
+            raise
+        return event
+
+    def _discard(self, event: SharedEvent, made: list[int]) -> None:
+        """Destroy the event that an interrupted call may have made."""
+        if made:
+            event.reference = made[0]
+            self.destroy_event(event)
 
     def destroy_event(self, event: SharedEvent) -> None:
         """Destroy an event."""
