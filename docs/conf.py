@@ -33,7 +33,7 @@ napoleon_google_docstring = False
 
 nitpick_ignore_regex = [
     ("py:class", r"crossmem\.driver\.recording\._T"),
-    # Other projects' names.
+    # Names of other projects.
     ("py:(class|exc)", r"(?!crossmem\.).*"),
     # Arguments of constructors that only crossmem calls.
     ("py:class", r"crossmem\.(control|settings|sharing|trees)\..*"),
@@ -53,7 +53,7 @@ PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
 def resolve_public_name(
     app: Sphinx, environment: BuildEnvironment, node: pending_xref, text: Element
 ) -> Element | None:
-    """Resolve an annotation, which names a class by its defining module, to its public name."""
+    """Resolve an annotation's class, named by its defining module, to the class's public name."""
     target = str(node.get("reftarget", ""))
     name = target.rpartition(".")[2]
     for module in PUBLIC_MODULES:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An allocator that puts all CuPy arrays into memory of crossmem, so that each can be shared.
+"""An allocator that puts all CuPy arrays into memory of crossmem, so that each array can be shared.
 
 One line at the start of a program enables it::
 
@@ -57,7 +57,7 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
         CuPy cannot use the device's memory, for example memory of an emulated runtime. A call of
         the allocator also raises this error if CuPy is not installed.
     ConfigurationError
-        At a call of the allocator: the current device is not the named one.
+        At a call of the allocator: the current device is not ``device``.
     CrossmemError
         There is no such device.
     """

@@ -3,7 +3,7 @@
 
 The class names the kind of error. The message states what failed, with the value and what was
 allowed. The hint says what to do next. Each class also derives from the builtin exception that a
-Python reader expects::
+Python programmer expects::
 
     CrossmemError
     ├── ConfigurationError      (ValueError)           a setting or argument is invalid

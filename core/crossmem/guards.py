@@ -61,7 +61,7 @@ def is_within(value: object, first: int, last: float) -> bool:
 
 
 def read_flag(text: str) -> bool:
-    """Return True for texts such as ``Yes``, False for ``off``; else raise ``ValueError``."""
+    """Return True for texts like ``Yes``, False for ``off``; raise ``ValueError`` for others."""
     word = text.lower()
     if word not in _TRUE | _FALSE:
         msg = f"{shorten(text)} is neither on nor off"
@@ -77,13 +77,12 @@ def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool],
     value
         The instance that ``__post_init__`` checks.
     rules
-        A test of a field's value, and a text that describes the allowed values. The key is the
-        field.
+        For each field's name, a test of the value and a text that describes the allowed values.
 
     Raises
     ------
     ConfigurationError
-        A field fails its test. The error names the field, the value and what is allowed.
+        A field fails its test. The error names the field, the value and the allowed values.
     """
     for name, (is_right, allowed) in rules.items():
         if not is_right(getattr(value, name)):
@@ -136,7 +135,10 @@ def check_size(name: str, value: object, *, limit: int) -> int:
 
 
 def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]:
-    """Return offset and length of a part. Raise ``InvalidSizeError`` outside ``limit`` bytes."""
+    """Return the offset and the length of a part, in bytes.
+
+    Raise ``InvalidSizeError`` if the part does not lie within ``limit`` bytes.
+    """
     start, size = check_integer("offset", offset), check_integer("nbytes", nbytes)
     if start < 0 or size < 0 or start + size > limit:
         msg = (

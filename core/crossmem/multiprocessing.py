@@ -142,8 +142,8 @@ def _dump(pickler: ForkingPickler, obj: Any) -> None:
         # registered now.
         if used(library) is not None:
             _register(library)
-            # The library leaves the set after the registration, because no other thread may skip
-            # an incomplete registration.
+            # The library leaves the set after the registration. Otherwise another thread could
+            # pickle without the reducers.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
     outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()
@@ -294,7 +294,7 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
     """End the message's reservations if the ``with`` block raises a ``CrossmemError``.
 
-    No process unpickles the message again.
+    Without this, they would last until a process ends: no process unpickles the message again.
     """
     # This process may forward the arrays as handles, so its reducers are registered.
     register()
@@ -337,6 +337,6 @@ def _default(array: Any) -> _Reduced:
 
 
 _unregistered = set(ADAPTERS)
-# This attribute is private, and _dump() replaces a method. The standard library has no public way
+# _extra_reducers is private, and _dump() replaces a method. The standard library has no public way
 # to find the registered reducers, such as those of PyTorch, or to learn that a message has ended.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

@@ -78,8 +78,8 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
         "disabled_plugins": _split,
     }
 )
-"""A function that makes a field's value from the text of the variable, or raises ValueError. The
-key is the field."""
+"""The function that converts the text of a variable to the value of its field, or raises a
+ValueError. The key is the name of the field."""
 
 _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyType(
     {

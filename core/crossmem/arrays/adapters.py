@@ -16,7 +16,7 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 class Adapter(Protocol):
     """The functions for arrays of one library.
 
-    ``sharing.base.views`` makes arrays in shared memory.
+    An adapter makes no arrays in shared memory; ``sharing.base.views`` makes them.
     """
 
     def classes(self, library: Any, /) -> tuple[type, ...]:

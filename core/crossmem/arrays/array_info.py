@@ -22,7 +22,7 @@ class ArrayInfo(NamedTuple):
         Address of the element with all indices 0. For an empty array, the value that the
         library reports.
     layout
-        The elements' layout relative to that address, so the layout's offset is 0.
+        The layout of the elements relative to ``pointer``. Its offset is 0.
     device
         ``backend:ordinal`` in crossmem's numbering; None for host memory.
     """

@@ -39,7 +39,7 @@ class CopyRange(NamedTuple):
 
 
 def pack_ranges(extents: Iterable[tuple[int, int]], alignment: int = ALIGNMENT) -> list[CopyRange]:
-    """Return the ranges that arrays cover, in order; overlapping arrays have one range.
+    """Return the ranges that arrays cover, by address; overlapping arrays share one range.
 
     ``extents`` holds the address of each array's first byte, and the address after its last byte.
     """
@@ -55,5 +55,5 @@ def pack_ranges(extents: Iterable[tuple[int, int]], alignment: int = ALIGNMENT) 
 
 
 def find_range(ranges: list[CopyRange], low: int) -> int:
-    """Return the index of the range that contains the array with this lowest address."""
+    """Return the index of the range that contains the array whose lowest address is ``low``."""
     return bisect_right(ranges, low, key=itemgetter(0)) - 1

@@ -23,7 +23,7 @@ def backend() -> str:
 
 
 def memory_pointer(pointer: int, nbytes: int, owner: object, ordinal: int) -> Any:
-    """Return CuPy's object for foreign memory. The object keeps the owner alive."""
+    """Return a CuPy pointer to the memory of an owner. The pointer keeps the owner alive."""
     cuda = require("cupy").cuda
     return cuda.MemoryPointer(cuda.UnownedMemory(pointer, nbytes, owner, ordinal), 0)
 
@@ -66,6 +66,6 @@ def copy_to(target: Any, source: Any) -> None:
     with target.device:
         target[...] = source
         if target.device != source.device:
-            # This copy runs on the target's device. Before the source is unmapped, crossmem waits
-            # only for the source's own device, so this function waits for the copy.
+            # Before crossmem unmaps the source, it waits only for the source's own device. Without
+            # this wait, the copy on the target's device could read unmapped memory.
             require("cupy").cuda.get_current_stream().synchronize()

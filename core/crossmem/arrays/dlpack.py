@@ -3,10 +3,10 @@
 
 A consumer releases a tensor by calling a C function, the deleter. It may call the deleter from any
 thread, with or without the GIL, while an exception is propagating, and even after the interpreter
-has ended. A ctypes callback does not survive such calls: the callback loses the propagating
-exception, and leaks the owner. Therefore NumPy makes each capsule, for a tiny array whose base
-keeps the owner alive. NumPy's deleter and destructor are C code and handle all these cases. This
-module then overwrites each field of DLPack's structs that describes the array.
+has ended. A ctypes callback fails in such calls: it loses the propagating exception, and never
+releases the memory. Therefore NumPy makes each capsule, from a tiny array that keeps the owner of
+the memory alive. NumPy's deleter and destructor are C code and handle all these cases. This module
+then overwrites the fields of DLPack's structs that describe the array.
 """
 
 import ctypes
@@ -209,14 +209,14 @@ def check_stream(device_type: int, stream: object) -> bool:
     device_type
         DLPack's device type.
     stream
-        The argument ``stream`` of ``__dlpack__``: None for the default stream, -1 for no wait, else
+        The argument ``stream`` of ``__dlpack__``: None for the default stream, -1 for no wait, or
         the number of the stream on which the consumer will work.
 
     Raises
     ------
     ConfigurationError
-        The stream is not valid. Host memory has no streams. DLPack forbids streams 1 and 2 of ROCm.
-        It also forbids stream 0 of CUDA, which has two default streams.
+        The stream is not valid. Host memory has no streams. DLPack forbids streams 1 and 2 of ROCm,
+        and stream 0 of CUDA, because CUDA has two default streams.
     """
     if device_type == CPU:
         if stream is not None:

@@ -7,7 +7,7 @@ A dtype's name is also its text on the wire, and each dtype has only one text::
     >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for dtypes that only NumPy has
     [8,[["a",0,"int32"],["b",4,"int16"]]]   JSON for a struct: the itemsize of the struct, and the
                                             name, offset and dtype of each field. A field that is
-                                            a sub-array has also its shape. Fields may leave gaps
+                                            a sub-array also has its shape. Fields may leave gaps
 
 The parser checks bounds and never evaluates text, so the text may be untrusted.
 """
@@ -110,7 +110,7 @@ def dtype_of(value: object) -> DType:
         return value
     if isinstance(value, str):
         return _COMMON.get(value) or _parse(value)
-    # A value can be a dtype of these libraries only if the library was imported. If another thread
+    # A value can be a dtype of PyTorch or NumPy only if the library was imported. If another thread
     # is importing the library, the module may still lack its classes.
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of an array: type of its elements, shape, strides and offset, with their limits."""
+"""The layout of an array (element type, shape, strides, offset), and the checks of its limits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Layout:
     """The positions of an array's elements, relative to the start of some memory.
 
     Strides may be zero, negative, or smaller than an element, so elements may share bytes. All
-    numbers, and all numbers derived from them, fit into 64 bits.
+    numbers, and all sizes and offsets derived from them, fit into signed 64-bit integers.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Layout:
     InvalidSizeError
         A number is too large, or a size or the offset is negative.
     ConfigurationError
-        Shape or strides are not integers, are too many, or differ in number.
+        Shape or strides are not integers, differ in number, or exceed 64 dimensions.
     """
 
     dtype: DType
@@ -116,12 +116,12 @@ class Layout:
         object.__setattr__(self, "extent", None if 0 in self.shape else (low, high))
 
     def check(self, limit_nbytes: int) -> None:
-        """Refuse a layout that exceeds memory of this size.
+        """Refuse an array that does not fit into memory of ``limit_nbytes`` bytes.
 
         Raises
         ------
         InvalidSizeError
-            The array covers bytes outside the memory. The message says how many.
+            The array covers bytes outside the memory. The message says how many bytes.
         """
         low, high = self.extent or (self.offset, self.offset)
         if low >= 0 and high <= limit_nbytes:
@@ -220,8 +220,8 @@ def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]
 def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
     """Return the extent and the size of strided elements, in bytes.
 
-    The extent is two numbers: the bytes before the address of the first element, and the bytes from
-    this address on. A dimension of size 0 counts as 1.
+    The extent is two numbers: the bytes before the address of the first element, and the bytes
+    between this address and the end of the array. A dimension of size 0 counts as 1.
     """
     if len(steps) != len(sizes):
         msg = f"strides {shorten(steps, 80)} do not match shape {shorten(sizes, 80)}"

@@ -19,7 +19,7 @@ _PACKAGES: Final = {
 
 
 def require(name: str) -> Any:
-    """Return a library, imported if necessary.
+    """Return a library's module, and import it if necessary.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def on_use(tell: Callable[[str], None]) -> None:
 
 
 def used(name: str) -> Any:
-    """Return a library if this process has imported it, else None.
+    """Return a library's module if this process has imported the library, else None.
 
     If the result is None, the process has no arrays of this library.
     """
@@ -57,7 +57,7 @@ def used(name: str) -> Any:
     if name in _known:
         return module
     # Another thread may be importing the library, which can take seconds. Until the import is
-    # complete, this attribute is true, and the library has no classes and no objects.
+    # complete, ``_initializing`` is true, and the process has no arrays of the library.
     is_half = getattr(getattr(module, "__spec__", None), "_initializing", False)
     return None if is_half else module
 

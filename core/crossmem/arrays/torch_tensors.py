@@ -31,7 +31,7 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
     def make_anywhere(layout: Layout) -> Any:
         if layout.extent is None:
             # An empty tensor is made at offset 0: its own offset has no meaning, and frombuffer()
-            # might refuse it.
+            # might refuse that offset.
             return make(layout.at(0))
         if layout.offset % layout.dtype.itemsize == 0:
             return make(layout)
@@ -66,8 +66,8 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
         if seed is None:
             dtype = to_torch(layout.dtype)
             seed = seeds[layout.dtype] = torch.empty(0, dtype=dtype, device=device)
-        # seed.data is independent of the seed; a view would stay linked to the seed. seed.data is
-        # faster than torch.empty().
+        # seed.data is a new tensor that PyTorch does not track as a view of the seed. The attribute
+        # is faster than torch.empty().
         made = seed.data
         if layout.is_contiguous:
             return made.set_(storage, start, layout.shape)

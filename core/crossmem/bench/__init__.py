@@ -11,7 +11,7 @@ report, such as those of the table ``Scale``, are measured in one round.
 
 Each operation is timed in the process that performs it. The producer sends the consumer a token:
 the bytes by which the consumer finds the memory. The message with the token is the same for all
-peers. Only the column ``round trip`` and the churn of allocations include the time of this message.
+peers. Only the column ``round trip`` and the table ``Churn`` include the time of this message.
 """
 
 from collections.abc import Callable, Sequence
@@ -98,14 +98,14 @@ def run(
     Notes
     -----
     When this function returns or raises, all processes that it started have ended. The function
-    kills those that do not end by themselves.
+    kills each process that does not end by itself.
     """
     if mode not in PLANS:
-        msg = f"unknown mode {mode!r}; there are {', '.join(PLANS)}"
+        msg = f"unknown mode {mode!r}; the modes are {', '.join(PLANS)}"
         raise ValueError(msg)
     chosen = list(peers or (_BRIEF_PEERS if mode == "brief" else PEERS))
     if unknown := sorted(set(chosen) - set(PEERS)):
-        msg = f"unknown peers {unknown}; there are {', '.join(PEERS)}"
+        msg = f"unknown peers {unknown}; the peers are {', '.join(PEERS)}"
         raise ValueError(msg)
     if "crossmem" in chosen and not crossmem.device(device).capabilities.host_visible:
         msg = f"{device} cannot be compared: its memory is not visible to the host"

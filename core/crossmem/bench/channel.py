@@ -15,7 +15,7 @@ _BATCH_NBYTES: Final = 32 * 1024
 
 
 class ChannelError(Exception):
-    """The other side has ended, or did not reply in time."""
+    """The other process has ended, or did not read or answer in time."""
 
 
 class Channel:
@@ -26,8 +26,8 @@ class Channel:
     sock
         A connected ``SOCK_SEQPACKET`` socket. The channel becomes its owner.
     timeout_s
-        Longest wait of one send or receive in seconds; None waits forever. The kernel measures the
-        time, so the wait costs no further system call.
+        Longest wait of one send or receive in seconds; None waits forever. The kernel enforces the
+        limit, so it costs no further system call.
     """
 
     def __init__(self, sock: socket.socket, *, timeout_s: float | None = None) -> None:
@@ -48,7 +48,7 @@ class Channel:
         return self._sock.fileno()
 
     def send(self, packet: bytes) -> None:
-        """Send one packet that is not empty."""
+        """Send one packet, which must not be empty."""
         try:
             self._sock.send(packet)
         except BlockingIOError:

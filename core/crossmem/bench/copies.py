@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that times one way of copying a dict of arrays into shared memory.
 
-The suite runs this file by its path in a fresh interpreter. With Ray, Ray starts the children;
-otherwise, the program starts them by spawn. The program prints one line of JSON. Its cold times
+The suite runs this file by its path in a fresh interpreter. Ray starts its own child processes; for
+the other ways, the program spawns the child. The program prints one line of JSON. Its cold times
 include the first use of crossmem in a process, so the program imports only those modules of
 crossmem that a user's program imports. Times are in seconds. The clock is the same in all
 processes.

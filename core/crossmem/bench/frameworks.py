@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that measures how long it takes to send trees and arrays to other processes.
 
-One run of the program measures one case, in a fresh interpreter with its own child processes. With
-Ray, Ray starts the children; otherwise, the program starts them by spawn. The program prints one
-line of JSON. Times are in seconds. The clock is the same in all processes.
+One run of the program measures one case, in a fresh interpreter with its own child processes. In
+the case of Ray, Ray starts the children; in the other cases, the program spawns the children. The
+program prints one line of JSON. Times are in seconds. The clock is the same in all processes.
 """
 
 import json
@@ -37,7 +37,7 @@ _DEVICE: Final = "host"
 
 
 def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """Share a dictionary of tensors and receive it in another process.
+    """Measure the time to share a dictionary of tensors and to receive it in another process.
 
     With crossmem, the other process then receives the dictionary again. The second receive is timed
     separately.
@@ -114,8 +114,8 @@ def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
     Parameters
     ----------
     kind
-        ``"crossmem"``: through a queue of multiprocessing, as a handle. ``"numpy"``: through the
-        same kind of queue, pickled. ``"ray"``: one actor calls ``put``, and another calls ``get``.
+        ``"crossmem"``: a queue of multiprocessing sends a handle. ``"numpy"``: the same kind of
+        queue sends the pickled array. ``"ray"``: one actor calls ``put``, another calls ``get``.
     nbytes
         Size of the array in bytes.
     rounds
@@ -185,7 +185,7 @@ def _through_ray(nbytes: int, rounds: int) -> list[float]:
 
 
 def readers(count: int, nbytes: int) -> dict[str, list[float]]:
-    """Let several processes read one array, one after the other.
+    """Measure the time and the memory when several processes receive one array in turn.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways in which two processes hand something over to each other."""
+"""The ways to hand over data between two processes that the benchmark measures."""
 
 import ctypes
 import os
@@ -52,7 +52,7 @@ class Ends:
 
     def begin(self) -> None:
         """Return at the same moment in both processes, so that both are awake."""
-        # The clock is the same in all processes.
+        # All processes read the same clock, so both leave the loop at the same time.
         start = perf_counter() + _TOGETHER_S
         start = max(start, self.exchange(start))
         while perf_counter() < start:
@@ -72,7 +72,7 @@ def _queues(ends: Ends, nbytes: int) -> tuple[crossmem.Queue, crossmem.Queue]:
 
 
 def _queue(ends: Ends) -> Way:
-    """Hand over user data in a queue of crossmem."""
+    """Return the functions that hand over user data in a queue of crossmem."""
     own, other = _queues(ends, SMALL)
 
     def tell(value: int) -> None:
@@ -89,7 +89,7 @@ def _queue(ends: Ends) -> Way:
 
 
 def _queue_buffers(nbytes: int, ends: Ends) -> Way:
-    """Hand over data in the buffers of a queue of crossmem."""
+    """Return the functions that hand over data in the buffers of a queue of crossmem."""
     own, other = _queues(ends, nbytes)
 
     def tell(value: int) -> None:
@@ -157,7 +157,10 @@ def _receive(subscriber: Any) -> Any:
 
 
 def _iceoryx2(ends: Ends) -> Way:
-    """Hand over 8 bytes with iceoryx2. The bytes are copied into the sample, and out of it."""
+    """Return the functions that hand over 8 bytes with iceoryx2.
+
+    The bytes are copied into the sample, and out of the sample.
+    """
     _api, publisher, subscriber = _ports(ends, ctypes.c_uint64)
 
     def tell(value: int) -> None:
@@ -175,7 +178,10 @@ def _iceoryx2(ends: Ends) -> Way:
 
 
 def _iceoryx2_buffers(ends: Ends) -> Way:
-    """Hand over samples of 4 KiB with iceoryx2. Both processes access a sample without a copy."""
+    """Return the functions that hand over samples of 4 KiB with iceoryx2.
+
+    Both processes access a sample without a copy.
+    """
     api: Any = import_module("iceoryx2")
     payload = api.Slice[ctypes.c_uint8]
     _api, publisher, subscriber = _ports(ends, payload, initial_max_slice_len=SMALL)
@@ -195,7 +201,10 @@ def _iceoryx2_buffers(ends: Ends) -> Way:
 
 
 def _names(ends: Ends) -> Way:
-    """Hand over a name with mp.Queue, as if both processes had mapped memory of that name."""
+    """Return the functions that hand over a name with mp.Queue.
+
+    The functions send only the name, as if both processes had mapped the memory of this name.
+    """
     own, other = ends.names
     name = NAME.format(0)
 
@@ -209,7 +218,7 @@ def _names(ends: Ends) -> Way:
 
 
 def _eventfd(ends: Ends) -> Way:
-    """Signal by a write to an eventfd, and sleep in the read of the other eventfd."""
+    """Return functions that signal by a write to one eventfd, and sleep in a read of the other."""
     out, back = ends.events
     return lambda _: os.eventfd_write(out, 1), lambda _: os.eventfd_read(back)
 

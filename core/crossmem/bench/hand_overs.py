@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hand-overs of buffers between two processes: a program that prints one JSON line.
+"""A program that measures hand-overs of buffers between processes, and prints one JSON line.
 
-Each process is bound to its CPU. Every case starts its own children by spawn. Times are in seconds.
+Each process is bound to one CPU. Every case starts its own children by spawn. Times are in seconds.
 """
 
 import gc
@@ -34,7 +34,8 @@ _BATCH: Final = 64
 def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[str, list[float]]:
     """Return the median time of a round trip in each round.
 
-    A key is the name of a way and ``awake`` or ``asleep``, such as ``"queue, awake"``.
+    A key has the name of a way to hand over, and whether the second process is ``awake`` or
+    ``asleep`` before each hand-over, such as ``"queue, awake"``.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ def _answer(
 
 
 def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the time of an item in a stream, in each round.
+    """Return the mean time for one of many items, in each round.
 
     Parameters
     ----------
@@ -228,15 +229,15 @@ def _consume(
 
 
 def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the producer's time for one item, if each consumer gets each item.
+    """Return the producer's time for one item that all consumers get, in each round.
 
-    The key is the number of consumers.
+    The keys are ``"1 consumers"`` and ``"8 consumers"``.
 
     Parameters
     ----------
     count
         Number of bursts of 32 items in a round. Before each burst, all consumers have released
-        everything.
+        all items.
     rounds
         Number of rounds.
     cpus
@@ -255,7 +256,7 @@ def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
 
 
 class _Fan:
-    """A queue whose every item goes to each of several consumers."""
+    """A queue that delivers each item to all of its consumers."""
 
     def __init__(self, consumers: int, cpu: int) -> None:
         self.queue = crossmem.device("host").queue(

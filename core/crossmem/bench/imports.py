@@ -38,7 +38,7 @@ print(perf_counter() - start)
 
 
 def bytecode_cached_in(folder: str, environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment in which Python caches the bytecode of every module in a folder.
+    """Return an environment in which Python caches all bytecode under ``folder``.
 
     A source tree may have no bytecode, and ``environment`` may forbid writing it. Without this
     function, the compilation would be timed for some modules and not for others.
@@ -49,7 +49,7 @@ def bytecode_cached_in(folder: str, environment: dict[str, str]) -> dict[str, st
 
 
 def time_import(statement: str, *, cpu: int, environment: dict[str, str]) -> float:
-    """Return the seconds that a statement takes in a fresh interpreter.
+    """Return the seconds that a statement takes in a fresh interpreter on the given CPU.
 
     Raises
     ------

@@ -2,8 +2,8 @@
 """The job in which the consumer attaches while the producer is busy.
 
 The producer exports memory and then runs a load. Meanwhile the consumer attaches one allocation
-after another; each attach is a sample. Every peer can run this job. The load ``stopped`` excludes
-peers whose attach waits for the producer.
+after another; each attach is a sample. Every peer can run this job. The load ``stopped`` is not
+measured for peers whose attach waits for the producer, because the wait would not end.
 """
 
 import asyncio

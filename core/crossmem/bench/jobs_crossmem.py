@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs for the rows of the report that only crossmem has.
+"""The jobs whose rows in the report exist only for crossmem.
 
 Each job runs in the producer and in the consumer.
 """
@@ -24,7 +24,7 @@ _COPIED_NBYTES: Final = 64 << 20
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return equal bytes in a new object, which has no cached hash, like bytes from a channel."""
+    """Return a copy without a cached hash: bytes that come from a channel have none either."""
     return bytes(bytearray(blob))
 
 
@@ -188,7 +188,7 @@ def _consume_bandwidth(
 ) -> dict[str, Any]:
     """Copy between a mapping and a private array, in both directions. Return the seconds per copy.
 
-    The mapping of crossmem and the plain mapping take turns.
+    Copies with crossmem's mapping and with a plain mapping alternate.
     """
     import numpy as np
 

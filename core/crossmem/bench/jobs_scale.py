@@ -27,7 +27,7 @@ def _descriptors() -> dict[str, int]:
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = str(link.readlink())
-        except FileNotFoundError:  # the listing's own descriptor, which is closed again
+        except FileNotFoundError:  # the descriptor of the listing itself is closed
             continue
         kinds["all"] += 1
         kinds["sockets"] += target.startswith("socket:")
@@ -197,7 +197,7 @@ def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any
     return {"each": [timed(live)[0] for _ in range(count)]}
 
 
-def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - Half has it
+def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - for Half
     return {}
 
 

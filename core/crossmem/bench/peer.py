@@ -46,7 +46,7 @@ class Peer(ABC):
     asks_exporter: ClassVar[bool] = True
     """Whether an attach waits until code in the producer has run, such as a server thread.
 
-    Such a peer cannot be measured beside a producer that is stopped.
+    Such a peer cannot attach while the producer is stopped, so this case is not measured.
     """
 
     def __init__(self, device: str) -> None:

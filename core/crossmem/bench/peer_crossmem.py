@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer crossmem, through crossmem's public names."""
+"""The peer crossmem, which uses crossmem's public interface."""
 
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ __all__ = ["CrossmemPeer"]
 
 
 class CrossmemPeer(Peer):
-    """``memory`` is an allocation. The consumer attaches it from the bytes of its handle."""
+    """Shares allocations. The consumer attaches an allocation from the bytes of its handle."""
 
     title: ClassVar[str] = "crossmem"
     distribution: ClassVar[str | None] = "crossmem"

@@ -47,7 +47,7 @@ def _map(descriptor: int, nbytes: int) -> int:
 
 
 class FloorPeer(Peer):
-    """Memory is a mapped memfd. A thread sends the descriptor over one connection."""
+    """Shares mapped memfds. A thread of the exporter sends the descriptors over one connection."""
 
     title: ClassVar[str] = "floor"
 

@@ -38,7 +38,7 @@ class Iceoryx2Peer(Peer):
         super().__init__(device)
         self._api: Any = import_module("iceoryx2")
         self._api.set_log_level(self._api.LogLevel.Error)
-        # With signal handlers of iceoryx2, a signal would not end the worker.
+        # With iceoryx2's own signal handlers, a signal would not end the worker.
         mode = self._api.SignalHandlingMode.Disabled
         builder = self._api.NodeBuilder.new().signal_handling_mode(mode)
         self._node: Any = builder.create(self._api.ServiceType.Ipc)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared memory of the standard library."""
+"""The benchmark's peer for shared memory of the standard library."""
 
 import sys
 from multiprocessing import resource_tracker
@@ -36,7 +36,7 @@ class SharedMemoryPeer(Peer):
         if sys.version_info >= (3, 13):
             return SharedMemory(token.decode(), track=False)
         memory = SharedMemory(token.decode())
-        # The tracker has the name in the kernel's form, with a slash.
+        # The tracker stores the name with the leading slash that shm_open() needs.
         resource_tracker.unregister("/" + memory.name, "shared_memory")
         return memory
 

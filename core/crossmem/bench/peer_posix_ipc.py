@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared memory of the ``posix_ipc`` distribution."""
+"""The benchmark's peer for shared memory of the ``posix_ipc`` distribution."""
 
 import mmap
 import os
@@ -23,7 +23,7 @@ class _Segment:
 
 
 class PosixIpcPeer(Peer):
-    """``shm_open`` under a chosen name, and Python's mmap, as in the manual of posix_ipc."""
+    """Calls ``shm_open`` with a chosen name and maps with ``mmap``, as posix_ipc documents."""
 
     title: ClassVar[str] = "posix_ipc"
     distribution: ClassVar[str | None] = "posix_ipc"

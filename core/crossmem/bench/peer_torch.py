@@ -68,7 +68,7 @@ class TorchPeer(Peer):
 
     @override
     def free(self, memory: Any) -> None:
-        # The storage ends with its last reference. The tensor has that reference, and now drops it.
+        # PyTorch frees a storage with its last reference. This call drops the tensor's reference.
         memory.set_()
 
     @override

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unified Memory Framework: its C library, called through ctypes."""
+"""The peers that call the C library of the Unified Memory Framework (UMF) through ctypes."""
 
 import ctypes
 import os
@@ -23,8 +23,8 @@ _POINTER = ctypes.c_void_p
 _OUT = ctypes.POINTER(ctypes.c_void_p)
 _SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
 
-# For each function of umf 1.2.0: its name, the type of its result, and the types of its arguments.
-# A result of type c_int is a umf_result_t.
+# The functions of umf 1.2.0 that the peers call: the name, the type of the result, and the types of
+# the arguments. A result of type c_int is a umf_result_t.
 _FUNCTIONS: Final[tuple[tuple[str, Any, tuple[Any, ...]], ...]] = (
     ("umfOsMemoryProviderParamsCreate", ctypes.c_int, (_OUT,)),
     ("umfOsMemoryProviderParamsSetVisibility", ctypes.c_int, (_POINTER, ctypes.c_int)),
@@ -111,8 +111,8 @@ class UmfProxyPeer(Peer):
 
     @override
     def serve(self) -> bytes:
-        # The consumer copies the memory's descriptor from this process. The security module
-        # Yama allows this to a sibling process only if this process permits it.
+        # The consumer copies the memory's descriptor from this process. Under the security module
+        # Yama, a sibling process can copy descriptors only after this call of prctl().
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         return str(os.getpid()).encode()
 

@@ -27,7 +27,7 @@ class Plan:
         limit.
     batch, batch_rounds
         Number of allocations in the sections ``loop``, ``churn``, ``held`` and ``batch`` of the
-        report, and the rounds of these sections.
+        report, and number of rounds of these sections.
     busy
         How often, in each round, an importer attaches memory of a busy exporter. There are separate
         rounds for each kind of load on the exporter.

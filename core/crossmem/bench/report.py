@@ -76,7 +76,7 @@ class Target:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met, None if it was not measured."""
+        """Whether the target is met, None if nothing was measured."""
         if self.measured is None:
             return None
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
@@ -97,8 +97,8 @@ class Report:
     settings
         Rounds, counts and CPUs of this run.
     absent
-        Ways to share a copy of a dict that were not measured. The key is the way's name in the
-        first column of the table. The value is the text in place of the figures, such as
+        The unmeasured ways to share a copy of a dict. The key is the way's name in the first
+        column of the table. The value is the text in place of the figures, such as
         ``"not installed"``.
     peers
         Title, version and state of each peer. The key is the peer's name. The state is
@@ -106,11 +106,11 @@ class Report:
     rows
         The numbers.
     notes
-        Sentences for the reader, such as which measurements failed, and why.
+        Sentences for the reader, for example why a measurement failed.
     targets
         The project's targets, with their results.
     seconds
-        Duration of the run.
+        Duration of the run, in seconds.
     """
 
     mode: str
@@ -171,7 +171,7 @@ class Report:
         Raises
         ------
         ValueError
-            The text is not a report, or has another version.
+            The text is not a report of the version ``SCHEMA``.
         """
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Round trips between two processes that wait for each other: a program that prints one JSON line.
+"""A program that times round trips between two processes, and prints one line of JSON.
 
 Each process is bound to a CPU of its own. The first process signals and waits for the answer, and
 the second process answers. One pair of processes measures all ways to signal and wait, in turn.
@@ -103,7 +103,7 @@ def _timeline(ends: _Ends) -> Way:
 
 
 def _shared_tree(ends: _Ends) -> Way:
-    """Publish versions of this process's tree, and wait for those of the other process's tree."""
+    """Publish versions of this process's tree, and wait for versions of the other process's."""
     own = crossmem.share(crossmem.empty(16, "uint8", device="host"))
     other = crossmem.Shared.from_bytes(ends.exchange(own.to_bytes()))
     return lambda _: own.publish(), lambda value: other.wait(value - 1)

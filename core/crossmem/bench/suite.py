@@ -139,7 +139,7 @@ class Suite:
         Parameters
         ----------
         peer, job
-            The peer and the job.
+            Names of the peer and of the job.
         deadline_s
             Longest duration of the job in seconds. After that, both processes are killed.
         row
@@ -277,7 +277,8 @@ class Suite:
                         row=load,
                         nbytes=4 * KIB,
                         # If the exporter must answer, the first attach waits until the exporter
-                        # releases the GIL. During later attaches, the GIL would not be held.
+                        # releases the GIL. Later attaches would find the GIL free, so there is
+                        # only one attach.
                         count=1 if asks and load == HELD else plan.busy,
                         load=load,
                         hold_s=plan.hold_s,

@@ -25,7 +25,7 @@ _US = 1e6
 
 
 def run(suite: Suite) -> None:
-    """Measure this part, and add its rows to the report.
+    """Make the measurements, and add their rows to the report.
 
     A brief run measures only batches, repeats and the bandwidth.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures how crossmem and frameworks send trees and arrays."""
+"""The part of a run that measures how fast crossmem and frameworks send trees and arrays."""
 
 from importlib.util import find_spec
 from statistics import median
@@ -31,13 +31,13 @@ def _trees(suite: Suite) -> None:
     if not find_spec("torch"):
         suite.note("trees of tensors were not measured: torch is not installed")
         return
-    # The tensors lie one after another. This size keeps them aligned, because unaligned tensors are
-    # slower, and frameworks allocate only aligned tensors.
+    # The tensors lie one after another, so a multiple of the alignment keeps all of them aligned.
+    # Unaligned tensors would be slower, and frameworks never allocate such tensors.
     each = plan.tree_nbytes // plan.tensors // _ALIGNMENT_NBYTES * _ALIGNMENT_NBYTES
     for kind, nbytes in (("crossmem", each), ("crossmem", _SMALL_NBYTES), ("torch", each)):
         size = plan.tensors * nbytes
         suite.say(f"{plan.tensors} tensors, {size_name(size)} in all, {kind}")
-        # PyTorch briefly has two copies of the tensors.
+        # PyTorch briefly has two copies of the tensors, so their size alone is not enough.
         if available_nbytes() < 3 * size:
             suite.note(f"trees of {size_name(size)} by {kind} were not measured: too little memory")
             continue

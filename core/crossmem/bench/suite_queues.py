@@ -18,7 +18,7 @@ No process touches the pages of the buffers, but some kernels count these pages 
 
 
 def run(suite: Suite) -> None:
-    """Measure this part, and add its rows to the report. In a brief run, do nothing."""
+    """Measure hand-overs of buffers, and add rows to the report. In a brief run, do nothing."""
     plan, cpus = suite.plan, [suite.cpus.producer, suite.cpus.consumer]
     if plan.is_brief:
         return

@@ -68,10 +68,10 @@ def make_summary(report: Report) -> Table:
 
 
 def _us(report: Report, line: _Line, peer: str) -> float | None:
-    """Return the time of an operation, in microseconds."""
+    """Return the time of an operation, in microseconds; None if it was not measured."""
     if line.section != "bandwidth":
         return report.value(line.section, peer, line.metric, nbytes=line.nbytes)
-    # The floor maps memory with a plain mmap. So the rate of a plain mmap is the floor's rate.
+    # The floor maps memory with a plain mmap, so the row "plain mmap" has the floor's rate.
     subject = "plain mmap" if peer == "floor" else peer
     rate = report.value(line.section, subject, line.metric, nbytes=line.nbytes)
     return (line.nbytes or 0) / rate / 1e3 if rate else None

@@ -41,7 +41,11 @@ def markdown(table: Table) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with three significant digits, ``"-"`` for None."""
+    """Return a number as text, ``"-"`` for None.
+
+    Integers, and numbers from 1000 on, have no decimals. Other numbers have up to three significant
+    digits.
+    """
     if value is None:
         return "-"
     if value == int(value) and abs(value) >= 1:

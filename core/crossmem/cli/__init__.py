@@ -15,7 +15,7 @@ _NEEDED = frozenset({"rich", "typer"})
 
 
 def main() -> None:
-    """Run the command with the arguments of this process, and exit with its code."""
+    """Run the command with this process's arguments, and exit with the command's exit code."""
     try:
         from crossmem.cli.app import app
     except ModuleNotFoundError as error:

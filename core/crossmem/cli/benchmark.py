@@ -79,9 +79,9 @@ def bench(
     r"""Measure crossmem beside other ways to share host memory, in one run.
 
     Without options, prints one table: the median of each operation for crossmem, for
-    [cyan]multiprocessing.shared_memory[/cyan], and for the floor: a memfd, a socket and mmap,
-    without leases and checks. A ratio beside each median says how many times as long crossmem
-    takes.
+    [cyan]multiprocessing.shared_memory[/cyan], and for the floor (a memfd, a socket and mmap,
+    without leases and checks). Beside each median of the other two, a ratio says how many times as
+    long crossmem takes.
 
     Each way of sharing has two processes, each on a CPU of its own. The ways take turns, round by
     round. [cyan]--full[/cyan] measures all ways that are installed. [cyan]pip install

@@ -50,7 +50,7 @@ class Channel(Protocol):
         """
 
     def finish(self, receivers: int) -> None:
-        """Tell the secondaries that no further chunk comes."""
+        """Tell ``receivers`` secondaries that no further chunk comes."""
 
 
 class Sharing(Channel):
@@ -65,7 +65,8 @@ class Sharing(Channel):
     def __init__(self, queue: crossmem.Queue) -> None:
         self._queue = queue
         self.handle = queue.export(role="consume").to_bytes()
-        # This process takes its place now, as the secondaries do before the stream begins.
+        # The first allocate() takes this process's place in the queue. Here it happens before the
+        # stream, so the measured time does not include it.
         queue.allocate().release()
         # A source can be read only into memory that the host can address. For other memory, each
         # chunk goes through the staging buffer.

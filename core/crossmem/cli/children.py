@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes with deadlines, which never outlive the command."""
+"""Child processes that have deadlines and never outlive the command."""
 
 import multiprocessing
 import signal
@@ -179,7 +179,7 @@ def gather(
         A child is dead or failed, or the time is over.
     """
     deadline = time.monotonic() + timeout
-    # wait() returns some of its arguments, although its annotation allows more types.
+    # The keys have the type Any, because the annotated result of wait() has more types.
     waiting: dict[Any, int] = {child.connection: index for index, child in enumerate(children)}
     messages: list[Any] = [None] * len(children)
     while waiting:
@@ -201,10 +201,10 @@ def gather(
 
 @contextmanager
 def _without_sigint() -> Iterator[None]:
-    """Start a child with SIGINT blocked, because Ctrl-C reaches the whole process group.
+    """Block SIGINT while a child starts, so that the child inherits the block.
 
-    Otherwise the child would print a traceback. The signal is blocked and not ignored: the child
-    inherits the block, and this process only delays the signal.
+    Ctrl-C signals the whole process group, and an unblocked child would print a traceback. In this
+    process, the block only delays the signal. If the signal were ignored, it would be lost.
     """
     # The first start of a child also starts the resource tracker of multiprocessing, which unblocks
     # the signal. So the tracker is started before the signal is blocked.

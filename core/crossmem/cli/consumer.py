@@ -116,8 +116,8 @@ def visit(
 ) -> None:
     """Call a function with the bytes of a memory, in order and in chunks.
 
-    The chunks are the memory itself if the host can address it, else copies. Each chunk is released
-    after its call, because a live view prevents the unmapping.
+    If the host can address the memory, each chunk is a view of the memory, else a copy. Each chunk
+    is released after its call, because a live view prevents the unmapping.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def visit(
     function
         Called with each chunk, at most ``CHUNK_NBYTES`` bytes.
     offset, nbytes
-        The range of bytes; all from ``offset`` on if ``nbytes`` is None.
+        The range of bytes. If ``nbytes`` is None, the range ends at the end of the memory.
     """
     end = memory.nbytes if nbytes is None else offset + nbytes
     ranges = ((at, min(at + CHUNK_NBYTES, end)) for at in range(offset, end, CHUNK_NBYTES))

@@ -281,7 +281,7 @@ class Demo:
 
 
 def time_for(nbytes: int, timeout: float) -> float:
-    """Return the seconds that a step with so many bytes may take."""
+    """Return the time limit, in seconds, of a step that reads or sends ``nbytes`` bytes."""
     return timeout + nbytes / _SLOWEST_NBYTES_PER_S
 
 
@@ -323,7 +323,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _available_nbytes() -> int | None:
-    """Return the memory that the host can allocate without swapping, None if it is unknown."""
+    """Return the bytes that the host can allocate without swapping, None if unknown."""
     with suppress(OSError, ValueError), Path("/proc/meminfo").open(encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

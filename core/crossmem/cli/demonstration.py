@@ -80,10 +80,10 @@ def demo(
     [cyan]--queue[/cyan] streams the file instead. This process, the primary, owns a queue of eight
     buffers. The primary reads the file chunk by chunk into the buffers. Each chunk goes to one
     secondary process, which computes the digest of the chunk in the buffer. Then the same chunks go
-    through multiprocessing.Queue. The table shows the time of each stream, and the time of one
-    chunk to a process that sleeps.
+    through multiprocessing.Queue. The table shows the time of each stream, and the time in which
+    one chunk reaches a sleeping process.
 
-    Exits with 0 if every digest is right, with 1 if one is not.
+    Exits with 0 if every digest is right, with 1 if a digest is wrong.
     """
     with reporting("demo", as_json=as_json):
         from crossmem.cli.demo import Demo

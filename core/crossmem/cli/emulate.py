@@ -20,7 +20,7 @@ __all__ = ["prepare", "print_environment", "run", "show"]
 _NOT_FOUND, _NOT_RUNNABLE, _SIGNALLED = 127, 126, 128
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STEP_MS: Final = 250
-"""The longest time for which a forwarded signal is late."""
+"""The longest delay of a forwarded signal."""
 
 
 def prepare(api: str, request: EmulationRequest) -> Emulation:
@@ -29,7 +29,7 @@ def prepare(api: str, request: EmulationRequest) -> Emulation:
     Raises
     ------
     CrossmemError
-        There is no such emulation, or it cannot work here.
+        There is no emulation of ``api``, or the emulation cannot work here.
     """
     return current().registry.emulation(api, request)
 
@@ -113,8 +113,8 @@ class _Forwarding:
             program.send_signal(self._early.pop(0))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        # The terminal sends Ctrl-C to all of its foreground processes, so the program gets the
-        # signal from the terminal.
+        # At Ctrl-C, the terminal sends the signal to all foreground processes. If the signal were
+        # forwarded too, the program would get it twice.
         if not _in_foreground():
             self._forward(number, frame)
 

@@ -21,7 +21,7 @@ Format = Literal["safetensors", "npy", "npz", "bytes"]
 """The format by which a file was read."""
 
 Stored = Literal["raw", "deflated"]
-"""Whether the stored bytes are the tensor itself, or compressed."""
+"""``"raw"`` if the stored bytes are the tensor itself; ``"deflated"`` if they are compressed."""
 
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
 _MAX_NPY_HEADER: Final = 1_000_000
@@ -110,7 +110,8 @@ def read_layout(file: IO[bytes], nbytes: int, suffix: str) -> Layout:
     nbytes
         Size of the file in bytes.
     suffix
-        End of the file's name, such as ``".npy"``. The first bytes also identify a NumPy array.
+        End of the file's name, such as ``".npy"``. A NumPy array is also recognised by its
+        first bytes.
     """
     file.seek(0)
     start = file.read(8)
@@ -212,7 +213,7 @@ def _read_npy(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
 
 
 def _npy_header(file: IO[bytes]) -> tuple[str, tuple[int, ...], int, int]:
-    """Return dtype, shape, length of the header and length of the data, both in bytes."""
+    """Return dtype, shape, size of the header and size of the data; the sizes are in bytes."""
     start = file.read(_NPY_START_NBYTES)
     if len(start) < _NPY_START_NBYTES or not start.startswith(_NPY_MAGIC):
         raise _RefusedError("it does not start with the mark of a NumPy array")
@@ -295,8 +296,8 @@ def _npz_member(
     except _RefusedError:
         return Tensor(name, "bytes", None, start, member.compress_size, stored)
     if not raw:
-        # A compressed array is listed with its own dtype and shape, but with the place of its
-        # compressed bytes.
+        # A compressed array is listed with its own dtype and shape, but with the offset and size of
+        # its compressed bytes.
         return Tensor(name, dtype, shape, start, member.compress_size, stored)
     if header_nbytes + data_nbytes != member.file_size:
         raise _RefusedError(f"member {member.filename!r} is not as long as its header says")

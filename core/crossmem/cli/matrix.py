@@ -86,7 +86,7 @@ def run_matrix(
 
 
 def _find_cells() -> tuple[list[_Cell], list[LeftOutReport]]:
-    """Return the possible runs, and the impossible ones with the reason."""
+    """Return the possible runs, and the impossible runs with their reasons."""
     registry = current().registry
     cells: list[_Cell] = []
     left_out: list[LeftOutReport] = []

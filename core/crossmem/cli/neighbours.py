@@ -19,7 +19,7 @@ _TIMEOUT_S: Final = 1.0
 
 
 def look_at_barriers(run_dir: Path) -> BarrierReport:
-    """Query each lease server in a run directory for the method that orders its accesses.
+    """Return how this process and each exporter in a run directory order memory accesses.
 
     A server is omitted if it does not reply within a second, or has another protocol version.
     """

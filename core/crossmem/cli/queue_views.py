@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The display of the demo of queues on a terminal."""
+"""Shows the results of the demo of queues on a terminal."""
 
 from crossmem.cli.render import facts, grid, nbytes_text, output, plain, seconds_text
 from crossmem.cli.reports import QueueDemoReport, StreamReport

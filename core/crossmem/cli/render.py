@@ -67,7 +67,7 @@ def show_step(text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Return untrusted text as markup that only displays it."""
+    """Return untrusted text as rich markup, with its markup and control characters escaped."""
     # Text such as a file name may contain escape sequences, which could change the terminal's
     # title.
     visible = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -96,7 +96,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:
-    """Return named facts, one on a line. Long values are cut if ``is_cut``, else wrapped."""
+    """Return named facts, one per line. Long values are cut if ``is_cut``, else wrapped."""
     table = Table.grid(padding=(0, 2))
     longest = max((len(name) for name, _ in rows), default=0)
     table.add_column(style="bold", no_wrap=True, min_width=longest)

@@ -45,8 +45,8 @@ class TensorReport(FrozenModel):
 
     nbytes: int
     stored: Stored
-    """Whether the bytes are compressed. Compressed bytes are shared and checked, but are not an
-    array."""
+    """``"deflated"`` for compressed bytes, which are shared and checked, but are not an array;
+    ``"raw"`` for other bytes."""
 
     sha256: str | None
     """The digest of the tensor's bytes; None for an empty tensor, which has no handle."""
@@ -83,7 +83,7 @@ class ConsumerReport(FrozenModel):
     """Time from the bytes of the handle to a mapping."""
 
     parts_attach_s: float
-    """Time to attach the handles of all tensors, together."""
+    """Time to attach the handles of all tensors in one call."""
 
     check_s: float
     """Time to compute the digests of the whole file and of each tensor."""
@@ -134,8 +134,8 @@ class DemoReport(FrozenModel):
 
     export_s: float
     start_s: float
-    """Time from the start of the first consumer until the last one had loaded crossmem and the
-    backend."""
+    """Time from the start of the first consumer until the last consumer had loaded crossmem and
+    the backend."""
 
     consumers: tuple[ConsumerReport, ...]
     leases: tuple[LeaseReport, ...]
@@ -171,7 +171,7 @@ class StreamReport(FrozenModel):
     """Time from the first read of the file until all digests were computed."""
 
     latency_s: float
-    """Median time from the put of one chunk until a process that slept had it."""
+    """Median time from the put of one chunk until a sleeping process had received it."""
 
     equal: bool
     """Whether each chunk arrived once, with the right digest."""
@@ -199,8 +199,8 @@ class QueueDemoReport(FrozenModel):
     chunks: int
     handle_nbytes: int
     start_s: float
-    """Time from the start of the first secondary until the last one had loaded crossmem and the
-    backend."""
+    """Time from the start of the first secondary until the last secondary had loaded crossmem and
+    the backend."""
 
     secondaries: tuple[SecondaryReport, ...]
     queue: StreamReport
@@ -233,7 +233,7 @@ class BackendReport(FrozenModel):
     reason: str
     hint: str | None
     details: str = ""
-    """The paths that were tried, one on a line."""
+    """The paths that were tried, one per line."""
 
 
 class PluginReport(FrozenModel):
@@ -283,7 +283,7 @@ class DevicesReport(FrozenModel):
 
 
 class LawReport(FrozenModel):
-    """The kit's tests of one law."""
+    """The results of the kit's tests of one law."""
 
     law: str
     passed: int
@@ -345,6 +345,6 @@ class ErrorReport(FrozenModel):
     message: str
     hint: str | None
     details: str = ""
-    """The paths or plugins that were tried, one on a line."""
+    """The paths or plugins that were tried, one per line."""
 
     exit_code: int

@@ -66,8 +66,8 @@ class _Chunk:
 def be_secondary(connection: Connection, device: str, other: Any) -> None:
     """Receive each stream that the parent orders, until the parent closes the pipe.
 
-    Sends :class:`Ready`. Receives each :class:`Order`, sends :class:`Ready` when it can receive
-    chunks, and then the replies that the order requests.
+    Sends :class:`Ready` once the backend is loaded. For each :class:`Order`, sends :class:`Ready`
+    when it can receive chunks, and then the replies that the order requests.
 
     Parameters
     ----------

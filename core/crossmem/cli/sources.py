@@ -32,7 +32,7 @@ _UNITS: Final = {
     "t": 2**40,
 }
 _MIN_GENERATED_NBYTES: Final = 64 * 1024
-_LAYERS: Final = 8  # the fewest layers; the most are 31
+_LAYERS: Final = 8  # the smallest number of layers; the largest is 31
 _NARROWEST: Final = 8
 _POOL_NBYTES: Final = 2**20
 
@@ -100,7 +100,7 @@ class FileSource:
 
 
 def _check_regular(path: Path, status: os.stat_result) -> int:
-    """Return the size of a file that can be shared."""
+    """Return the size in bytes of a file that can be shared."""
     if not stat.S_ISREG(status.st_mode):
         kind = _kind(status.st_mode)
         raise UsageProblem(
@@ -228,6 +228,6 @@ def parse_nbytes(text: str) -> int:
     if nbytes <= 0:
         raise UsageProblem(
             f"{text!r} is not a size",
-            hint="write a number of bytes, or one such as 64MiB or 1.5GiB",
+            hint="write a number of bytes, or a size with a unit, such as 64MiB or 1.5GiB",
         )
     return nbytes

@@ -45,11 +45,11 @@ class QueueDemo:
     Parameters
     ----------
     open_source
-        Opens the source, which is read once for each stream.
+        Opens the source, which is read once for the digests, and once for each stream.
     device
         Name of the device that shall hold the buffers.
     secondaries
-        Number of processes that receive.
+        Number of processes that receive chunks.
     copy
         Whether to send the chunks through ``multiprocessing.Queue`` as well.
     timeout
@@ -119,8 +119,8 @@ class QueueDemo:
                         equal=_are_equal(received, digests),
                     )
         finally:
-            # If a secondary has died, the queue may have unread chunks. The exit of this process
-            # must not wait for them.
+            # If a secondary has died, ``other`` may have unread chunks. Without this call, the exit
+            # of this process would wait until they are read.
             other.cancel_join_thread()
             other.close()
         return QueueDemoReport(
@@ -229,6 +229,6 @@ def _secondary(pid: int, received: Received, digests: Sequence[str]) -> Secondar
 
 
 def _are_equal(received: Sequence[Received], digests: Sequence[str]) -> bool:
-    """Whether each chunk arrived once, with its digest."""
+    """Return whether each chunk arrived exactly once, with the expected digest."""
     found = sorted((number, text) for one in received for number, _, text in one.chunks)
     return found == list(enumerate(digests))

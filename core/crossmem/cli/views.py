@@ -142,7 +142,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def show_devices(report: DevicesReport, *, verbose: bool) -> None:
-    """Print the devices and the reasons for unusable backends; a line each unless verbose."""
+    """Print the devices, and why backends are unusable: one line for each, more if ``verbose``."""
     console = output()
     # Equal devices share a line, so that a machine with eight accelerators has one line for them.
     groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]

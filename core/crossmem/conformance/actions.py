@@ -112,7 +112,7 @@ def tracer() -> TracingDriver:
 
 
 def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
-    """Allocate memory for exports with these options; return its address and capacity."""
+    """Allocate memory that is exported with these options; return its address and capacity."""
     allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
@@ -131,7 +131,7 @@ def export(name: str, **options: Any) -> bytes:
 def offer(
     name: str, nbytes: int, data: bytes = b"", *, spec: str | None = None, **options: Any
 ) -> bytes:
-    """Allocate, write from the first byte on, export; return the handle's bytes."""
+    """Allocate memory, write ``data`` at its start, export it; return the handle's bytes."""
     shown = {one: options[one] for one in ("allow", "access") if one in options}
     allocate(name, nbytes, spec=spec, **shown)
     if data:

@@ -159,7 +159,7 @@ def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
 
 
 def exports() -> list[crossmem.ExportInfo]:
-    """Return the exports of :func:`crossmem.exports`, with one entry for each exported block."""
+    """Return what :func:`crossmem.exports` lists, but each exported block in place of its pool."""
     process = current()
     known = _exports()
     pools = {arena.export.handle.allocation: arena for arena in _arenas()}

@@ -86,7 +86,7 @@ def _guarded(
     except Exception as error:  # noqa: BLE001 - it is raised again in the test process
         is_result, value, trace = False, error, traceback.format_exc()
     if os.getpid() != pid:
-        # The function has forked and returned in the child, which must end. The child has no thread
+        # The function has forked, and this is the child, which must end. The child has no thread
         # for faulthandler's timer, so a call of faulthandler would wait for ever.
         os._exit(70)
     faulthandler.cancel_dump_traceback_later()

@@ -108,7 +108,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the test's law to pytest's report. If a required test was skipped, let it fail."""
+    """Add the test's law to pytest's report. A skipped test counts as failed if it is required."""
     report = yield
     law = _law_of(item)
     if law is None:
@@ -229,7 +229,7 @@ def make_pool(device: crossmem.Device, guarded: None) -> Iterator[MakePool]:
 
 @pytest.fixture(params=TIMELINE_LEVELS)
 def level(request: pytest.FixtureRequest, capabilities: crossmem.Capabilities) -> TimelineLevel:
-    """Return each level of timelines that the device offers."""
+    """Return a level of timelines. The test runs once for each level that the device offers."""
     found: TimelineLevel = request.param
     if found not in capabilities.timeline_levels:
         pytest.skip(f"the device has no timelines of level {found!r}")
@@ -238,7 +238,7 @@ def level(request: pytest.FixtureRequest, capabilities: crossmem.Capabilities) -
 
 @pytest.fixture
 def word(capabilities: crossmem.Capabilities) -> TimelineLevel:
-    """Return the level at which streams wait without the host."""
+    """Return the level ``"word"``, at which streams wait without the host."""
     if "word" not in capabilities.timeline_levels:
         pytest.skip("the device has no timelines of level 'word'")
     return "word"

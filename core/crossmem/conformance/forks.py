@@ -38,7 +38,8 @@ def sleeping_child(*, with_handlers: bool) -> int:
     ----------
     with_handlers
         True: ``os.fork``, which runs Python's at-fork handlers. False: the C library's ``fork``,
-        as a C extension would call it: the child then keeps every inherited descriptor.
+        as a C extension would call it. Without the handlers, the child keeps every inherited
+        descriptor.
     """
     if with_handlers:
         pid = os.fork()

@@ -43,8 +43,9 @@ _NUMBER: Final = struct.Struct("<q")
 def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which a server must start.
 
-    crossmem reads its own variables at its first use, so each child can set them. Other variables
-    may have been read before the fork, so children with other values of them need another server.
+    crossmem reads most of its variables at its first use, so each child can set them. All other
+    variables may be read before the fork. Children that need other values of these variables need
+    another server.
     """
     return {
         name: value
@@ -169,7 +170,7 @@ class ForkServer:
         stream: socket.socket,
         output: int,
     ) -> ForkedProcess:
-        """Start a process that serves `stream` and writes to `output`.
+        """Start a peer that serves calls on `stream`, with `output` as standard output and error.
 
         The server imports `modules` first, unless it has done so for an earlier child.
         """
@@ -221,8 +222,8 @@ class _Server:
                 modules, environment, path = pickle.loads(data)  # noqa: S301 - from this program
                 for name in modules:
                     import_module(name)
-                # The freeze keeps the garbage collector from writing to these objects. A write
-                # would copy pages that the children share with the server.
+                # The freeze keeps the garbage collector from writing to the objects that exist
+                # now. A write would copy pages that the children share with the server.
                 gc.freeze()
                 if self._fork(output, status):
                     return stream, environment, path

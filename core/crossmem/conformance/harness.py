@@ -100,7 +100,8 @@ class Kit:
         actions.begin(spec, runtime, mechanism, tracing=True, on_blocks=on_blocks)
         self.device = actions.device()
         self.violations_before = len(actions.vendor_violations() or [])
-        """The number of breaches that a strict emulation had recorded before the run."""
+        """Number of breaches of the vendor's rules that a strict emulation recorded before the
+        run."""
         self.run_dir = current().settings.run_dir
         self.pool = PeerPool(
             spec,

@@ -63,8 +63,8 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         # The handler is C code: min() calls the key with the signal's number and with the frame,
-        # and compares the results. Only the key is Python code, and no signal is pending
-        # while the key runs.
+        # and compares the results. Only the key is Python code. No signal is pending while the key
+        # runs, so the handler does not interrupt the key.
         handler: Any = partial(min, key=self._step)
         # Tracing is switched off: in a traced function, CPython 3.11 would run the handler at the
         # same place again and again.

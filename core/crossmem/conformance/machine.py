@@ -146,7 +146,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.own())
     @rule(data=st.data(), busy=st.sampled_from(("defer", "defer", "raise")))
     def free(self, data: st.DataObject, busy: str) -> None:
-        """Free, even if the memory has holders."""
+        """Free an allocation. With ``busy="raise"``, this must fail if the memory has holders."""
         block = data.draw(st.sampled_from(self.model.own()))
         is_busy = busy == "raise" and self.model.holders(block)
         expected = crossmem.BusyError if is_busy else None
@@ -160,7 +160,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.handles)
     @rule(place=_places, data=st.data())
     def import_(self, place: int, data: st.DataObject) -> None:
-        """Import without mapping."""
+        """Import a handle without mapping it."""
         handle = data.draw(st.sampled_from(self.model.handles))
         readonly, name = self.draw_readonly(data), self.new_name("import")
         expected = self.model.refusal(
@@ -215,7 +215,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.mappings)
     @rule(data=st.data())
     def unmap(self, data: st.DataObject) -> None:
-        """Unmap twice. If the mapping was attached, the first unmap also closes its import."""
+        """Unmap a mapping twice. If it was attached, the first unmap also closes its import."""
         mapping = data.draw(st.sampled_from(self.model.mappings))
         self.at(mapping.place, actions.unmap, mapping.name, mapping.name)
         self.model.mappings.remove(mapping)
@@ -317,6 +317,6 @@ class SharingMachine(RuleBasedStateMachine):
             assert not problems, problems
 
     def leftovers(self, place: int) -> list[str]:
-        """Return the remaining resources of a process that should have none."""
+        """Return the resources that a process has not released."""
         live, _, _ = self.at(place, account)
         return [f"{place} still holds {count} {kind}" for kind, count in live.items() if count]

@@ -16,7 +16,8 @@ the holders of each exported allocation."""
 def account() -> Account:
     """Return the resources of the calling process, and the holders of its memory.
 
-    Each exported allocation is one pair: whether it waits for leases, and the holders' pids.
+    The holders are one pair for each exported allocation: whether the allocation waits for the end
+    of its leases, and the pids of its holders.
     """
     crossmem.collect()
     holders: dict[int | bytes, tuple[bool, set[int]]] = {}
@@ -69,7 +70,7 @@ class Held:
 
 @dataclass
 class Entry:
-    """Memory that a process has open with one access.
+    """Memory that a process has open with one access, ``"ro"`` or ``"rw"``.
 
     ``users`` counts the imports. ``exports`` contains the access of each imported handle.
     """
@@ -82,7 +83,7 @@ class Entry:
 class Model:
     """The expected contents of memory, open imports, and results of calls.
 
-    A number stands for each process. The process that replaces a killed process gets its number.
+    A number stands for each process. A process that replaces a killed process gets the same number.
 
     Parameters
     ----------
@@ -125,7 +126,7 @@ class Model:
         return None
 
     def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
-        """Whether an error is expected, because the memory of a handle ended with its owner."""
+        """Whether an error is expected because the memory of a handle ended with its owner."""
         return (
             isinstance(error, crossmem.OwnerGoneError)
             and not self.survives_owner
@@ -189,8 +190,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process does not import its own memory at the vendor. It does import the memory of
-        # a dead process that had the same number in this model.
+        # A process makes no vendor import of its own memory. But it does import the memory of a
+        # dead process that had the same number in this model.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

@@ -10,7 +10,7 @@ import pytest
 __all__ = ["refuse"]
 
 _UNUSABLE: Final = 2
-"""Exit code of a run with an unusable device. The command ``crossmem`` has the same code."""
+"""Exit code of a run with an unusable device. The command ``crossmem`` uses the same code."""
 
 _OPEN: Final = f"""
 import sys, crossmem
@@ -24,7 +24,7 @@ except crossmem.CrossmemError as error:
 
 
 def refuse(config: pytest.Config) -> int | None:
-    """Return None for a usable device; otherwise report the reason and return the exit code."""
+    """Report an unusable device and return the exit code; return None if the run can go on."""
     names = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
     # The check runs in a process of its own: this process may be the controller of pytest-xdist,
     # which must not load vendor libraries.

@@ -41,7 +41,7 @@ def checksum_of(blob: bytes) -> int:
     cleared = _HEADER.pack(magic, version, flags, total, 0)
     body = blob[_HEADER.size :]
     if flags & _BLOCK:
-        # The checksum is over the bytes that all handles of a pool have in common, and then over
-        # the other bytes.
+        # After the header, the checksum covers first the bytes that are equal in all handles of a
+        # pool, and then the other bytes.
         body = blob[BLOCK_START:] + blob[_HEADER.size : BLOCK_START]
     return crc32(body, crc32(cleared))

@@ -117,8 +117,8 @@ class Peer:
 
     Notes
     -----
-    The process leads a process group, so :meth:`destroy` ends its forked children too, as does the
-    end of a ``with`` block.
+    The process leads a process group, so :meth:`destroy` also ends its forked children. The end of
+    a ``with`` block calls :meth:`destroy`.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Peer:
         self._answers[number] = tuple(answer)
 
     def _is_readable(self, timeout_s: float) -> bool:
-        """Wait for data from the peer; return whether there is some. Raise if the peer has died."""
+        """Return whether data from the peer arrives in time. Raise if the peer has died."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
@@ -381,7 +381,7 @@ class Peer:
 
 
 def _save_coverage() -> None:
-    import coverage  # noqa: PLC0415 - it runs in this process if the variable is set
+    import coverage  # noqa: PLC0415 - installed if COVERAGE_PROCESS_START is set
 
     measuring = coverage.Coverage.current()
     if measuring is not None:

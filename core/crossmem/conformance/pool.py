@@ -90,7 +90,7 @@ class PeerPool:
         self._clean: dict[Peer, State] = {}
 
     def new(self, *, tracing: bool = True, fresh: bool = False, **environment: str | None) -> Peer:
-        """Start a peer that is not pooled. The caller destroys it."""
+        """Start and return a peer that is not pooled. The caller destroys it."""
         return Peer(
             self.device,
             runtime=self.runtime,
@@ -166,8 +166,8 @@ def own_state() -> State:
     """Return the resources of this process, except the kit's own."""
     gc.collect()
     state = actions.state(kit_descriptors())
-    # The emulation's list of breaches covers all processes. Only this process reports the list, so
-    # that no peer is blamed for another peer's breach.
+    # The emulation's list of breaches of the vendor's rules covers all processes. Only this process
+    # reports the list, so that no peer is blamed for another peer's breach.
     state["violations"] += actions.vendor_violations() or []
     return state
 
@@ -186,7 +186,7 @@ def leftovers(before: State, after: State) -> list[str]:
 
 
 def settle(check: Any, *, within: float = SOON_S) -> list[str]:
-    """Repeat a check until it finds nothing, for up to ``within`` seconds; return its findings."""
+    """Repeat a check for ``within`` seconds or until it finds nothing; return the last findings."""
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
         # The clock is read before the check, so the last check always begins after the time limit.

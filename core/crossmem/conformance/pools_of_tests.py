@@ -49,7 +49,7 @@ def free_all(blocks: list[crossmem.Block]) -> None:
 
 
 def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> crossmem.Block:
-    """Allocate a block, let a peer attach it under a name, and return it."""
+    """Allocate a block, let a peer attach it under a name, and return the block."""
     block = pool.allocate()
     if data:
         block.write(data)

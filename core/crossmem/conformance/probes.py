@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of a peer's driver, by which a test observes core's calls or makes them fail.
+"""Changes to a peer's driver, by which a test observes core's calls or makes them fail.
 
-The functions replace methods of the peer's tracing driver until the peer ends. So a test uses them
-only in fresh peers.
+The functions replace methods of the peer's tracing driver, some of them until the peer ends. So a
+test uses these functions only in fresh peers.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def fail_once(method: str) -> None:
 
 
 def issue_work(name: str, data: bytes) -> None:
-    """Make the next synchronisation of the device write ``data`` to a named allocation."""
+    """Simulate device work: the next synchronisation writes ``data`` to a named allocation."""
     driver = actions.tracer()
     allocation = actions.objects[name]
     inner = driver.synchronize

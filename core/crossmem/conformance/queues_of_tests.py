@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the queue tests, for the test's process and for peers.
 
-Objects have names, as in ``actions``. Most tests put numbered items. The number of an item
-determines its data, so each consumer can check the data.
+As in ``actions``, tests refer to objects by name. Most tests put numbered items. The number of an
+item determines its data, so each consumer can check the data.
 """
 
 import random
@@ -179,7 +179,7 @@ def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
 
 
 def check_free(name: str | crossmem.Queue, count: int) -> None:
-    """Check the number of free buffers. Skip a vendor's queue, which makes new buffers."""
+    """Check the number of free buffers. Skip a vendor's queue, whose buffers are made on demand."""
     if not _find(name).device.capabilities.vendor_queues:
         assert count_free(name) == count
 
@@ -223,7 +223,7 @@ def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
 
 
 def disable_polling() -> None:
-    """Let only other processes wake this process's waits in queues. Call this in a fresh peer."""
+    """Make waits in queues rely on wake-ups, without periodic checks. Call this in a fresh peer."""
     for module in list(sys.modules.values()):
         if module.__name__.startswith("crossmem.sharing.queues") and hasattr(module, "LOOK_S"):
             vars(module)["LOOK_S"] = 1e5

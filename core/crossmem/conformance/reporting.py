@@ -19,7 +19,7 @@ ABOUT_LAW: Final = "crossmem_about_law"
 """Name of the attribute that the kit adds to pytest's report of a test: a tuple of the law, the
 name of the test, and the reason of a skip."""
 CAPABILITIES: Final = "crossmem_capabilities"
-"""The key under which a worker sends the device's capabilities, pickled, when it ends."""
+"""The key under which a worker, at its end, sends the device's pickled capabilities."""
 _recorder: Final = pytest.StashKey[Recorder]()
 
 

@@ -39,7 +39,8 @@ _CLOSED_WITHIN_S: Final = 0.5
 def collect_of_vendor(device: crossmem.Device) -> None:
     """Make a vendor with queues release buffers of this process that other processes have freed.
 
-    The vendor may release the buffers only when this process calls it. So this function calls it.
+    A vendor may release such buffers only during a call by this process, so this function makes
+    a call.
     """
     queues = vendor_queues_of(device.driver)
     if device.capabilities.vendor_queues and queues is not None:

@@ -17,7 +17,7 @@ _preloaded: Final[dict[str, None]] = {"crossmem.conformance.actions": None}
 
 
 def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -> ForkedProcess:
-    """Start a process with this environment that serves `stream` and writes to `output`."""
+    """Start a peer that serves calls on `stream`, with `output` as standard output and error."""
     variables = server_variables(environment)
     key = frozenset(variables.items())
     with _starting:

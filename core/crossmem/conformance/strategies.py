@@ -16,13 +16,13 @@ _MAX_RAW_NBYTES = 512
 
 
 def names() -> st.SearchStrategy[str]:
-    """Names of backends and mechanisms, as handles allow them."""
+    """Draw names of backends and mechanisms that are valid in handles."""
     rest = st.text(string.ascii_lowercase + string.digits + "_-", max_size=31)
     return st.builds(str.__add__, st.sampled_from(string.ascii_lowercase), rest)
 
 
 def identities() -> st.SearchStrategy[ProcessIdentity]:
-    """Identities of processes, most of which never ran."""
+    """Draw identities of processes, most of which never ran."""
     return st.builds(
         ProcessIdentity,
         pid=st.integers(0, _U32),
@@ -58,11 +58,11 @@ def handles(draw: st.DrawFn) -> ShareableHandle:
 
 @st.composite
 def parts(draw: st.DrawFn, nbytes: int) -> tuple[int, int]:
-    """Draw offset and length of a part of ``nbytes`` bytes. The part may reach the edges."""
+    """Draw offset and length of a part of memory of ``nbytes`` bytes. The part is not empty."""
     offset = draw(st.integers(0, nbytes - 1))
     return offset, draw(st.integers(1, nbytes - offset))
 
 
 def contents(max_nbytes: int) -> st.SearchStrategy[bytes]:
-    """Bytes to write, at least one."""
+    """Draw the bytes of a write: at least one, at most ``max_nbytes``."""
     return st.binary(min_size=1, max_size=max_nbytes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the timeline and stream tests, for the test's process and for peers.
 
-Objects have names, as in ``actions``.
+As in ``actions``, tests refer to objects by name.
 """
 
 import time

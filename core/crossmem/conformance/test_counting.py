@@ -38,7 +38,7 @@ def calls_of(peer: Peer) -> Calls:
 
 
 def leases(blob: bytes) -> int:
-    """Return the number of this process's leases on an export."""
+    """Return the number of leases on an export of this process."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     return sum(len(one.leases) for one in crossmem.exports() if one.handle == handle)
 

@@ -34,7 +34,7 @@ def _others_than(peer: Peer, blob: bytes) -> list[str]:
 
 
 def _wait_until_free(allocation: crossmem.Allocation) -> float:
-    """Wait until the memory has no lease, and free it. Return the time of the call, in seconds."""
+    """Wait until the memory has no lease, and free it. Return how long this took, in seconds."""
     start = time.monotonic()
     allocation.free(busy="wait", timeout=2 * SOON_S)
     return time.monotonic() - start
@@ -63,7 +63,8 @@ def test_c11_a_waiting_exporter_hears_of_the_death(
     exporter, importer = fresh_peer(), fresh_peer()
     importer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
     importer.call(actions.attach, "mine", allocation.export().to_bytes())
-    # Only these two waits can notice the importer's death: no other call of crossmem runs.
+    # In each exporter, only a waiting free() can notice the importer's death: no other call of
+    # crossmem runs.
     waiting = exporter.start(actions.free, "memory", busy="wait", timeout=2 * SOON_S)
     with pytest.raises(crossmem.BusyError):
         allocation.free(busy="wait", timeout=0.05)

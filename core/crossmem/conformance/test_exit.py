@@ -63,7 +63,7 @@ def _report(device: crossmem.Device, before: list[str]) -> None:
 
 
 def report_waits_at_exit() -> None:
-    """Let this process print, after crossmem's part of the exit, how often it waited for work."""
+    """Let this process print how often it waits for device work until crossmem's exit ends."""
     current().registry.adapt(TracingDriver)
     tracer = actions.device().driver
     assert isinstance(tracer, TracingDriver)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of an adoption, and the owner object of the memory, which lives until that end."""
+"""The end of adoptions: the owner object of the memory lives until the last lease has ended."""
 
 import gc
 import weakref

@@ -116,8 +116,8 @@ def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
     assert peer.call(in_child, unexpected_descriptors) == []
     assert peer.call(in_child, resources.threads) == ["MainThread"]
     assert peer.call(in_child, resources.lease_words) == []
-    # The child has no descriptor of shared memory. Shared memory is mapped in the child only if the
-    # CPU can view the memory.
+    # The child has no descriptor of shared memory. It has a mapping of shared memory only if the
+    # CPU can address that memory.
     assert peer.call(in_child, resources.shared_nbytes, only_open=True) == 0
     assert capabilities.host_visible or peer.call(in_child, resources.shared_nbytes) == 0
 

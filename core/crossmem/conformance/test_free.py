@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C9 and C27: a free takes memory from no importer, and releases the memory promptly."""
+"""Laws C9 and C27: a free takes no memory from importers, and freed memory goes back promptly."""
 
 import time
 from typing import Literal
@@ -254,7 +254,7 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # The peer makes no call of crossmem here, because any call would free the memory itself.
+        # The peer makes no call of crossmem here: any call would do the work of the reaper.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

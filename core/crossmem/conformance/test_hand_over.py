@@ -145,7 +145,7 @@ def test_c25_devices_without_streams_refuse_to_hand_memory_over(
     with pytest.raises(crossmem.UnsupportedError, match="streams"):
         mapping.unmap(stream=0)
 
-    # The refused call left the mapping as it was.
+    # The refused call did not change the mapping.
     assert mapping.read(4) == b"data"
     mapping.unmap()
     if not isinstance(memory, crossmem.Block):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law C30: an exception of a signal handler loses no resource, at any place in the code."""
+"""Law C30: if a signal handler raises, no resource is lost, wherever the handler runs."""
 
 import gc
 import warnings
@@ -22,11 +22,11 @@ STRIDE: Final = 5
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""A call in these files counts as one step: users run no tracer, and their locks are C code."""
+"""A call in these files counts as one step: only tests use the tracer and locks in Python."""
 
 
 def counts(path: str) -> bool | None:
-    """Return True for a file of core, False if a call in it is one step, None for other files."""
+    """Return True for a file of core, False for a file whose calls are one step, else None."""
     if path in _ONE_STEP:
         return False
     return True if path.startswith(f"{_CORE}/") and not path.startswith(_KIT) else None

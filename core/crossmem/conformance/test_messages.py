@@ -123,8 +123,8 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
     sender.call(actions.free, "sent")
     sender.request_exit()
     if blocks.are_used():
-        # A trial attach would open the pool. So the test waits long enough for the sender to begin
-        # its exit.
+        # A trial attach would open the pool, and later attaches would send no request that the
+        # sender could refuse. So the test waits long enough for the sender to begin its exit.
         time.sleep(1.0)
     else:
         assert settle(lambda: not_refused(peer, message[0][0])) == []

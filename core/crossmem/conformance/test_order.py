@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C21 and C22: an export waits for the device's work, and calls keep the vendor's order."""
+"""Laws C21 and C22: exports wait for the device's work, and calls follow the vendor's order."""
 
 import pytest
 

@@ -68,7 +68,7 @@ def test_c24_a_pickled_device_is_the_same_device(device: crossmem.Device) -> Non
 def masked(device: crossmem.Device, fresh_peer: FreshPeer, *ordinals: int) -> Peer:
     """Start a peer that sees only these devices, in this order, or skip the test.
 
-    The ordinals are those of this process.
+    ``ordinals`` are the devices' ordinals in this process.
     """
     variable = MASKS.get(device.backend)
     if variable is None:

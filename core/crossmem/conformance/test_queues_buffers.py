@@ -198,8 +198,8 @@ def test_q06_a_buffer_is_free_after_its_last_consumer(
         one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     for number in range(4):
         queues.put(queue, [number], timeout=0)
-        # The consumers change their order in each round, so that each consumer is the last one
-        # in some rounds.
+        # The order of the consumers alternates, so that each consumer is the last to release the
+        # buffer in some rounds.
         for one in (peer, peer2) if number % 2 else (peer2, peer):
             with pytest.raises(crossmem.QueueFullError):
                 queue.allocate()

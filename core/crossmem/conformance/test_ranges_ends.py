@@ -235,7 +235,7 @@ def test_c18_a_child_keeps_no_memory_of_its_parents_ranges(
     peer = fresh_peer(tracing=False)
     peer.call(set_up)
 
-    # Host-visible memory stays mapped in the child, so the test counts only its descriptors.
+    # Host-visible memory stays mapped in the child, so the test counts only open descriptors.
     is_open = capabilities.host_visible
     assert peer.call(in_child, resources.shared_nbytes, only_open=is_open) == 0
 

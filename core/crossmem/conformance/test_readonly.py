@@ -17,7 +17,7 @@ NBYTES = 5000
 
 
 def copy_onto_itself(name: str) -> None:
-    """Copy on the device, in a peer, from a named object to itself."""
+    """In a peer, copy a named object to itself on the device."""
     actions.objects[name].copy_from(actions.objects[name])
 
 

@@ -12,7 +12,7 @@ from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import PeerPool
 
 # Every run executes the same sequences, which take some seconds. Hypothesis does not shrink a
-# failing sequence, because that would start new processes for minutes.
+# failing sequence, because shrinking would start new processes for minutes.
 SETTINGS = settings(
     max_examples=20,
     stateful_step_count=60,
@@ -26,7 +26,7 @@ SETTINGS = settings(
 
 @pytest.fixture
 def machine(pool: PeerPool, guarded: None) -> Iterator[type[SharingMachine]]:
-    """Bind the machine to processes of this test only."""
+    """Return the class of a machine that uses only processes of this test."""
     peers: dict[int, Peer] = {}
     start: Callable[[], Peer] = pool.new
     yield type("Bound", (SharingMachine,), {"start": staticmethod(start), "peers": peers})

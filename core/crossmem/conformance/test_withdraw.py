@@ -26,7 +26,7 @@ def reports_of(handle: crossmem.ShareableHandle) -> list[crossmem.ExportInfo]:
 
 
 def refuses(peer: Peer, blob: bytes) -> None:
-    """Check that no function of a peer imports by a handle, and that no driver is called."""
+    """Check that a peer's imports of a withdrawn handle fail without a call of the driver."""
     before = peer.call(actions.calls)
     for action in (actions.attach, actions.import_):
         with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
@@ -143,8 +143,8 @@ def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation.withdraw(handle)
 
     assert allocation.export(allow=crossmem.Allow(uids=[54321])) == other
-    # The peer holds the memory through another handle. Its import by the withdrawn handle is still
-    # a first import.
+    # The peer holds the memory through another handle. Still, its import of the withdrawn handle is
+    # a first import, which is refused.
     peer.call(actions.attach, "other", other.to_bytes())
     refuses(peer, handle.to_bytes())
     assert peer.call(actions.read, "other", 5) == b"other"
@@ -179,7 +179,7 @@ def test_c28_messages_under_way_keep_it(allocate: Allocate, peer: Peer, peer2: P
     peer2.call(actions.attach_reserved, ["received"], message)
     assert peer2.call(actions.read, "received", 7) == b"message"
     # The first receipt of the message has ended its reservation. A second receipt is refused like
-    # any other import by a withdrawn handle.
+    # any other import of a withdrawn handle.
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         actions.attach_reserved(["late"], message)
     peer2.call(actions.unmap, "received")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol by which processes request, hold and end leases. It contains no vendor code."""
+"""The protocol by which processes request, hold and end leases. This package has no vendor code."""

@@ -134,8 +134,8 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # Importers hold a live block without a request. So the block of this request was
-            # withdrawn, and the request has no reservation for it.
+            # For a live block, importers send no request. So the block of this request was
+            # withdrawn, and the request has no reservation for the block.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 

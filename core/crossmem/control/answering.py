@@ -31,7 +31,7 @@ def answer(
     number: int,
     request: Request,
 ) -> list[Holder]:
-    """Answer the exports of a request in order, up to the first refusal, and queue the reply.
+    """Grant the exports of a request in order, up to the first refusal, and queue the reply.
 
     Returns
     -------

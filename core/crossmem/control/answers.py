@@ -78,7 +78,7 @@ class Leased:
     row: list[int] = field(default_factory=list)
     """Descriptors of a control segment and of the importer's new row, until both are mapped."""
     holds: HoldTable | None = None
-    """The table in which the importer holds the export; None before the importer has set it."""
+    """The table in which the importer holds the export; None until the client's request sets it."""
     is_recorded: bool = False
     """Whether an import owns the hold and will end it. Otherwise the caller must end the hold."""
 

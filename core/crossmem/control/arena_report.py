@@ -68,7 +68,10 @@ def report_of(arena: Arena) -> list[BlockReport]:
 
 
 def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
-    """Return each row with its process's lease on the pool. The caller holds the lock."""
+    """Return a list of rows, each with the lease of the row's process on the pool.
+
+    The caller holds the registry's lock.
+    """
     registry, export = arena.registry, arena.export
     unit, since = export.unit, export.since
     now = time.time()

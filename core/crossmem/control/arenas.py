@@ -3,8 +3,8 @@
 
 Each block has a slot, like the export of an allocation. The generation is odd from the first export
 until the block is freed. The owner reuses a freed block after a barrier and a read of the rows:
-after the barrier, the row of each importer that saw the old generation contains the importer's
-word. One barrier serves many freed blocks.
+after the barrier, each importer that saw the old generation has written it into its row. One
+barrier serves many freed blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,11 +29,11 @@ __all__ = ["BATCH", "Arena"]
 BATCH: Final = 32
 """Largest number of freed blocks that wait for one barrier."""
 _FRESH: Final = 64
-"""Number of unused blocks that enter the free list at once."""
+"""The most never-allocated blocks that enter the free list at once."""
 _LOOK_S: Final = 1e-3
 """The longest wait between two checks of the work of streams."""
 _SPREAD: Final = 4
-"""A range of words is read as a whole if it has at most this many words for each wanted block."""
+"""A range of words is read as a whole if it has at most this many words for each checked block."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
@@ -102,7 +102,7 @@ class Arena:
             self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
             self.which = slot.number // SLOTS
             """Number of the control segment."""
-            # This statement comes last: when the table contains the pool, the pool can be closed.
+            # This statement comes last: other code can close the pool once the table contains it.
             registry.pools.arenas[export.handle.allocation] = self
 
     @property
@@ -185,7 +185,7 @@ class Arena:
             self.wait_for_work()
         with self.registry.lock:
             held = self.held
-            # After the barrier, an importer that saw an old generation has its word in its row.
+            # After the barrier, an importer that saw an old generation has written it into its row.
             words.barrier()
             busy = self._busy(looked_at) | running
             idle, still = looked_at, {}
@@ -194,7 +194,7 @@ class Arena:
                 idle = tuple([one for one in looked_at if one not in busy])
                 still = dict.fromkeys([one for one in looked_at if one in busy])
             if self.streamed:
-                # If a signal handler interrupts this loop, the next call waits for the device.
+                # If a signal handler raises in this loop, the next call waits for the device.
                 for one in idle:
                     self.streamed.pop(one, None)
             if idle and not IS_ORDERED:
@@ -270,8 +270,8 @@ class Arena:
     def wait(self, timeout_s: float) -> None:
         """Wait until a block is freed or a hold on a freed block ends.
 
-        A holder of a freed block sends a message when it releases the block. A stream sends no
-        message, so the method returns after at most 1 ms if a block waits for a stream.
+        A holder of a freed block sends a hint when it releases the block. A stream sends no hint,
+        so the method returns after at most 1 ms if a block waits for a stream.
         """
         waiter = object()
         try:
@@ -280,7 +280,7 @@ class Arena:
                 for index in list(self.held):
                     at = self.at + index
                     words.store(self.words, at, words.load(self.words, at) + 2)
-                # An importer that ended its hold before it saw the generation sends no message.
+                # An importer that ended its hold before it saw the new generation sends no hint.
                 # After the barrier, the next read of the row sees the 0.
                 words.barrier()
             limit_s = min(timeout_s, _LOOK_S) if self.streamed else timeout_s
@@ -304,7 +304,7 @@ class Arena:
             self.registry.hint(())
 
     def holders(self, indices: Iterable[int] | None = None) -> dict[Holder, int]:
-        """Return how many of the given blocks each process holds; None: how many of all blocks."""
+        """Return how many of the given blocks, or of all blocks, each process holds."""
         found: dict[Holder, int] = {}
         with self.registry.lock:
             rows = [(row.holder, one) for row, one in self.export.rows.items()]

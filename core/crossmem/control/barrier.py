@@ -2,8 +2,8 @@
 """The memory barrier of ``membarrier(2)``, which runs a fence in every registered process.
 
 A process that has registered takes part in the barriers of all other processes. The registration
-takes 10 ms if a second thread runs, so crossmem registers early, when it is imported. A forked
-child is registered, too; exec ends the registration.
+takes 10 ms if a second thread runs, so crossmem registers the process early, at the import.
+A forked child is registered, too; exec ends the registration.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ def membarrier() -> None:
     Raises
     ------
     DriverError
-        The kernel refuses the call that it allowed when crossmem was imported.
+        The kernel refuses the barrier, although it registered this process.
     """
     if _syscall(_NUMBER, _GLOBAL_EXPEDITED, 0, 0) < 0:
         code = ctypes.get_errno()

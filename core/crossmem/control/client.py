@@ -126,7 +126,7 @@ class OwnerConnection:
         handles
             The handles of the requested exports; all of one backend.
         reservations
-            The number that came with each handle in a message, else 0. For a RESERVE: new numbers.
+            One number for each handle: its reservation in a message, or 0; a new one for RESERVE.
         reported
             This process's number for the vendor's whitelist.
         deadline, kind
@@ -158,10 +158,10 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # Later, the owner may run another program, with other rows.
+                            # self._holds is replaced if the owner executes another program.
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
-                        # A call gets all of its exports or none, so it requests no more.
+                        # A call gets all exports or none, so the rest is not requested.
                         answers += [answers[-1]] * following
                         break
             finally:
@@ -360,15 +360,15 @@ class OwnerConnection:
                 if not alive:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
-                # A server with many connections closes the oldest of them.
+                # A server with too many connections closes the oldest, so connect again.
                 left_s = deadline.remaining_s
                 if not left_s:
                     raise deadline.passed(self.owner) from None
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_RECONNECT_S)
             except DriverError:
-                # This process has no room for the reply's descriptors, and the reply stays unread.
-                # So this connection is not used again.
+                # This process has no free descriptors for the reply, which stays unread. So this
+                # connection is not used again.
                 self._disconnect()
                 raise
             except ProtocolError as error:
@@ -385,7 +385,7 @@ class OwnerConnection:
         try:
             if self._ended:
                 self._send_ended()
-            # The reply is expected before the request is sent, so that a late reply is dropped.
+            # Registered before the request is sent, so that a late reply is recognised and dropped.
             expected.expect(number, asked)
             try:
                 link.send(message, deadline)

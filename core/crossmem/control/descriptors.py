@@ -81,7 +81,7 @@ def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close_each(descriptors: list[int], kept: int = 0) -> None:
-    """Close descriptors from the last down to ``kept``. Each leaves the list before its close."""
+    """Close all but the first ``kept`` descriptors. Each leaves the list before its close."""
     while len(descriptors) > kept:
         descriptor = descriptors[-1]
         del descriptors[-1]

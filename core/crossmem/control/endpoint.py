@@ -33,7 +33,7 @@ _SOCKETS: Final = Path("/proc/net/unix")
 
 
 def _name(owner: ProcessIdentity) -> str:
-    """Return the name of the owner's server: a hash, so that no handle can name another server."""
+    """Return the name of the owner's server: a hash, so that no forged handle can choose a path."""
     return hashlib.blake2b(owner.to_bytes(), digest_size=12).hexdigest()
 
 
@@ -74,7 +74,7 @@ def is_silent(owner: ProcessIdentity) -> bool:
 def new_socket() -> socket.socket:
     """Return a close-on-exec, non-blocking socket of the type that leases use.
 
-    The kernel refuses descriptors from the peer, if it can.
+    If the kernel supports it, the socket refuses descriptors that a peer sends.
     """
     made = socket.socket(
         socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -199,8 +199,8 @@ def _is_dead(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The caller removes the path of a dead server. So a socket of the server's type confirms the
-    # result.
+    # The caller removes the path if this function returns True. So a connection attempt with a
+    # socket of the server's type confirms the result first.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

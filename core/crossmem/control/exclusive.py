@@ -28,7 +28,7 @@ def claim(export: Export) -> Refusal | None:
     is_held = any(one.export == number for one in list(export.unit.leases.values()))
     if not is_held and slot is not None:
         slot.move_on(is_live=True)
-        # After the barrier, a process that saw the old generation has its word in its row.
+        # After the barrier, a process that saw the old generation has written it into its row.
         words.barrier()
         is_held = words.any_of(export.rows.values(), slot.at)
     return Refusal(Status.TAKEN, "another process holds it") if is_held else None
@@ -41,7 +41,7 @@ class Deaths:
         self._exports: dict[Export, None] = {}
 
     def note(self, exports: Iterable[Export]) -> None:
-        """Remember the exports of a dead process."""
+        """Remember the exports that a dead process held, if their owners want a notice."""
         self._exports.update((one, None) for one in exports if one.on_death is not None)
 
     def tell(self) -> None:

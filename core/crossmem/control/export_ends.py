@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of exports: with their memory, or by a withdrawal while the memory lives (law C28).
 
-The caller holds the lock of the lease registry.
+The caller of each method holds the lock of the lease registry.
 """
 
 from contextlib import suppress
@@ -28,7 +28,8 @@ class ExportEnds:
     slots
         Receives the slots of forgotten exports.
     granted
-        The exports that were granted, which rows may hold. The key is the number of the slot.
+        The exports that were granted, so that importers may hold them. The key is the number of the
+        slot.
     events
         Receives an event for each lease whose end was not reported yet.
     """
@@ -86,25 +87,25 @@ class ExportEnds:
         ------
         DriverError
             The kernel refuses the barrier. Until a repeated call succeeds, an importer with an
-            earlier grant may still begin to hold.
+            earlier grant may still begin a hold.
         """
         # From here on, every request for the export without a reservation is refused.
         export.unit.withdrawn.add(export)
         self._end(export)
 
     def settle(self, unit: Unit) -> None:
-        """Forget withdrawn exports of live memory that have no holder any more."""
+        """Forget the withdrawn exports of live memory that no process holds any more."""
         for export in list(unit.withdrawn):
             slot = export.slot
             if _is_reserved(export):
                 continue
             if slot is None or not words.any_of(export.rows.values(), slot.at):
-                # If the barrier fails, the export stays until its memory ends.
+                # If the barrier fails, the export stays registered until its memory ends.
                 with suppress(DriverError):
                     self._end(export)
 
     def _end(self, export: Export) -> None:
-        """Make earlier grants stale by a new generation.
+        """Begin a new generation, which makes earlier grants stale.
 
         Forget the export if no process holds it.
         """

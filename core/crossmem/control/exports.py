@@ -73,8 +73,8 @@ class ExportTable:
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
-                # Importers hold a block through its slot. The block enters this table only when a
-                # message reserves it. So a request for a block outside the table comes too late.
+                # Importers hold a block through its slot. The block is in this table only while a
+                # message reserves it. So a block outside the table has no reservation any more.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")

@@ -44,7 +44,7 @@ class HolderTable:
             The connection.
         request
             The request, with the process's own claims: its start time and session. The server uses
-            these claims if the kernel does not report the process itself.
+            these claims if the kernel does not identify the process.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class HolderTable:
         return None if holder is None or self.lose_if_dead(holder) else holder
 
     def _meet(self, connection: ServerConnection, request: Request, pidfd: int | None) -> Holder:
-        """Watch a process, unless its pidfd shows that it is watched already."""
+        """Return the holder of a process. Watch the process, unless it is watched already."""
         number = 0
         if not connection.pid:
             number = pidfd_number(pidfd) or request.session
@@ -96,7 +96,7 @@ class HolderTable:
         return holder
 
     def lose_if_dead(self, holder: Holder) -> bool:
-        """Report the death of a process; False if it lives."""
+        """Return whether a process is dead. Report a dead process to ``on_death``."""
         # An event of epoll alone proves nothing: earlier in the same batch, the descriptor may have
         # been closed, and its number given to the pidfd of another process. So the pidfd is polled.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)

@@ -110,7 +110,7 @@ class HoldTable:
         return words.load(control.words, at) != word
 
     def words_of(self, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return the control segment and the row of a slot, and whether this process uses fences.
+        """Return the words of a slot's segment and row, and whether this process uses fences.
 
         Raises
         ------

@@ -86,5 +86,5 @@ class InFlight:
 
 
 def _is_read(connection: socket) -> bool:
-    """Whether the peer has read or dropped everything that it was sent."""
+    """Whether the peer has read or dropped all data that was sent to it."""
     return fcntl.ioctl(connection, termios.TIOCOUTQ, _NOTHING) == _NOTHING

@@ -85,8 +85,9 @@ class Lease(NamedTuple):
     Parameters
     ----------
     number
-        A secret number that gives the right to end the lease. Only this process, or the sender and
-        the receivers of the message, know the number. A lease in a row has the number 0.
+        A secret number that gives the right to end the lease. The sender and the receivers of a
+        message know the number of its reservation. No other process knows the number of a lease of
+        this process. A lease in a row has the number 0.
     unit
         The memory that the lease keeps.
     export
@@ -108,7 +109,9 @@ class Lease(NamedTuple):
 
 
 class LeaseTable:
-    """The leases of this process itself and the reservations of messages. The caller holds a lock.
+    """The leases of this process itself and the reservations of messages.
+
+    The caller holds the registry's lock.
 
     Each change is one statement, or can be repeated: if a signal handler raises during a change, a
     second call ends a lease that was recorded only in part.

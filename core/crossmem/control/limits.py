@@ -24,7 +24,7 @@ def no_descriptors(call: str) -> DriverError:
 
 
 def no_thread(name: str) -> DriverError:
-    """Return the error for a process that can start no thread. The error names the limit."""
+    """Return the error for a process that cannot start a thread. The error names the limit."""
     return DriverError(
         f"the {name}'s thread cannot be started",
         call="pthread_create",

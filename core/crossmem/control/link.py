@@ -65,14 +65,16 @@ class Deadline:
 
 
 class Link:
-    """An open connection. Its methods raise ``EOFError`` if the owner has closed it.
+    """An open connection to the owner's lease server.
+
+    The methods raise ``EOFError`` if the owner has closed the connection.
 
     Parameters
     ----------
     owner
         The exporting process.
     connection
-        A connected, non-blocking socket. It belongs to this object from now on.
+        A connected, non-blocking socket, which :meth:`close` closes.
     pidfd
         The owner's pidfd, if an earlier connection has opened it. This object never closes
         :attr:`pidfd`. The caller of :meth:`close` must do so.
@@ -102,7 +104,7 @@ class Link:
         admit(self._socket)
 
     def abandon(self) -> None:
-        """Close a forked child's connection. The parent has it open, so the close cannot block."""
+        """Close the connection in a forked child: the parent has it open, so this cannot block."""
         self._socket.close()
 
     @property
@@ -226,7 +228,7 @@ class Link:
                 raise deadline.passed(self.owner)
 
     def check_server(self, this: ProcessIdentity) -> None:
-        """Check that the owner itself listens, and watch it from now on.
+        """Check that the owner itself listens, and start to watch the owner.
 
         Raises
         ------
@@ -238,7 +240,7 @@ class Link:
         owner = self.owner
         pid, uid = peer_credentials(self._socket)
         is_visible = owner.pid_namespace == this.pid_namespace
-        # User numbers of another user namespace prove nothing: a foreign user may appear as the
+        # User ids from another user namespace prove nothing: a foreign user may appear as the
         # overflow user, or as this user.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
@@ -264,8 +266,8 @@ class Link:
 def raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> bool:
     """Raise if the owner is dead or dies within ``dying_s`` seconds.
 
-    A dying process closes its sockets before its death is visible. Return whether the owner is
-    known to live.
+    A dying process closes its sockets before its death is visible, so this call may have to wait.
+    Return True if the owner is known to live, False if this process cannot tell.
     """
     try:
         pidfd = open_owner(owner, this, dying_s)

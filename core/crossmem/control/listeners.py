@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sockets at which the lease server accepts importers. Only its thread uses them."""
+"""The sockets at which the lease server accepts importers. Only the server's thread uses them."""
 
 import logging
 import resource
@@ -45,7 +45,7 @@ class Listeners:
         self._path: Path | None = None
 
     def open(self, run_dir: Path, identity: ProcessIdentity) -> None:
-        """Listen at the addresses of a process. If this raises, the caller calls :meth:`close`.
+        """Listen at the addresses of a process. If this raises, the caller must call :meth:`close`.
 
         Raises
         ------
@@ -61,9 +61,9 @@ class Listeners:
     def _accept(self, listener: socket.socket) -> None:
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if is_behind(soft // _CLOSING_PART) and is_abstract(listener):
-            # If the kernel cannot refuse descriptors, other users could fill this process's
-            # descriptor table with their descriptors. Other users can connect only at the abstract
-            # address, because the path belongs to this process's user.
+            # Without this pause, other users could fill this process's descriptor table, if the
+            # kernel cannot refuse descriptors. They can connect only at the abstract address,
+            # because the path belongs to this process's user.
             self._pause((listener,))
             return
         try:

@@ -36,7 +36,7 @@ class PoolTable:
         """The rows of this process itself. The key is the number of the control segment."""
 
     def close(self, allocation: int) -> None:
-        """Remove a pool whose construction failed."""
+        """Remove a pool whose construction failed, if the table contains it."""
         arena = self.arenas.get(allocation)
         if arena is not None:
             arena.close()

@@ -128,16 +128,16 @@ def own_uid() -> int | None:
 
 
 def is_anybody(uid: int) -> bool:
-    """Whether a uid stands for all users without a number in this user namespace.
+    """Whether a uid is the overflow uid of a user namespace that does not map all users.
 
-    A user to whom the namespace gives this number cannot be distinguished from the users without a
-    number.
+    The kernel shows all unmapped users with this uid. So a mapped user with the same uid cannot be
+    distinguished from them.
     """
     try:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
         lines = _UID_MAP.read_text("utf-8").splitlines()
     except OSError:
-        # If the file cannot be read, the kernel's default for the overflow user is assumed.
+        # Without ``/proc``, the kernel's default overflow uid is assumed.
         return uid == _DEFAULT_OVERFLOW_UID
     has_number = sum(int(line.split()[2]) for line in lines)
     return uid == overflow_uid and has_number < _ALL_UIDS
@@ -166,8 +166,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     Returns
     -------
     int or None
-        None if no descriptor can report the peer's death. That occurs only before Linux 6.5, for a
-        peer in an invisible pid namespace, or for a peer that ``/proc`` does not show.
+        None if no descriptor can report the peer's death. That occurs only before Linux 6.5: for a
+        peer in an invisible pid namespace, and for a peer that ``/proc`` does not show.
 
     Raises
     ------
@@ -212,11 +212,11 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     Parameters
     ----------
     pidfd, pid
-        A process by pidfd, and its pid in the pid namespace of this process.
+        The process's pidfd, and its pid in the pid namespace of this process.
     start_time
         Start time of the expected process, in clock ticks after boot.
     dying_s
-        Time limit of the wait for the death of a process that ``/proc`` does not show. While a
+        Longest wait, in seconds, for the death of a process that ``/proc`` does not show. While a
         killed process ends, its first thread may be gone already and its sockets may be closed.
 
     Returns

@@ -92,10 +92,10 @@ class Unit:
     on_idle: Callable[[], None]
     exports: "dict[int, Export]" = field(default_factory=dict)
     leases: dict[int, Any] = field(default_factory=dict)
-    """The leases that no row records, of this process itself and of messages. The key is the number
-    of the lease. Only the lease table changes this dict."""
+    """The leases that no row records: the leases of this process itself, and reservations. The key
+    is the number of the lease. Only the lease table changes this dict."""
     pins: int = 0
-    """Number of unsent replies to requests for the memory. Until it is 0, the memory stays."""
+    """Number of unsent replies to requests for the memory. The memory stays until this is 0."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder."""
     is_retired: bool = False
@@ -121,7 +121,7 @@ class Export:
     exported: Exported
     denied: int = 0
     slot: Slot | None = None
-    """The slot of the export, from its first lease on."""
+    """The slot of the export; None before the first lease."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
     """The words of the row of each process that was ever granted this export. The key is the
     row."""

@@ -54,7 +54,7 @@ class LeaseRegistry:
         self.slots = SlotTable()
         self.pools = PoolTable()
         self.granted: dict[int, Export] = {}
-        """The exports that were granted, which rows may hold. The key is the number of the slot."""
+        """The granted exports, which importers may hold. The key is the number of the slot."""
         self._ends = ExportEnds(self.exports, self.slots, self.granted, self.events)
 
     # Methods for the exporter's own threads -----------------------------------------------
@@ -65,7 +65,7 @@ class LeaseRegistry:
             self.exports.add(export)
 
     def withdraw(self, unit: Unit, handle: ShareableHandle) -> Refusal | None:
-        """Refuse every later first import by a handle (law C28). Return the reason on failure.
+        """Refuse imports by further processes (law C28). Return the reason on failure.
 
         Holders of the export, and messages in transit that reserve it, keep it. A second call does
         nothing.
@@ -94,7 +94,7 @@ class LeaseRegistry:
     def lease_to_myself(
         self, handle: ShareableHandle, reservation: int, leases: dict[bytes, int]
     ) -> Refusal | None:
-        """Grant this process itself a lease on its own memory (law C8).
+        """Grant this process a lease on its own memory (law C8). Return the reason on failure.
 
         Parameters
         ----------
@@ -128,7 +128,7 @@ class LeaseRegistry:
     def reserve_mine(
         self, handles: Sequence[ShareableHandle], numbers: Sequence[int], timeout_s: float
     ) -> Refusal | None:
-        """Reserve memory of this process for one of its messages; all or none.
+        """Reserve all memory of one of this process's messages, or return the reason on failure.
 
         If the limit leaves no room, the method waits until receivers have received or discarded
         earlier messages.
@@ -138,7 +138,7 @@ class LeaseRegistry:
         handles
             The handles of the message.
         numbers
-            A new number for each reservation. The caller ends them after an error.
+            A new number for each reservation. The caller ends the reservations after an error.
         timeout_s
             Time limit of the wait.
         """
@@ -180,14 +180,14 @@ class LeaseRegistry:
         self.tell()
 
     def wait_idle(self, unit: Unit, timeout_s: float) -> bool:
-        """Wait until memory has no lease; False if the time is over."""
+        """Wait until memory has no lease; return False if the time is over."""
         if timeout_s:
             with self.lock:
                 rows.wish((unit,))
         return self._waiters.wait(lambda: not (unit.is_kept or rows.is_held(unit)), timeout_s)
 
     def wait_all_idle(self, timeout_s: float) -> bool:
-        """Wait until no lease is left; False if the time is over.
+        """Wait until no lease is left; return False if the time is over.
 
         As soon as this call begins, only reservations of messages in transit give new leases.
         """
@@ -342,7 +342,7 @@ class LeaseRegistry:
             self._waiters.ring()
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a condition that peers bring about; False if the time is over."""
+        """Wait for a condition that peers bring about; return False if the time is over."""
         return self._waiters.wait(is_over, timeout_s)
 
     # Methods whose caller holds the lock ---------------------------------------------------

@@ -8,7 +8,7 @@ __all__ = ["refuse_more"]
 
 
 def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> Refusal | None:
-    """Return why messages of a process may not reserve ``count`` more exports now, or None.
+    """Return a refusal if a process's messages may not reserve ``count`` more exports, else None.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exporter's view of leases in the rows of importers. The caller holds the lock.
 
-For each export, the exporter reads only the rows of processes with a grant, so a row can hold only
-granted exports. The exporter never writes a row. It forgets the row of a dead process.
+For each export, the exporter reads only the rows of processes with a grant, so a word for an export
+without a grant has no effect. The exporter never writes a row, and forgets the row of a dead
+process.
 """
 
 import time
@@ -87,7 +88,7 @@ def leases_of(unit: Unit) -> tuple[Lease, ...]:
 
 
 def ended_of(export: Export) -> list[Any]:
-    """Return the rows that held an export and hold it no longer."""
+    """Return the rows that held an export, but no longer hold it."""
     slot = export.slot
     assert slot is not None  # noqa: S101 - an export with rows has a slot
     return [row for row in export.since if not words.load(export.rows[row], slot.at)]

@@ -142,10 +142,10 @@ def _after_fork_in_child() -> None:
 
 
 def _unmap_inherited() -> None:
-    """Unmap segments that another thread of the parent had mapped and not protected yet.
+    """Unmap segments for which MADV_DONTFORK failed, or was not called before the fork.
 
-    Possibly no variable contains the address of such a segment yet. So the segments are found by
-    name.
+    Another thread of the parent may have mapped such a segment without storing its address yet. So
+    the segments are found by name.
     """
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
@@ -173,7 +173,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     Raises
     ------
     DriverError, OutOfMemoryError, OSError
-        This process has no free descriptor, no room or no memfd.
+        No descriptor is free, the mapping has no room, or the kernel lacks memfds.
     """
     try:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING

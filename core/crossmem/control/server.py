@@ -137,7 +137,7 @@ class LeaseServer:
         Parameters
         ----------
         timeout_s
-            The longest wait. A Python thread that never releases the GIL can extend it.
+            The longest wait in seconds. A Python thread that keeps the GIL can extend the wait.
         """
         is_other = threading.get_ident() != self._thread.ident
         if self._connections and is_other and not self._stopping:
@@ -161,7 +161,7 @@ class LeaseServer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close every descriptor and change nothing else: for a forked child."""
+        """Close every descriptor and change nothing else, as a forked child must."""
         for connection in list(self._connections.values()):
             connection.socket.close()
             connection.finish()
@@ -356,7 +356,7 @@ class LeaseServer:
                 self._unsent.remove(connection)
                 self._loop.change(connection.number, read=True)
             return
-        # The server reads no further request of a peer that has not read its replies.
+        # The server reads no further request of this peer until the replies are sent.
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,

@@ -70,7 +70,7 @@ class SlotTable:
         self.segments: list[Segment] = []
         """The control segments, in order."""
         self.descriptors: list[int] = []
-        """Descriptors of the control segments, to pass on."""
+        """Descriptors of the control segments, for the replies to importers."""
         self.free: list[int] = []
         """A heap of the returned slots. No row holds such a slot any more."""
         self.free_ranges: list[tuple[int, int]] = []

@@ -14,7 +14,7 @@ IMPORT  client to server nonce, identity of the peer, then one record for each r
 RESERVE client to server the same body as IMPORT, for reservations without the memory itself
 REPLY   server to client one record for each requested export; descriptors travel alongside
 END     client to server numbers of reservations that end
-HINT    client to server slots whose hold has ended, if their generation has changed
+HINT    client to server slots whose hold has ended, if the server's process waits for the end
 ======= ================ =====================================================================
 """
 
@@ -76,7 +76,7 @@ MAX_PAYLOAD_NBYTES: Final = MAX_GRANT_NBYTES - 128
 MAX_PAYLOADS: Final = 1024
 """Maximum number of payloads of one export."""
 MAX_GRANT_DESCRIPTORS: Final = 16
-"""Maximum number of descriptors of one export, without the control segment and the row."""
+"""Maximum number of descriptors of one export, not counting the control segment and the row."""
 MAX_DESCRIPTORS: Final = 253
 """Maximum number of descriptors in one message: SCM_MAX_FD of the kernel."""
 NONCE_NBYTES: Final = 16
@@ -161,11 +161,12 @@ class Wanted(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request for any number of exports of one backend.
+    """One request for 1 to ``MAX_WANTED`` exports of one backend.
 
-    ``session`` distinguishes the programs that one process runs. ``known`` has a bit for each
-    control segment of which the importer has a row. ``following`` is the number of further exports
-    that later requests of the same message ask for.
+    ``reported`` is the importer's number for the vendor's whitelist. ``session`` distinguishes the
+    programs that one process runs. ``known`` has a bit for each control segment of which the
+    importer has a row. ``following`` is the number of further exports that later requests of the
+    same message ask for.
     """
 
     nonce: bytes
@@ -224,7 +225,7 @@ def proof_context(server_nonce: bytes, nonce: bytes, request: int) -> bytes:
 
 
 def pages(kind: MessageType, request: int, body: bytes) -> list[bytes]:
-    """Cut a body into messages."""
+    """Return the messages that carry a body."""
     room = MAX_MESSAGE_NBYTES - HEADER.size
     made: list[bytes] = []
     for start in range(0, max(1, len(body)), room):

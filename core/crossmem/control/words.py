@@ -2,7 +2,7 @@
 """The operations on words that processes share. Accesses to such words use these functions.
 
 The hot paths of pools are an exception. They subscript the view, because a signal handler or
-another thread could run between two calls.
+another thread could run between two calls of these functions.
 
 A word has 8 bytes and is aligned. Only one process writes it. CPython copies an item of a
 ``memoryview`` with format ``Q`` by one instruction, so no reader sees half of a store.

@@ -219,8 +219,8 @@ class Driver(ABC):
         block stands alone: :meth:`export` must not make bytes of another allocation reachable.
 
         The driver enforces the capacity of the device: it raises ``OutOfMemoryError`` if its blocks
-        would need more. If memory has a name, the driver first removes the named memory that killed
-        exporters left without a holder (law C12).
+        would need more. If memory of the mechanism has names, such as files, the driver first
+        removes those that killed exporters left behind and that no process uses (law C12).
         """
 
     @abstractmethod
@@ -247,8 +247,8 @@ class Driver(ABC):
         raw
             True: only the payloads reach the importing programs, without leases and without
             :meth:`grant`. Core passes True only if the capability ``raw_handles`` is true. If a
-            vendor's first export decides the kind of all exports, the driver raises
-            ``UnsupportedError`` for the other kind.
+            vendor does not allow both raw and leased exports of a block, the driver raises
+            ``UnsupportedError`` for the kind that comes second.
         """
 
     def release_export(self, block: Block, exported: Exported) -> None:  # noqa: B027
@@ -263,8 +263,8 @@ class Driver(ABC):
 
         The driver is not used again: a child that imports gets a new driver (law C18). The method
         must not make vendor calls. If the capability ``host_visible`` is true, the method leaves
-        mappings in place, because the child may have views of them. Other memory must not be mapped
-        in the child.
+        mappings in place, because the child may have views of them. If it is false, the child must
+        not have any memory of the driver mapped.
         """
 
     def peer_identity(self) -> int:
@@ -313,7 +313,7 @@ class Driver(ABC):
         mechanism
             The mechanism of the export.
         nbytes, capacity
-            The exporter's claim of the sizes. Check them against the descriptor or the vendor, and
+            The sizes that the exporter claims. Check them against the descriptor or the vendor, and
             raise ``InvalidHandleError`` on a mismatch.
         access
             The access of mappings.
@@ -329,8 +329,8 @@ class Driver(ABC):
 
         Not called while the import has a mapping from an earlier call. With ``remappable=False``,
         core promises not to call this method again for the import. The driver may then release at
-        once everything that only a further mapping would need, such as a descriptor. The mapping
-        stays as long as :meth:`crossmem.driver.AddressRanges.map_at` may be called for the import.
+        once everything that only a further mapping would need, such as a descriptor. Core keeps the
+        mapping as long as it may call :meth:`crossmem.driver.AddressRanges.map_at` for the import.
         """
 
     @abstractmethod

@@ -35,7 +35,7 @@ def in_any_case(step: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def noting(error: BaseException) -> Iterator[None]:
-    """Run a cleanup block after an error. An error of the block becomes a note on that error."""
+    """Run a cleanup block after an error. An error of the block becomes a note on ``error``."""
     try:
         yield
     except CrossmemError as failure:

@@ -62,8 +62,8 @@ class AddressRanges(Protocol):
     def map_at(self, memory: Block | Imported, pointer: int) -> Mapped:
         """Map the whole capacity of memory at reserved addresses.
 
-        An import keeps its access. If the import was mapped with ``remappable=False``, that mapping
-        still exists.
+        The mapping of an import has the import's access. If :meth:`crossmem.driver.Driver.map` was
+        called with ``remappable=False`` for the import, the mapping of that call still exists.
         """
         ...
 

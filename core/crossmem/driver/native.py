@@ -78,7 +78,7 @@ class LibraryNotFoundError(OSError):
 
     @property
     def details(self) -> str:
-        """The paths that were tried, one on a line."""
+        """The paths that were tried with their errors, one per line."""
         return "\n".join(self.tried)
 
 
@@ -144,7 +144,7 @@ class In(Parameter):
 
 
 class Fixed(Parameter):
-    """A parameter that is the same in every call.
+    """A parameter whose argument is the same in every call.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class Prototype:
     parameters
         The function's parameters, in C's order.
     restype
-        Type of the return value; the default is a result code.
+        Type of the return value. The default is the type of a result code.
     """
 
     def __init__(self, symbol: str, *parameters: Parameter, restype: Any = ctypes.c_int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optional group of driver methods: queues and buffers of the vendor, for a mechanism."""
+"""An optional group of driver methods: the queues and buffers of a vendor's mechanism."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,10 +61,10 @@ class VendorBuffer:
 
 
 class VendorQueues(Protocol):
-    """Queues that the vendor keeps, and that hand buffers of the vendor to other processes.
+    """Queues of the vendor, which hand buffers of the vendor over to other processes.
 
-    The capability ``vendor_queues`` names the mechanisms. Core calls these methods from any thread,
-    but uses a buffer in one thread at a time.
+    The capability ``vendor_queues`` is true for the mechanisms with such queues. Core calls these
+    methods from any thread, but uses a buffer in one thread at a time.
     """
 
     def create_queue(self, ordinal: int, depth: int, mechanism: str) -> VendorQueue:

@@ -2,7 +2,7 @@
 """Optional groups of driver methods that order the work of streams across processes.
 
 A stream is the vendor's handle as an integer; 0 is the default stream. Each method may be called
-from any thread and leaves the thread's current device as it found it (law C19).
+from any thread, and preserves the thread's current device (law C19).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["SharedEvent", "StreamEvents", "StreamWords", "StreamWork", "Streams"
 
 
 class Streams(Protocol):
-    """The device runs work in streams, later than the call that issues it.
+    """The device runs work in streams, asynchronously to the calls that issue the work.
 
     A driver without this group completes all work before the issuing call returns. A driver offers
     this group together with :class:`StreamWords`, :class:`StreamEvents` or both. If it offers
@@ -27,7 +27,7 @@ class Streams(Protocol):
 class StreamWords(Protocol):
     """Streams write and await 64-bit words in host memory: level ``"word"``.
 
-    The comparison of the wait may be cyclic, as CUDA's is. All values are below 2**63.
+    The comparison of the wait may be cyclic, as CUDA's is, because all values are below 2**63.
     """
 
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
@@ -128,5 +128,5 @@ class StreamWork(Protocol):
         ...
 
     def copy_async(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy memory of the device, as work of a stream. Both parts belong to the device."""
+        """Copy bytes as work of a stream. Source and target are memory of the device."""
         ...

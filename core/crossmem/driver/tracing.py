@@ -65,7 +65,8 @@ class TracingDriver(Driver):
         Number of calls of each method. The key is the method's name.
     violations
         One line for each broken rule of the driver contract, such as a second release, a release
-        while a dependent resource is live, a mapping of mapped memory, a call with unknown objects.
+        while a dependent resource is live, a mapping of mapped memory, or a call with an unknown
+        object.
     """
 
     def __init__(self, inner: Driver) -> None:

@@ -83,7 +83,10 @@ class PoolCore:
 
 
 class BlockHandle(ShareableHandle):
-    """An immutable name for one block of a pool, valid in any process of the same host."""
+    """An immutable name for a block of a pool, or for a part of the block.
+
+    The name is valid in any process of the same host.
+    """
 
     __slots__ = ("_parts",)
 

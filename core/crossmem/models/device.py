@@ -35,7 +35,7 @@ class DeviceInfo:
     ASCII characters without blanks."""
 
     name: str
-    """Name for people, 1 to 256 characters."""
+    """Name to display, 1 to 256 characters."""
 
     total_nbytes: int | None
     """Memory of the device in bytes; None if the vendor reports it only for an opened device."""

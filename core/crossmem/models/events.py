@@ -24,7 +24,7 @@ class EventKind(StrEnum):
     """The lease server granted a lease to another process."""
     LEASE_ENDED = "lease-ended"
     """A holder ended its lease. The exporter notices the end, and emits the event, when it next
-    frees or reports."""
+    frees memory or lists its exports."""
     LEASE_LOST = "lease-lost"
     """A lease ended because its holder died. Without a pidfd, the end of the holder's connection
     counts as its death."""
@@ -68,7 +68,7 @@ class Event:
     nbytes
         Requested size in bytes, 0 if unknown.
     owner_pid
-        Process that allocated the memory.
+        Pid of the process that allocated the memory, 0 if unknown.
     peer_pid
         Pid of the other process in this process's pid namespace; 0 if the other process is not
         visible there, or if the event has no other process.

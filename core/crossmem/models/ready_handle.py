@@ -14,7 +14,8 @@ from crossmem.models.timeline_handle import TimelineHandle
 
 __all__ = ["ReadyHandle"]
 
-# the value of the timeline, and the length of the memory's handle; then come both handles
+# The value of the timeline, and the length of the memory's handle. The memory's handle and the
+# timeline's handle follow.
 _BODY: Final = struct.Struct("<QH")
 _START: Final = HEADER.size + _BODY.size
 

@@ -23,7 +23,7 @@ _BODY: Final = struct.Struct("<QBB")
 class TimelineHandle:
     """An immutable name for a timeline, valid in any process of the same host.
 
-    Made by :meth:`crossmem.Timeline.export`; sent as :meth:`to_bytes` or by pickling. A process
+    :meth:`crossmem.Timeline.export` makes it; send it as :meth:`to_bytes` or by pickling. A process
     that has the handle and passes the access check of the signalling process can wait, and can
     disturb other waiters, so treat the bytes as a credential.
 

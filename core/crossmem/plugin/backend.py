@@ -74,7 +74,7 @@ class Backend:
     name
         The name in device names, as in ``crossmem.device("name:0")``.
     summary
-        One line for people that names the memory's vendor.
+        One line that tells users which vendor's memory this is.
     api_version
         Version of the plugin interface that the backend implements. Write the number itself:
         ``crossmem.plugin.API_VERSION`` would always be the version of the installed crossmem.
@@ -86,8 +86,8 @@ class Backend:
     load
         Makes the driver. The argument is the name of a runtime. None: the function chooses one of
         the vendor's real runtimes, never an emulation. Called once per process for each requested
-        runtime, and again only after it raised; never on two threads at once. It raises
-        :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this machine.
+        runtime, again only after an exception, and never on two threads at once. The function
+        raises :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this machine.
     priority
         Preference if no device is named: the available backend with the highest number is used.
         None: the backend is used only if it is named. Every emulation has None.

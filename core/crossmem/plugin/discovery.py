@@ -75,7 +75,7 @@ class Catalog:
             _log.warning("plugin %s", failure)
 
     def check_runtimes(self, runtimes: Mapping[str, str]) -> None:
-        """Refuse a setting for a backend or a runtime that no plugin offers."""
+        """Raise ``ConfigurationError`` for a backend or a runtime that no plugin offers."""
         for name, runtime in runtimes.items():
             offers = self.offers.get(name, ())
             known = sorted({one for offer in offers for one in offer.backend.runtimes})
@@ -137,7 +137,7 @@ class Catalog:
         return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
 
     def conflicts(self) -> list[PluginFailure]:
-        """Return one failure for each offer of a name that several plugins offer."""
+        """Return one failure for each offer of a backend name that several plugins offer."""
         return [
             PluginFailure(
                 offer.info.plugin,

@@ -55,14 +55,14 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     find_runtime
         For use in :attr:`Backend.load` only. It returns the answer of some plugin's
         ``crossmem_runtime`` for an API and a name, or raises
-        :class:`crossmem.BackendUnavailableError` if no plugin answers. A backend that has all its
-        runtimes itself omits this parameter.
+        :class:`crossmem.BackendUnavailableError` if no plugin answers. A plugin whose backends use
+        no other plugin's runtimes omits this parameter.
 
     Returns
     -------
     Iterable[Backend]
         The backends, in any order. Their names must be unique among all plugins: if two plugins
-        offer the same name, it is refused until one of the plugins is disabled.
+        offer the same name, the name is refused until one of the plugins is disabled.
 
     Raises
     ------
@@ -168,7 +168,8 @@ def crossmem_event(event: Event) -> None:
     (leases, denials, losses), the lease server's thread; for a deferred free, the thread that
     frees. Several threads may call the hook at once.
     Must not: block, wait for another process, call crossmem, or raise. While an observer runs on
-    the lease server's thread, importers get no reply. The thread may hold locks of crossmem.
+    the lease server's thread, importers get no reply. The calling thread may hold locks of
+    crossmem.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ class Registry:
         Raises
         ------
         ConfigurationError
-            The name is taken or the plugin is not well-formed. Nothing is registered then.
+            The name is taken, or the plugin is not well-formed. Nothing was registered.
         """
         with self._lock:
             catalog = self._discovered()
@@ -148,7 +148,7 @@ class Registry:
                     self._discovering = False
                 catalog.check_runtimes(self._runtimes)
                 self._observe(catalog)
-                # This comes last, so a child that was forked earlier discovers the plugins itself.
+                # This comes last: a child that was forked earlier must discover the plugins itself.
                 self._catalog = catalog
             return self._catalog
 
@@ -194,7 +194,7 @@ class Registry:
         return self._offer(name).backend
 
     def availability(self, name: str) -> Availability:
-        """Return whether a backend can be used on this machine; see also :meth:`runtime_of`.
+        """Return a backend's availability. A runtime of :meth:`runtime_of` counts as available.
 
         Raises
         ------

@@ -2,8 +2,8 @@
 """Copies trees from another node. The bytes travel through Ray's object store.
 
 A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces. The
-receiver stores the pieces in memory of crossmem. Arrays that overlap also overlap in the copy.
-Processes on the receiver's node forward the copied arrays as handles.
+receiver stores the pieces in memory of crossmem. Arrays that overlap also overlap in the copy. The
+processes of the receiver's node can share the copied arrays without a further copy.
 """
 
 from collections.abc import Iterator

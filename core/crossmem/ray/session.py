@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The uses of Ray's private interface, and the check for them.
+"""The uses of Ray's private interface, and the check that Ray has this interface.
 
-crossmem needs four facts and functions of Ray that have no public name. :func:`check` refuses a Ray
-without the first three:
+crossmem needs the following four things of Ray, which have no public name. :func:`check` refuses a
+Ray that lacks one of the first three.
 
 - whether Ray is serialising a message. Ray's pickler also writes data that is stored, such as
   checkpoints and functions, and stored data must not contain handles;
@@ -86,7 +86,7 @@ def is_message() -> bool:
 
 
 def new_token(ended: Callable[[bytes], None]) -> Any:
-    """Return a new token: a reference to a new object of Ray, which messages carry.
+    """Return a new token for messages: a reference to a new object of Ray.
 
     Parameters
     ----------

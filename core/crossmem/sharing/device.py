@@ -247,7 +247,7 @@ class Device(LocalDevice):
             memory must stay allocated while the object lives.
         neighbours
             ``"expose"`` allows importers to reach other memory in the same block of the vendor.
-            None refuses such memory.
+            None: the call raises if the block contains other memory.
 
         Returns
         -------

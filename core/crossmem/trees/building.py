@@ -26,7 +26,7 @@ def build(message: Message, memories: Sequence[Memory]) -> Any:
 def maker_of_rows(
     memories: Sequence[Memory] | dict[int, Memory],
 ) -> Callable[[Row, Kind], Any]:
-    """Return a function that makes one array of a message, in the given library.
+    """Return a function that makes the array of a row of a message, in the library ``kind``.
 
     Parameters
     ----------

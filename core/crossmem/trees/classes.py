@@ -61,7 +61,7 @@ def refuse_more(value: Any, where: Callable[[], str]) -> None:
     """Refuse an object with attributes that are not fields, because the message has only fields.
 
     Two kinds of attributes are ignored: cached properties, which the receiver computes again, and
-    the attribute that ``typing`` sets on an object of a generic class, which has no effect.
+    ``__orig_class__``, which ``typing`` sets on an object of a generic class, without any effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()

@@ -19,7 +19,7 @@ from crossmem.trees.pool_blocks import Exportable
 __all__ = ["Contents"]
 
 _READ_STEP: Final = 1 << 16
-"""The most bytes that Linux maps at the page fault of a read. At the page fault of a write, Linux
+"""The most bytes that Linux maps at one page fault of a read. At a page fault of a write, Linux
 maps one page."""
 
 

@@ -31,7 +31,7 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""A token is one of three: a run of commas and of values that contain no values; an opening
+"""There are three kinds of tokens: a run of commas and of values that contain no values; an opening
 bracket, with the tag if it begins an object; a closing bracket."""
 _RUN, _OPENING = 1, 2
 
@@ -42,8 +42,8 @@ _TREE_KEY: Final = re.compile(rb'"tree"[ \t\r\n]*+:[ \t\r\n]*+\Z')
 # counted.
 _VALUES, _PAIRS, _PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN = range(8)
 _FLAT, _TREE, _BODY = range(8, 11)
-"""The roles of parts that are not lists of the tree. ``_FLAT`` is a list outside the tree,
-``_TREE`` the value of the key "tree", and ``_BODY`` the outermost object."""
+"""The roles of parts that are not lists of the tree: ``_FLAT`` is a list outside the tree,
+``_TREE`` is the value of the key "tree", and ``_BODY`` is the outermost object."""
 _FIRST_TAGGED: Final = 16
 """The role of an object in the tree is this number plus the character code of its tag."""
 
@@ -95,7 +95,8 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
     Raises
     ------
     ValueError
-        The text has more values, or more brackets than any writer produces.
+        The tree has more values, or the text has more brackets than any writer produces or is not
+        a tree's JSON.
     """
     # The number of commas and opening brackets in the text, even in strings, is an upper bound of
     # the number of values. So most messages pass without the slower count.

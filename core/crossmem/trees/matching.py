@@ -43,8 +43,8 @@ class Match(NamedTuple):
 def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
     """Yield each array of a shared tree with the array at the same place of another tree.
 
-    For an update, the plain values must equal the shared ones, because readers have them from the
-    message.
+    For an update, the plain values of both trees must be equal, because readers keep the values of
+    the message.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes containers and plain values as JSON, with numbers in place of arrays, and reads them.
+"""Writes a tree as JSON, with numbers in place of arrays, and reads such JSON.
 
 ============== ==================================================================================
 in JSON        means
@@ -17,7 +17,7 @@ null, true, 1  None, True, 1; Unicode strings and finite floats also have their 
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
-{"i": [n, x]}  container n again, with its JSON x; n counts mutable containers as they finish
+{"i": [n, x]}  again the mutable container that was the n-th to be complete, from 0; x: its JSON
 ============== ==================================================================================
 
 The module ``classes`` describes the lookup of classes.
@@ -217,7 +217,7 @@ _WRONG: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions that an invalid node raises. NumPy raises SystemError for an empty string."""
+"""Exceptions that an invalid node raises. NumPy raises SystemError for an invalid code point."""
 
 
 class _Known(NamedTuple):
@@ -346,7 +346,7 @@ class _Form(NamedTuple):
     has_attributes: bool = False
 
     def split(self, content: Any) -> tuple[Any, Any]:
-        """Return the content of a container, and the additional part; None if there is none."""
+        """Return the content of a container, and the additional part or None."""
         beside = None
         if self.is_named:
             beside, content = content

@@ -32,7 +32,7 @@ def pair_arrays(
     Raises
     ------
     ConfigurationError
-        The containers at a place differ in kind or in content.
+        The trees differ in structure or, for an update, in a plain value.
     """
     tag, inner, name = _open(theirs)
     other_tag, others, other_name = _open(mine)

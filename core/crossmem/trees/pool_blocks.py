@@ -86,8 +86,8 @@ def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
 def let_go(memory: Exportable) -> None:
     """Free memory that a tree owns.
 
-    If arrays in a block outlive the tree, the block is freed with the last array. The tree's handle
-    of the block is withdrawn at once, so no further process can import the block with this handle.
+    If arrays in a block outlive the tree, the block is freed after the last array. The tree's
+    handle of the block is withdrawn at once, so no further process can import the block with it.
     """
     try:
         memory.free()
@@ -108,5 +108,5 @@ def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None
     memory = cast("Memory | None", current().arrays.find_inherited(pointer, nbytes))
     if memory is not None and is_block(memory):
         msg = f"{clause(where(), 60)} lies in a block of a pool, which a forked child does not have"
-        hint = "send the block's handle to the child and attach it there, or start it with spawn"
+        hint = "attach the block's handle in the child, or start the child with spawn"
         raise ForkedProcessError(msg, hint=hint, operation="share")

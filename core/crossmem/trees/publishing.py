@@ -109,7 +109,7 @@ class Published:
         return timeline.signal_next(None)
 
     def wait(self, after: int, *, stream: Any = None, timeout: float | None = None) -> int:
-        """Wait until a version newer than ``after`` is published, and return it.
+        """Wait until a version newer than ``after`` is published, and return that version.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class Published:
         Raises
         ------
         WaitTimeoutError
-            No newer version was published in that time.
+            No newer version was published before the time limit.
         OwnerUnresponsiveError
             The owner does not reply at the first check.
         OwnerGoneError

@@ -98,7 +98,7 @@ def share(
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such ``device`` in this process.
     DriverError, OutOfMemoryError
-        A vendor's call failed, or the pool has no free block. No copy is left then.
+        A vendor's call failed, or the pool has no free block. In this case, no copy is left.
     """
     process = drain()
     if not isinstance(copy, bool):
@@ -134,7 +134,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     """Return a message for one array, the array's memory, and whether the array is read-only.
 
     The array is read-only if this process received it with ``readonly=True``. The result is None
-    for an array outside memory of crossmem that other processes can lease.
+    if the array does not lie in memory of crossmem that other processes can lease.
 
     Raises
     ------

@@ -226,7 +226,7 @@ class Shared(Published, Generic[_T_co]):
 
     @property
     def kept(self) -> object:
-        """The objects that keep the memory, for a caller that needs it after this object's end."""
+        """The objects that keep the memory. While a caller keeps them, it may use the memory."""
         return self._owned, self._contents, self._kept, self._received
 
     @property

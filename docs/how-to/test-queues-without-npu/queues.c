@@ -37,7 +37,7 @@ static void hand_over(uint32_t qid, int32_t number)
     memset(data, number, LENGTH); /* the program runs on the device */
     CHECK(acltdtSetBufDataLen(buffer, LENGTH));
     CHECK(acltdtSetBufUserData(buffer, &number, sizeof number, 0));
-    CHECK(acltdtEnqueue(qid, buffer, WAIT_MS)); /* from here on, the buffer is not ours */
+    CHECK(acltdtEnqueue(qid, buffer, WAIT_MS)); /* the buffer now belongs to the queue */
 }
 
 static int32_t take(uint32_t qid)
@@ -52,7 +52,7 @@ static int32_t take(uint32_t qid)
     CHECK(acltdtGetBufDataLen(buffer, &length));
     CHECK(acltdtGetBufUserData(buffer, &number, sizeof number, 0));
     if (length != LENGTH || ((signed char *)data)[LENGTH - 1] != number)
-        give_up("another frame", 0);
+        give_up("wrong frame", 0);
     CHECK(acltdtFreeBuf(buffer));
     return number;
 }

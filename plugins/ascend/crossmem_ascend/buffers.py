@@ -192,7 +192,8 @@ class HandOvers:
         """Free the buffer that the vendor's last call returned, if that call succeeded."""
         if made and made[-1][1] == SUCCESS:
             buffer.reference = made[-1][0]
-            # free_buffer() frees only with a pointer, and the address of the data may be unknown.
+            # free_buffer() does nothing if the pointer is 0. The address of the data may be unknown
+            # here, so the reference replaces the address.
             buffer.pointer = buffer.pointer or buffer.reference
             with noting(error):
                 self.free_buffer(buffer)
@@ -202,9 +203,9 @@ class HandOvers:
     def _repeat(self, call: str, once: Callable[[int], int], timeout_s: float) -> bool:
         """Repeat a waiting call until it succeeds. Return False if the time is up.
 
-        If another process uses the queue at the same moment, the vendor does not wait. It returns
-        the same code as for a destroyed queue. So this code raises only when the time limit and
-        ``_BUSY_S`` have passed.
+        If another process uses the queue at the same moment, the vendor does not wait, and returns
+        the same code as for a destroyed queue. So this method raises the error of this code only
+        when the time limit and ``_BUSY_S`` have passed.
         """
         began = time.monotonic()
         end = began + timeout_s

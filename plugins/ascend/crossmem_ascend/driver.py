@@ -213,8 +213,8 @@ class AscendDriver(VendorDriver):
                     hint="copy the memory to another allocation and export that",
                     backend=BACKEND,
                 )
-            # This method may run in a thread other than the lease server's, because a thread that
-            # frees memory also reads messages. So it must choose the device.
+            # This method runs on the lease server's thread, where no device is current. So the
+            # method must choose the device.
             with self._current.on(block.ordinal):
                 mechanism.admit(block, tgids)
             owned.admitted.update(tgids)
@@ -227,7 +227,7 @@ class AscendDriver(VendorDriver):
             fault = "which is not a process number"
         elif peer.reported == own:
             fault = "which is the exporter's"
-        # Only outside of containers, the pids of this process and its peers are the driver's.
+        # The driver's numbers equal the pids only outside of containers.
         elif own == os.getpid() and peer.pid and peer.pid != peer.reported:
             fault = f"but is process {peer.pid}"
         if fault is not None:
@@ -298,7 +298,7 @@ class AscendDriver(VendorDriver):
                 return
             if self.capabilities(ordinal, None).peer_access:
                 self._peers.enable_all(ordinal)
-            # A synchronous copy within one device refuses imported memory (207000).
+            # A synchronous copy within one device refuses imported memory (error 207000).
             stream = vendor.value("rt.create_stream", rt.create_stream())
             with in_any_case(lambda: vendor.check("rt.destroy_stream", rt.destroy_stream(stream))):
                 code = rt.memcpy_async(target, nbytes, source, nbytes, _DEVICE_TO_DEVICE, stream)

@@ -2,9 +2,9 @@
 """Sharing of ``malloc`` memory by key.
 
 The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
-the key before it frees the memory. The memory ends with the exporter. A key works between processes
-that use one device: on another device, neither synchronous copies nor copies from or to the host
-work.
+the key before it frees the memory. The memory is lost when the exporter ends. A key works between
+processes that use one device: on another device, neither synchronous copies nor copies from or to
+the host work.
 """
 
 from dataclasses import dataclass
@@ -57,8 +57,8 @@ class Key(Mechanism):
 
     @override
     def allocate(self, ordinal: int, nbytes: int) -> Block:
-        # The capacity is a number of whole huge pages. Otherwise the memory may not be aligned to a
-        # page, or may share a page with other memory.
+        # The capacity is a number of whole huge pages. Otherwise the memory might not be aligned to
+        # a page, or might share a page with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         owned = _Keyed(self)
         made: list[tuple[int, int]] = []
@@ -104,7 +104,7 @@ class Key(Mechanism):
             made: list[tuple[str, int]] = []
             get_key = self._rt.ipc_mem_get_export_key
             try:
-                # The length includes the byte that ends the text.
+                # The length includes the terminating zero byte.
                 call_into(made, get_key, block.pointer, block.capacity, _KEY_LENGTH + 1, int(raw))
                 self._vendor.check("rt.ipc_mem_get_export_key", made[0][1])
             finally:

@@ -23,7 +23,7 @@ class PeerAccess:
     vendor
         The runtime.
     contexts
-        The devices.
+        The devices that this process has opened.
     """
 
     def __init__(self, vendor: Vendor, contexts: Contexts) -> None:

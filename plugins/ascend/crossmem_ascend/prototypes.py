@@ -219,5 +219,5 @@ TDT: Final = {
     "set_buf_data_len": Prototype("acltdtSetBufDataLen", _POINTER, _SIZE),
     "set_buf_user_data": Prototype("acltdtSetBufUserData", _POINTER, _POINTER, _SIZE, _SIZE),
 }
-"""Functions for queues and buffers. pyACL lacks them. In pyACL's style, their module is named
-``acl.tdt``."""
+"""Functions for queues and buffers. pyACL lacks these functions, so the name of their module,
+``acl.tdt``, is crossmem's own."""

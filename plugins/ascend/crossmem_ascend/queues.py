@@ -35,7 +35,7 @@ NEEDS: Final = (
 """Functions of ``acl.tdt`` that the mechanism needs."""
 _RUNS_ON_HOST: Final = 1
 _SHARE_GROUP: Final = "SHAREGROUP_PRECONFIG"
-"""If this variable exists, the vendor's queues work between the processes of a memory group."""
+"""The environment variable that lets the vendor's queues work between the processes of a group."""
 _DEPTH_ATTR: Final = 1
 _MAX_DEPTH: Final = 8191
 """The vendor's greatest depth is 8192, and a queue holds one buffer less than its depth."""
@@ -177,7 +177,7 @@ class QueueMechanism(HandOvers):
             msg = "the vendor grants queues by pid, and the owner does not see this process's pid"
             raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
         with self._about(queue.ordinal, "open_queue"):
-            # A grant may replace the process's earlier grant, so this one repeats earlier roles.
+            # A grant may replace the process's earlier grant, so this grant repeats earlier roles.
             attached = attached_in(queue)
             process = peer.pid, process_start_time(peer.pid)
             bits = attached.granted.get(process, 0) | _BITS[role]

@@ -46,7 +46,7 @@ COMMON: Final = frozenset(
         "synchronize_stream",
     }
 )
-"""Functions of ``acl.rt`` that both mechanisms need."""
+"""Functions of ``acl.rt`` that the mechanisms ``shareable`` and ``key`` need."""
 
 SHAREABLE: Final = frozenset(
     {
@@ -207,7 +207,7 @@ class Vendor:
     Raises
     ------
     BackendUnavailableError
-        The runtime lacks a function that both mechanisms need.
+        The runtime lacks a function of `COMMON`.
     DriverError
         The runtime cannot be initialised.
     """

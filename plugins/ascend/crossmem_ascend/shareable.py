@@ -43,7 +43,7 @@ class _Physical(Reference):
     pieces: dict[int, bool] = field(default_factory=dict)
     """The addresses of the memory's mappings in address ranges."""
     share: int | None = None
-    """The value of the vendor's one export. 0 is a valid value."""
+    """The value of the memory's only export. 0 is a valid value."""
 
 
 class Shareable(Mechanism):

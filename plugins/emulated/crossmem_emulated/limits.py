@@ -71,7 +71,7 @@ class Limits:
     Parameters
     ----------
     proc, cgroups
-        The mount points of these file systems.
+        The mount points of procfs and of the cgroup file systems.
     """
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
@@ -153,7 +153,7 @@ def _read_cgroup(
 
 
 def _swap_nbytes(folder: Path, machine_nbytes: int) -> int:
-    """Return how much of the machine's free swap space a cgroup may still use."""
+    """Return how many bytes of the machine's free swap space a cgroup may still use."""
     try:
         text = (folder / "memory.swap.max").read_text("ascii").strip()
         if text == _UNLIMITED:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of both drivers of this plugin: every method of a driver, as system calls on memfds.
+"""The base of both drivers of this plugin. It implements every method by system calls on memfds.
 
 The driver keeps no list of blocks and imports. The ``reference`` of a block is its descriptor. The
 ``reference`` of an import is its descriptor too, or a :class:`_Kept` after the descriptor was
@@ -143,7 +143,7 @@ class MemfdDriver(Driver):
         block.capacity = 0
 
     def _prepare(self, block: Block) -> None:
-        """Change fresh memory before its first use."""
+        """Prepare a new block for its first use."""
         # A small allocation gets no huge page, because the kernel would zero the whole huge page.
         if self._advise_huge and block.nbytes >= _HUGE_PAGE_NBYTES:
             memory.advise_huge(block.pointer, block.capacity)

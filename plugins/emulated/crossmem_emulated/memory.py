@@ -300,7 +300,7 @@ def cover(pointer: int, nbytes: int) -> None:
 
 
 def populate(pointer: int, nbytes: int) -> None:
-    """Populate all pages of a writable mapping (Linux 5.14)."""
+    """Populate all pages of a writable mapping. The call needs Linux 5.14."""
     if _madvise(pointer, nbytes, _MADV_POPULATE_WRITE):
         raise libc_error("madvise(MADV_POPULATE_WRITE)")
 

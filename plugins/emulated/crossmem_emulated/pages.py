@@ -84,7 +84,7 @@ class PageStore:
             return _used(tables, device)
 
     def allocate(self, device: int, nbytes: int, *, is_labelled: bool = False) -> Pages:
-        """Allocate memory with undefined contents: its first bytes are poisoned.
+        """Allocate memory with undefined contents: the first 64 KiB are filled with 0xA5.
 
         Parameters
         ----------

@@ -19,7 +19,8 @@ class Caller:
     Parameters
     ----------
     thread
-        The thread that calls the function when it next asks for its functions; None: a new thread.
+        The thread that calls the function when that thread next asks for functions to call; None: a
+        new thread.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -41,7 +42,7 @@ class Work:
     the last such work."""
     caller: Caller | None = None
     """How the work is called, if it is a function of the program; None for other work, which any
-    thread does."""
+    thread can do."""
     is_over: Callable[[], bool] | None = None
     """Whether a word in memory has the value for which this work waits; None for other work."""
     is_running: bool = False
@@ -49,7 +50,7 @@ class Work:
     written: tuple[tuple[int, int], ...] = ()
     """The ranges of data that the work writes. A value for which streams wait is not data."""
     rows: list[int] = field(default_factory=list)
-    """The numbers of the rows that show the pending writes to other processes."""
+    """The numbers of the rows in the database in which other processes see the pending writes."""
 
 
 class Queue(Protocol):
@@ -86,7 +87,7 @@ class Queues:
     lock
         The process's lock.
     thread
-        The thread's own state. ``callback`` is the function of the program that the thread runs.
+        State of each thread. Its ``callback`` is the function of the program that the thread runs.
     streams
         All streams.
     is_slow
@@ -121,7 +122,7 @@ class Queues:
         self._coupled = coupled
 
     def submit(self, stream: Queue, work: Work, *, is_awaited: bool = False) -> None:
-        """Append work to a stream. The work is done now, unless streams are slow or it must wait.
+        """Append work to a stream. Do the work now, unless streams are slow or the work must wait.
 
         ``is_awaited`` says whether the caller finishes the work before it returns.
         """

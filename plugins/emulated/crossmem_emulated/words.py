@@ -95,7 +95,7 @@ def waiting(
     Parameters
     ----------
     call
-        Name of the function.
+        Name of the emulated function.
     stream
         The stream that will get the work.
     lock
@@ -103,7 +103,7 @@ def waiting(
     word
         Address and size in bytes of the word. A release of this memory discards the work.
     is_over
-        The condition.
+        Returns whether the word satisfies the condition.
     """
 
     def is_done() -> bool:

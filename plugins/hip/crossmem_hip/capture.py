@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check whether a graph is being captured. crossmem's calls would break the capture."""
+"""Checks whether a graph is being captured, because calls of crossmem would break the capture."""
 
 from typing import Final
 

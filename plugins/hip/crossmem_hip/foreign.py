@@ -143,7 +143,7 @@ def try_export(vendor: Vendor, base: int) -> bytes:
 
 
 def _why_not_exported(vendor: Vendor, base: int) -> str | None:
-    """Return why legacy IPC cannot carry memory, None if it can or this is unknown."""
+    """Return why legacy IPC cannot carry memory, None if it can or the vendor does not say."""
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) != 0:
         return None
     is_pooled = not vendor.family.is_hip and _attribute(vendor, _MEMPOOL_HANDLE, base)

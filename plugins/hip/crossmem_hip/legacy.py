@@ -49,7 +49,7 @@ class _Opened(Reference):
     base: int = 0
     """The address of the open memory; 0 if it is not open."""
     is_checked: bool = False
-    """Whether the memory has the size that its exporter claims."""
+    """Whether the check of the memory's size has succeeded."""
 
 
 class Legacy(Mechanism):
@@ -152,7 +152,7 @@ class Legacy(Mechanism):
         refuse_capture(self._vendor)
         if opened.home != imported.ordinal:
             self._peers.enable(opened.home)
-        # The open may take seconds, so no lock is held here.
+        # The open may take seconds, so it runs without a lock of the driver.
         made: list[int] = []
         try:
             with self._vendor.calling("ipcOpenMemHandle"):

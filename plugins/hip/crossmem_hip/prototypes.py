@@ -28,9 +28,10 @@ _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
 
 _FD_BY_VALUE: Final = 70_100_000
 """The first version whose import takes the descriptor itself. Earlier versions take a pointer to
-the descriptor, and would interpret the descriptor as an address. Sources: ROCm/rocm-systems #759,
-which changed AMD's ``rocdevice.cpp``; PyTorch's ``CUDASymmetricMemory.cu``, which distinguishes the
-same versions; and kvcache-ai/Mooncake #1550, which tried 7.0, 7.1 and 7.2."""
+the descriptor, and would interpret a descriptor itself as an address. Sources:
+ROCm/rocm-systems #759, which changed AMD's ``rocdevice.cpp``; PyTorch's ``CUDASymmetricMemory.cu``,
+which distinguishes the same versions; and kvcache-ai/Mooncake #1550, which tried 7.0, 7.1 and
+7.2."""
 
 _CAPTURE_ACTIVE: Final = 1
 
@@ -120,7 +121,7 @@ class _Descriptor(ctypes.Structure):
 
 
 class PointerAttributes(NamedTuple):
-    """``PointerAttributes`` of CuPy."""
+    """The fields of CuPy's ``PointerAttributes``."""
 
     type: int
     device: int

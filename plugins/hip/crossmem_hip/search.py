@@ -39,7 +39,7 @@ def runtime_library(family: Family) -> ctypes.CDLL:
 
 
 def cuda_driver() -> ctypes.CDLL | None:
-    """Load the only copy of NVIDIA's driver library; return None if it is missing."""
+    """Load NVIDIA's driver library; return None if it is missing."""
     try:
         return open_library((f"{_CUDA_DRIVER}.1",), (), _CUDA_DRIVER)
     except OSError:
@@ -47,7 +47,7 @@ def cuda_driver() -> ctypes.CDLL | None:
 
 
 def library_of(module: Any) -> ctypes.CDLL | None:
-    """Return an object for calls of the vendor's library with which a module is linked.
+    """Return a ctypes object for the copy of the vendor's library that a module is linked with.
 
     The loader finds the object's functions in the libraries with which the module is linked. The
     process may also have loaded another copy of the library, which does not know the module's

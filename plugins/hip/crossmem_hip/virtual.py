@@ -328,7 +328,7 @@ class Virtual(Mechanism):
     # Steps that have an effect only once --------------------------------------------------
 
     def _map_anywhere(self, owned: _Physical, capacity: int, ordinal: int) -> int:
-        # The memory is still mapped if an earlier call failed, and if its undo failed, too.
+        # The memory is still mapped if an earlier call and its undo both failed.
         try:
             if not owned.is_mapped:
                 self._free_addresses(owned, capacity)
@@ -363,8 +363,8 @@ class Virtual(Mechanism):
         self._unmap(owned, capacity)
         self._free_addresses(owned, capacity)
 
-    # In each of these methods, no signal handler runs between the statement that clears a resource
-    # and the vendor's call. The resource is restored only if the vendor refused.
+    # In each of these methods, no signal handler runs between the statement that clears a field and
+    # the vendor's call. The field is restored only if the vendor refused.
 
     def _unmap(self, owned: _Physical, capacity: int) -> None:
         unmap = self._rt.memUnmap

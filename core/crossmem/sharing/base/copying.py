@@ -24,7 +24,7 @@ class Copyable(Endable):
     nbytes
         Size in bytes.
     readonly
-        Whether this object refuses to write.
+        Whether this object refuses writes.
     """
 
     __slots__ = ("_usage", "device", "nbytes", "readonly")
@@ -181,9 +181,9 @@ class Copyable(Endable):
             other_copies.pop(other, None)
 
     def _begin_copy(self, copy: object) -> int:
-        """Register a copy and return the memory's address. The caller must always end the copy."""
-        # This statement raises in a forked child. It comes before the lock, because a thread of the
-        # parent may have held the lock at the fork. Then no thread would release the lock.
+        """Register a copy and return the memory's address. The caller always removes the copy."""
+        # This statement raises in a forked child. It comes before the lock: if a thread of the
+        # parent held the lock at the fork, no thread of the child would release it.
         self.ptr  # noqa: B018
         with self._process.state:
             # The copy is registered before the address is read, because a block without copies can

@@ -188,8 +188,8 @@ class DeferredWork:
         self._reaper.bell.ring()
 
     def _is_pending(self) -> bool:
-        # A second thread may have freed memory just before the first thread added the memory to
-        # ``waiting``. Without this statement, the record of this memory keeps the reaper alive.
+        # A thread may have freed memory just before another thread added its record to ``waiting``.
+        # Without this statement, that record would keep the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting)
 

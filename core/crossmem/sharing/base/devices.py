@@ -124,7 +124,7 @@ class LocalDevice:
         return _restore, (self.backend, self.identity, self.runtime, self.mechanism)
 
     def for_mechanism(self, mechanism: str) -> Self:
-        """Return this device for memory that another mechanism shares.
+        """Return the object of this device whose memory the given mechanism shares.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class LocalDevice:
         if found is None:
             made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
             made._siblings = self._siblings
-            # If two threads make a device object at once, both get the first stored object.
+            # If two threads make a device object at once, both return the object stored first.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 
@@ -211,7 +211,7 @@ class _DeviceTable(Part):
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
     """Return the device with a name; see :func:`crossmem.device`."""
-    # This import comes late, because a program that only attaches memory never chooses a device.
+    # This import comes late, because a program that only attaches memory does not need the module.
     from crossmem.plugin.selection import choose  # noqa: PLC0415
 
     choice = choose(spec, process.settings, process.registry, runtime=runtime).spec
@@ -278,7 +278,7 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
         A wait is impossible now, for example while a graph is captured. Also raised at exit, if a
         stream of this process still waits for another process.
     StreamsWaitError
-        This thread continues with deferred work, and a stream waits for a timeline.
+        This thread does deferred work, which must not wait while a stream waits for a timeline.
     """
     deferred = device._process.deferred
     if deferred.draining and not deferred.may_wait(device.driver):
@@ -297,7 +297,7 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
 
 
 def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -> LocalDevice:
-    """Return a pickled device. Its ordinal may differ in this process (law C24)."""
+    """Return the device that a pickle names. Its ordinal may differ in this process (law C24)."""
     found = _find(_devices_of(drain(), backend, runtime), backend, identity)
     return found.for_mechanism(mechanism)
 

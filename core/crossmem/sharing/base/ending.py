@@ -152,7 +152,7 @@ def end_later(one: Endable) -> None:
 
 
 def end_because(one: Endable, why: str) -> None:
-    """End an object for a reason of crossmem; later uses raise an error with that reason.
+    """End an object by decision of crossmem; later uses raise an error with the reason ``why``.
 
     Raises
     ------

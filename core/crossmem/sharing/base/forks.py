@@ -31,7 +31,7 @@ def keep_from_children(pointer: int, nbytes: int) -> None:
     Parameters
     ----------
     pointer
-        Start of the mapping, at a page.
+        Start of the mapping, at a page boundary.
     nbytes
         Length of the mapping. It is rounded up to whole pages.
     """

@@ -25,7 +25,7 @@ class Memory(Copyable):
     __slots__ = ("_anchor", "_is_lent")
 
     _is_block: ClassVar = False
-    """Whether this is a block of a pool. Forked children do not inherit the mapping of a block."""
+    """Whether this is a block of a pool or a buffer of a queue."""
 
     def __init__(
         self, process: Process, device: LocalDevice, nbytes: int, usage: Usage, *, readonly: bool
@@ -282,7 +282,7 @@ def is_left_to_views(memory: Memory) -> bool:
 
 
 def is_block(memory: Memory) -> bool:
-    """Whether memory is a block of a pool, whose mapping forked children do not inherit."""
+    """Whether memory is a block of a pool or a buffer of a queue."""
     return memory._is_block
 
 

@@ -205,14 +205,14 @@ class Process:
         with ExitStack() as steps:
             # The steps run from the last one pushed to the first one. An interrupt of one step,
             # such as a user's Ctrl-C, does not skip the others. The step that runs last drops the
-            # owners of adoptions that end here.
+            # owner objects of adoptions that the other steps have ended.
             steps.callback(self.deferred.drain)
             for part in reversed([one for one in parts if one.closing >= 0]):
                 steps.callback(part.close_at_exit)
             if self.server is not None:
                 steps.callback(self.server.stop)
                 steps.callback(self._await_leases, self.server)
-            # The imports close first: their owners may be exiting, too, and waiting for this
+            # The imports close first: their exporters may be exiting, too, and waiting for this
             # process.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)

@@ -35,7 +35,7 @@ class Viewable(Protocol):
 
 
 def kind_of_arrays(device: LocalDevice) -> "Kind":
-    """Return the library whose arrays can use memory of a device.
+    """Return the name of the library whose arrays can use memory of a device.
 
     Raises
     ------

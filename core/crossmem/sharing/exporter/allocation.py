@@ -113,8 +113,8 @@ class Allocation(Memory):
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or the
             stream's handle. With a stream, the call does not wait for the device. If the strongest
-            timeline level of the device is ``"host"``, the call waits for the stream. By
-            :meth:`crossmem.Mapping.wait`, importers wait for the work that was issued on the stream
+            timeline level of the device is ``"host"``, the call waits for the stream. Importers
+            call :meth:`crossmem.Mapping.wait` to wait for the work that was issued on the stream
             before this call. Each call with a stream returns a new handle.
 
         Raises
@@ -170,9 +170,9 @@ class Allocation(Memory):
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Withdraw a handle: refuse importers that do not hold the memory yet (C28).
 
-        The memory stays allocated. Processes that hold the memory by this handle keep it, and so do
-        messages that were sent before this call. :meth:`export` then returns a new handle. A second
-        withdrawal does nothing.
+        The memory stays allocated. Processes that hold the memory by this handle keep it. A message
+        that was sent before this call can still be received. :meth:`export` then returns a new
+        handle. A second withdrawal does nothing.
 
         Parameters
         ----------

@@ -115,7 +115,7 @@ class ForeignAllocation(BlockRecord):
             self.blocks.clear()
 
     def is_still(self, foreign: Foreign) -> bool:
-        """Whether the vendor still has the same allocation at this address."""
+        """Return whether a later report of the driver describes the same allocation."""
         then = self.foreign
         return (then.base, then.nbytes, then.generation) == (
             foreign.base,
@@ -169,7 +169,7 @@ class ForeignAllocations(Part):
             known.users.add(user)
 
     def leave(self, user: AllocationRecord) -> None:
-        """Remove an adoption. With the last adoption, the driver disowns the block.
+        """Remove an adoption. If no adoption remains, let the driver disown the block.
 
         If this method raises, call it again to complete the step.
         """

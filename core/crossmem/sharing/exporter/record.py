@@ -187,8 +187,8 @@ class AllocationRecord(Record):
     def give_back(self, *, blocking: bool) -> None:
         """Free the memory if it has no leases. Otherwise, add it to the waiting memory.
 
-        This method waits for the device's running work first, because no vendor promises that its
-        free call waits.
+        Before it frees the memory, this method waits for the device's running work, because no
+        vendor promises that its free call waits.
         """
         process, unit = self.process, self.unit
         if self.is_done:

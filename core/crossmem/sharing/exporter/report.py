@@ -61,7 +61,7 @@ class ExportInfo:
     denied
         Number of requests that ``allow`` refused.
     waiting
-        Whether the owner has freed the memory, and leases on it remain.
+        Whether the owner has freed the memory while leases on it remain.
     withdrawn
         Whether the export was withdrawn. A withdrawn export is listed until its leases have ended.
     pool
@@ -151,8 +151,8 @@ def _info_of(lease: Lease, own_pid: int) -> LeaseInfo:
 def collect() -> int:
     """Do all deferred work that is possible now; return the number of freed allocations.
 
-    This call frees memory whose last lease has ended, releases dropped objects, and sends delayed
-    messages to exporters.
+    This call frees memory whose last lease has ended, releases the resources of dropped objects,
+    and sends delayed messages to exporters.
     """
     process = current()
     if process.is_closed:

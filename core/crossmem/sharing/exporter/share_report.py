@@ -51,7 +51,7 @@ class ShareReport:
     device
         Name of the device.
     ways
-        One entry for each mechanism of the device, the preferred one first.
+        One entry for each mechanism of the device, the preferred mechanism first.
     """
 
     ptr: int

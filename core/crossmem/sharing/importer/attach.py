@@ -244,7 +244,7 @@ def _attach_all(
     *,
     ends_with_owner: bool = False,
 ) -> list[tuple[Mapping, Use]]:
-    """Attach all handles or none. Each has the number of its reservation, or 0 without one."""
+    """Attach all handles or none. Each handle has the number of its reservation, or 0."""
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     named = [one for one, _number in wanted]
     wanted = [(one.base if isinstance(one, ReadyHandle) else one, n) for one, n in wanted]

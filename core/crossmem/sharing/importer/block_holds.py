@@ -44,8 +44,8 @@ class ArenaImport:
         The handle of any block.
     holders
         The holders of each block. The word of a block in the row is not 0 while the block has a
-        holder. All imports of one pool share the row and the holders, also imports that are
-        read-only or for other devices.
+        holder. All imports of one pool share the row and the holders, including imports that
+        are read-only or for other devices.
     """
 
     def __init__(self, use: Use, handle: BlockHandle, holders: "Holders") -> None:
@@ -109,7 +109,7 @@ class ArenaImport:
         if link is not None and link is self.link:
             return
         # The earlier connection is closed. Either the owner called exec, which keeps pid and pidfd,
-        # or its server had too many connections. The request shows which.
+        # or its server had too many connections. The reply to a new request shows which.
         device = record.device
         answers = connection.request(
             (handle,),

@@ -102,8 +102,8 @@ class BlockMapping(Mapping):
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # the branch needs no lock. A call that prevents the end, such as a copy or a view, is
-            # recorded first, and then reads ``_record`` again.
+            # the branch needs no lock. A call that prevents the end, such as a copy or a view,
+            # first records itself in the fields below, and then reads ``_record`` again.
             if not (
                 self._record is None
                 or process.is_inherited
@@ -152,10 +152,10 @@ def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapp
 
 
 def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
-    """Attach a block of this pool by the bytes of its handle; return None if a message is needed.
+    """Attach a block of an open pool by the bytes of its handle, without a system call.
 
-    After the first attach of a pool, attaches with default arguments take this path, which makes no
-    system call. They leave it only to check the owner or to report an error.
+    After the first attach of a pool, attaches with default arguments take this path. Return None if
+    the caller must take the general path, for example to check the owner or to report an error.
     """
     head, checksum, offset, length, index, generation, nbytes = _unpack(blob)
     stride = arena.stride

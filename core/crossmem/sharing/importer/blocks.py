@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of blocks: a hold and an address, without a message once the pool's arena is open.
+"""Imports of blocks: a hold and an address, without a request once the pool's arena is open.
 
-The first attach of a pool imports the pool's arena, which takes a message to the owner. The arena
-stays open until the owner closes the pool or dies, so later attaches take no message.
+The first attach of a pool imports the pool's arena by a request to the owner. The arena stays open
+until the owner closes the pool or dies, so later attaches send no request.
 """
 
 import time
@@ -154,7 +154,7 @@ class PoolImports(Part):
             with process.state:
                 try:
                     # The flag is cleared before the holds are read. So an attach without the lock
-                    # sees the flag, or this method sees the hold of that attach.
+                    # sees the cleared flag, or this method sees the hold of that attach.
                     arena.is_open = False
                     is_held = arena.is_held
                 except BaseException:

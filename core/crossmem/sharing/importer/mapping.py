@@ -34,7 +34,7 @@ class Import(Endable):
     nbytes
         Size of the part that the handle names, in bytes.
     readonly
-        Whether mappings refuse to write.
+        Whether mappings of this import refuse writes.
     """
 
     __slots__ = ("device", "handle", "nbytes", "readonly")

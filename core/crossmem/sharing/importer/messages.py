@@ -22,7 +22,7 @@ knows a number can end the reservation, so keep the number as secret as the hand
 one number for each export in it: further handles of the same export have the number 0. If one
 export has several numbers, the receiver sends the first to the exporter and ends all of them.
 
-If the receipt fails, the receiver keeps the reservation, and can receive the message again. A
+If the receipt fails, the reservation stays, so the receiver can receive the message again. A
 process that drops the message instead calls :func:`discard`.
 """
 

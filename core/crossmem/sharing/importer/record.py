@@ -259,7 +259,7 @@ class ImportRecord:
         Raises
         ------
         InvalidHandleError
-            The arena's slot in the owner is not ``slot``.
+            The owner keeps the arena in a slot other than ``slot``.
         """
         raise NotImplementedError
 
@@ -285,7 +285,7 @@ class ImportRecord:
 
     @property
     def is_retired(self) -> bool:
-        """Whether the owner has freed the memory; False if only a request could show it."""
+        """Whether the owner has freed the memory; False if only a request could tell this."""
         return False
 
     @property

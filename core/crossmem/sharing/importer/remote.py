@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of another process's memory: leases of the exporter, and memory that the vendor opens."""
+"""Imports of another process's memory: the exporter's leases, and memory that the vendor opens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -178,7 +178,7 @@ class RemoteImport(ImportRecord):
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Ask the owner for the generation."""
+        """Ask the owner for the generation that the message reserves."""
         connection, device = self.connection, self.device
         assert connection is not None  # noqa: S101 - a pool has no raw handles
         reported = device.driver.peer_identity()

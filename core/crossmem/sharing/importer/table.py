@@ -88,7 +88,7 @@ class ImportTable(Part):
         Raises
         ------
         CrossmemError
-            An import failed. If several failed, the error is that of the first.
+            An import failed. If several imports failed, the first error is raised.
         """
         deadline = Deadline(timeout_s)
         if self._process.is_exiting:
@@ -158,8 +158,8 @@ class ImportTable(Part):
     def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
         """Lease and open the missing imports.
 
-        No lock of an import is held during a request. So the users of memory that is open already
-        can map, unmap and close it during the request.
+        No lock of an import is held during a request. So other threads can map, unmap and close
+        open imports at that time.
         """
         remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
         for request, record in missing:
@@ -183,7 +183,7 @@ class ImportTable(Part):
         request, record = batch[0]
         connection = record.connection
         if connection is None:
-            # A raw handle contains all that a lease's reply would contain, so there is no request.
+            # A raw handle contains everything that a reply would contain, so there is no request.
             for one, opened in batch:
                 handle = one.handle
                 exported = Exported((handle.raw or b"",))
@@ -335,7 +335,7 @@ class ImportTable(Part):
 
 
 def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> bool:
-    """Open an import unless another thread has opened it; False if its lease was revoked."""
+    """Open an import unless it is open already. Return False if the lease is out of date."""
     with record.lock:
         if record.state is State.NEW:
             return record.open(request, leased)

@@ -3,7 +3,7 @@
 
 The thread runs as long as an import with ``on_owner_death="release"`` is open. It checks several
 times a second whether the owners live. For the check, it uses the pidfds of the connections. If
-there is no pidfd, the end of the connection counts as the death.
+there is no pidfd, the end of the connection counts as the owner's death.
 """
 
 import logging
@@ -60,7 +60,7 @@ class OwnerWatcher(Part):
         Guarded by the lock of the state."""
         self._suspects: set[OwnerConnection] = set()
         """Owners that seemed to be dead at the last check. An owner that seems to be dead at two
-        checks in a row is dead."""
+        checks in a row counts as dead."""
         self._thread = PassingThread(self._look, self._is_needed)
 
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:

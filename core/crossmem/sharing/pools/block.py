@@ -88,7 +88,7 @@ class Block(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this block.
 
-        A second export returns the same handle, unless the first was withdrawn (C3).
+        A second export returns the same handle, unless that handle was withdrawn (C3).
 
         Parameters
         ----------
@@ -188,8 +188,8 @@ class Block(Memory):
             raise InvalidHandleError(msg, operation="withdraw", hint=hint)
         arena, generation = record.arena, handle.generation
         view, at = arena.words, arena.at + record.index
-        # A free() that waits for holders may retire the generation and then restore it. It holds
-        # this lock during both steps.
+        # A free() that waits for holders may retire the generation and then restore it. The free()
+        # holds this lock during both steps.
         with self._process.state:
             # One step: no signal handler and no other thread runs before the end of this block.
             if self._record is None:

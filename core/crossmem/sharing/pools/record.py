@@ -23,7 +23,7 @@ class PoolRecord(Record):
     Parameters
     ----------
     memory
-        The allocation of all blocks. This record frees it.
+        The allocation that contains all blocks. This record frees it.
     stride
         Bytes from one block to the next.
     allow, access
@@ -103,7 +103,7 @@ class PoolRecord(Record):
             forget_kept(self.base)
             self.is_done = True
         deferred.waiting.discard(self)
-        # If a signal handler raises before this call, the finaliser frees the memory.
+        # If a signal handler raises before this call, the allocation's finaliser frees the memory.
         self.memory.free()
         # This process may have imported blocks of its own pool. Release those imports, too.
         self.process.part(PoolImports).tend()

@@ -219,7 +219,7 @@ class SharedBuffer(Memory):
 
     @property
     def delivery_count(self) -> int:
-        """How often the buffer was delivered; more than 1 after the death of a consumer."""
+        """How often the buffer was delivered; more than 1 if a consumer died that had it."""
         return self._usable().count
 
     def release(self, *, stream: Any = None) -> None:
@@ -273,7 +273,7 @@ class SharedBuffer(Memory):
 
 
 def stream_on(device: LocalDevice, stream: Any) -> int | None:
-    """Return the vendor's handle of a stream, None for None.
+    """Return the vendor's handle of a stream, or None if no stream was passed.
 
     Raises
     ------
@@ -303,8 +303,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     """
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
-    # One step: no signal handler and no other thread runs before the return. A call that prevents
-    # the end, such as a copy or a view, is recorded first, and then reads ``_record`` again.
+    # One step: no signal handler and no other thread runs before the return. A copy or a view
+    # prevents the end: it is recorded first, and then reads ``_record`` again.
     if (
         is_plain
         and record is not None

@@ -73,7 +73,7 @@ class Consumer(Place):
 
     @override
     def begin(self) -> None:
-        """Write the words of a new session, which reads each ring from its present tail on."""
+        """Write the words of a new session, which skips all entries that exist now."""
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
@@ -160,7 +160,7 @@ class Consumer(Place):
                 continue
             stamp, count = aside
             # An earlier entry that the producer itself gave to this consumer comes first. The tail
-            # is read again, because this entry may be newer than the tail that look() has read.
+            # is read again: the handed-out entry may be newer than the tail that look() has read.
             before = self._look_in_ring(producer, min(stamp - 1, opened.tail(producer)))
             if before is not None:
                 return before
@@ -236,7 +236,7 @@ class Consumer(Place):
                         return made
             entry = None
             if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
-                # The entry with this stamp was dropped, or had another target. Find the next.
+                # The entry with this stamp was dropped, or had another target. Find the next entry.
                 found = [
                     (later, one)
                     for one in range(terms.depth)
@@ -306,7 +306,7 @@ class Consumer(Place):
         if opened.member(self.place) != self.session:
             self.check()
         end = opened.end
-        # A consumer that holds buffers does not wait for the releases of other consumers.
+        # ENDED follows the last release, so a consumer that holds buffers must not wait for ENDED.
         if (end == ENDED or (end == FINISHED and self.held)) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)
@@ -341,7 +341,7 @@ class Consumer(Place):
         deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
-        # A copy or a view is recorded first, and then reads ``buffer._record`` again.
+        # A thread records a copy or a view first, and then reads ``buffer._record`` again.
         if (
             buffer._record is record
             and buffer._anchor is anchor
@@ -391,7 +391,7 @@ class Consumer(Place):
         return True
 
     def _release_on(self, stream: int, at: int, stamp: int) -> bool:
-        """Let a stream write the release. If streams cannot write, wait for it and return False."""
+        """Let a stream write the release. If it cannot, wait for the stream and return False."""
         driver = self.words_driver(stream)
         if driver is None:
             return False

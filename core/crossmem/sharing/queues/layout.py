@@ -11,7 +11,7 @@ place    a consumer      its positions, and which entries it holds and has relea
 
 Entries are numbered in the order in which a producer puts them, from 1 on; the number is the stamp
 of the entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. A
-member word is odd while a session is open, and is the number of that session then.
+member word is odd while a session is open; the odd value is the number of that session.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ MAX_USER_DATA_NBYTES: Final = 96
 MAX_STAMP: Final = 2**48 - 1
 """The largest valid stamp."""
 DROPPING: Final = 2**63
-"""Bit of a stamp. It is set while the producer, before it drops the entry, checks that no consumer
+"""Bit of a stamp. The producer sets it before it drops an entry, while it checks that no consumer
 holds the entry."""
 
 HEADER_WORDS: Final = 16
@@ -47,9 +47,9 @@ DROPS: Final = 3
 HANDED: Final = 2
 """Number of entries from the owner's hand-outs that the consumer has read."""
 STREAMS: Final = 3
-"""1 if streams release buffers. Streams ring no bell, so producers poll then."""
+"""1 if streams release buffers. Streams ring no bell, so producers must poll."""
 READS: Final = 4
-"""The number of the session. A consumer writes it as soon as it can get every new entry."""
+"""The number of the session. The consumer writes the number when it can get every new entry."""
 # Words of control.
 END: Final = 0
 WANT: Final = 1

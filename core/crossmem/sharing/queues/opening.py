@@ -90,7 +90,7 @@ def refusal_of(error: Exception) -> InvalidHandleError:
 def _check_directory(
     found: dict[str, Any], role: QueueRole
 ) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
-    """Check a directory. Return its terms, the shared handles and the handles of the places."""
+    """Check a directory. Return its terms, the shared handles, and handles of the role's places."""
     try:
         terms = Terms(**found["terms"])
         named, mine = ([handle_in(one) for one in found[name]] for name in ("shared", "mine"))
@@ -120,7 +120,7 @@ def open_segments(
     device: LocalDevice | str | None,
     timeout: float | None,
 ) -> tuple[Opened, list[ShareableHandle]]:
-    """Map the segments that a directory names. Return them with the handles of the places."""
+    """Map the segments that a directory names. Return them with handles of the role's places."""
     terms, (arena_handle, *handles), mine = _check_directory(found, handle.role)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     readonly: Any = False

@@ -207,7 +207,11 @@ class QueueOwner:
     # Entries ------------------------------------------------------------------------------
 
     def _entries(self) -> list[_Entry]:
-        """Return all published entries that the owner has not given up, in order."""
+        """Return the published entries, by producer and stamp.
+
+        Entries that the owner has given up are left out, and entries of an ended producer whose
+        data are incomplete.
+        """
         found, terms = [], self.terms
         for producer in range(terms.producers):
             segment, tail = self.opened.segments[producer], self.opened.tail(producer)

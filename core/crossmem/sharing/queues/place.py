@@ -55,12 +55,12 @@ __all__ = ["LOOK_S", "PAUSE_S", "Opened", "Place", "ring"]
 _T = TypeVar("_T")
 
 LOOK_S: Final = 0.25
-"""The longest sleep between two checks of the owner."""
+"""The longest sleep between two checks of the owner, in seconds."""
 _SPIN_S: Final = 100e-6
-"""How long a process polls before it sleeps. A wake-up takes some 50 microseconds. With a shorter
-time, two processes that answer each other would both sleep at each entry."""
+"""How many seconds a process polls before it sleeps. A wake-up takes some 50 microseconds. With a
+shorter time, two processes that answer each other would both sleep at each entry."""
 PAUSE_S: Final = 1e-3
-"""The pause between two reads of words that streams write."""
+"""The pause between two reads of words that streams write, in seconds."""
 
 
 def ring(bell: int) -> None:
@@ -116,7 +116,7 @@ class Opened:
         found = self.segments[producer][TAIL]
         if not IS_ORDERED:
             words.fence()
-        # At the end of a session, the owner sets a limit: the producer may still write later.
+        # At a session's end, the owner sets a limit, because the producer may still write later.
         stop = self.control[self.first_stop + producer]
         return min(stop, found) if found <= MAX_STAMP else 0
 
@@ -131,7 +131,7 @@ class Opened:
         return words.observe(self.control, END)
 
     def wake(self, place: int) -> None:
-        """If the process of a ring or place sleeps, wake it. The caller has stored a change."""
+        """If the process of a ring or place sleeps, wake it. Store the change before the call."""
         if self.terms.is_fenced:
             words.fence()
         if self.segments[place][SLEEPING]:
@@ -178,7 +178,7 @@ class Place:
         self.session = 0
         is_fenced = opened.terms.is_fenced or not IS_ORDERED
         self.is_plain = opened.device.capabilities.host_visible and not is_fenced
-        """Whether hand-overs need no fence, and no wait for the work of the device."""
+        """Whether hand-overs need neither a fence nor a wait for the work of the device."""
         self._member = opened.terms.member(place)
         self.is_armed = False
         """Whether a selector watches the eventfd."""
@@ -197,7 +197,7 @@ class Place:
         Parameters
         ----------
         timeout_s
-            How long the owner may take to open the session.
+            Time limit in seconds: for the end of the old session, and again for the new session.
 
         Raises
         ------
@@ -347,7 +347,7 @@ class Place:
         *,
         polls: Callable[[], bool],
     ) -> _T | None:
-        """Call ``look`` until it returns a value; return None if it returns none in time.
+        """Call ``look`` until it returns a value, and return it; return None at the time limit.
 
         Parameters
         ----------

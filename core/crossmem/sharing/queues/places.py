@@ -74,7 +74,7 @@ class Places(Record):
             This process gets no place.
         """
         me = get_ident()
-        # A lock would be held while the driver maps the place, so the dict replaces a lock. If a
+        # A lock would be held while the driver maps the place, so a dict is used instead. If a
         # signal handler raises, this thread may stay in the dict. The thread can then enter again.
         while self._joining.setdefault(role, me) != me:
             time.sleep(JOIN_PAUSE_S)
@@ -118,7 +118,7 @@ def take_place(
     mine
         The handles of the places.
     timeout_s
-        How long the owner may take to reply.
+        How long the owner may take to reply, in seconds.
     order
         Returns the indices of the places that may be tried, in order; None: all.
 

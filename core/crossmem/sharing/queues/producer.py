@@ -206,8 +206,8 @@ class Producer(Place):
             words.barrier()
             if not self._is_held(buffer, stamp):
                 if not self._is_back(buffer, stamp, target):
-                    # No consumer has received and released the entry in the meantime. The count
-                    # comes first: a process that is killed here has dropped nothing uncounted.
+                    # No consumer has received and released the entry in the meantime. The drop
+                    # is counted first: if this process is killed here, no drop is uncounted.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 words.store(mine, at_of(buffer), 0)
                 self._take_entry(buffer, target)

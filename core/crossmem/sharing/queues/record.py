@@ -51,13 +51,13 @@ class QueueRecord(Places):
         return (self.producer if role == "produce" else self.consumer) is not None
 
     def produce(self, timeout_s: float) -> Producer:
-        """Return the place as a producer. The first call takes it; see :meth:`join`."""
+        """Return this process's producer. The first call takes a ring; see :meth:`join`."""
         self.join("produce", timeout_s)
         assert self.producer is not None  # noqa: S101 - join() has set it
         return self.producer
 
     def consume(self, timeout_s: float) -> Consumer:
-        """Return the place as a consumer. The first call takes it; see :meth:`join`."""
+        """Return this process's consumer. The first call takes a place; see :meth:`join`."""
         self.join("consume", timeout_s)
         assert self.consumer is not None  # noqa: S101 - join() has set it
         return self.consumer

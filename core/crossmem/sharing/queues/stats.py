@@ -29,7 +29,7 @@ class QueueStats:
     waiting
         Number of entries that wait for a consumer with room; 0 with ``delivery="each"``.
     lag
-        By consumer, the number of entries that it has not read yet.
+        Number of entries that each consumer has not read yet. The key is the consumer's number.
     """
 
     producers: int

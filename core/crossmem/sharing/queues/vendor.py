@@ -168,7 +168,7 @@ class QueueOfVendor(Queue):
                 raise QueueFullError(msg, operation="put", hint=hint)
         except BaseException:
             if isinstance(taken, VendorBufferRecord) and not taken.vendor.pointer:
-                # The buffer was handed over, and a signal handler has raised since.
+                # The buffer was handed over, and then a signal handler raised.
                 taken.forget()
             else:
                 buffer._record = taken
@@ -234,7 +234,7 @@ class QueueOfVendor(Queue):
 
     @override
     def __iter__(self) -> Iterator[SharedBuffer]:
-        self._refuse("end, so that iteration would never end")
+        self._refuse("end, so iteration would never stop")
 
     @override
     def fileno(self) -> int:
@@ -250,7 +250,7 @@ class QueueOfVendor(Queue):
 
     @override
     def __aiter__(self) -> AsyncIterator[SharedBuffer]:
-        self._refuse("end, so that iteration would never end")
+        self._refuse("end, so iteration would never stop")
 
     @override
     def wait_for(

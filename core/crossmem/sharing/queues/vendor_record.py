@@ -124,7 +124,7 @@ class VendorQueueRecord(Places):
         self.is_owner_alive: Callable[[], bool] = _always
 
     def register(self) -> None:
-        """Let an exit close the queue. If this call raises, the caller ends the record."""
+        """Register the record for a close at exit. If this call raises, the caller ends it."""
         self.process.part(VendorQueueTable).live[self] = None
 
     def pointer(self, _producer: int, buffer: int) -> int:
@@ -143,7 +143,8 @@ class VendorQueueRecord(Places):
         try:
             self.check_open()
         except ClosedError:
-            # The thread that closed the queue may not have seen this place, so it is left here.
+            # The thread that closed the queue may not have seen this place, so this thread leaves
+            # the place.
             self._leave_places()
             self.process.drain()
             raise
@@ -279,7 +280,7 @@ class VendorQueueRecord(Places):
 
     def _leave_all(self) -> None:
         self.marks = (_CLOSED,)
-        # The previous function refers to the directory's mapping, and would keep it alive.
+        # The function that this replaces would keep the directory's mapping alive.
         self.is_owner_alive = _always
         self._leave_places()
         while self.kept:

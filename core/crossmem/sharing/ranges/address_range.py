@@ -101,7 +101,7 @@ class AddressRange(Endable):
         DriverError, OutOfMemoryError
             The vendor's call failed.
         ClosedError, ForkedProcessError
-            The range or the memory was closed, or a forked child called this.
+            The range or the memory was closed, or the caller is a forked child.
         """
         record, process = self._live(), self._process
         source = _source_of(memory)
@@ -115,7 +115,8 @@ class AddressRange(Endable):
                 self._live()
                 _source_of(memory)
                 record.claim(piece)
-                # A signal handler may have ended one of them since. Then these calls raise.
+                # A signal handler may have ended the range or the memory since. Then these calls
+                # raise.
                 self._live()
                 _source_of(memory)
             piece.map()

@@ -36,7 +36,7 @@ class Source(NamedTuple):
     lock
         Held during driver calls on that memory.
     users
-        The pieces that keep the allocation or import open. The piece is in this set until it is
+        The pieces that keep the allocation or import open. Each piece is in this set until it is
         unmapped.
     usage
         The users of the memory in this process.
@@ -81,7 +81,7 @@ class PieceRecord(Record):
         return self.offset + self.source.memory.capacity
 
     def map(self) -> None:
-        """Map the memory at its place."""
+        """Map the memory at its offset in the address range."""
         addresses, source = self.addresses, self.source
         with source.lock:
             call_into(
@@ -151,7 +151,7 @@ class RangeRecord(Record):
         self.driver = driver
         self.nbytes = nbytes
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held while the driver releases the addresses, because the reaper may try the same."""
+        """Held while the driver releases the addresses: the reaper may try to release them, too."""
         self.pieces: list[PieceRecord] = []
         """The pieces, in the order of their offsets. Guarded by the lock of the state."""
         self.shows_own: bool | None = None
@@ -231,7 +231,7 @@ class RangeRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Release the addresses, which have no piece."""
+        """Release the addresses, at which no piece is mapped any more."""
         taken: list[bool] = []
         lock = self.lock
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The level ``"event"``: a ring of events that streams of several processes record and await.
 
-Behind the words of the timeline, the page has sixteen entries. An entry contains the value with
+Behind the words of the timeline, its page has sixteen entries. An entry contains the value with
 which its event was recorded last, and the bytes by which other processes open the event. If the
 event is recorded again while a waiter reads its entry, that waiter only waits longer.
 """
@@ -34,7 +34,7 @@ _LOOK_S: Final = 1e-4
 
 
 class EventLevel(Level):
-    """Streams record and await events. A wait blocks the host until the value was issued."""
+    """Streams record and await events. A wait blocks the host until the value is issued."""
 
     name: ClassVar[TimelineLevel] = "event"
 
@@ -47,7 +47,7 @@ class EventLevel(Level):
         is_own: bool,
         maker: "EventLevel | None" = None,
     ) -> None:
-        """Make the level without events.
+        """Make the level. Each event is made or opened at its first use.
 
         Parameters
         ----------
@@ -56,8 +56,9 @@ class EventLevel(Level):
         is_own
             Whether this object signals.
         maker
-            The level that signals the same timeline, if this process has it. Its events are used
-            then, because a vendor may refuse to open an event in the process that created it.
+            The level that signals the same timeline, if this process has it. This object uses the
+            maker's events, because a vendor may refuse to open an event in the process that created
+            the event.
         """
         super().__init__(process, device, cell)
         self._is_own = is_own
@@ -66,7 +67,7 @@ class EventLevel(Level):
         """Held while events are used, so that no event is destroyed during its use."""
         self._is_closed = False
         self._open: dict[int, list[SharedEvent]] = {} if maker is None else maker._open
-        """The open events, by the first word of their entries."""
+        """The open events. The key is the index of the first word of the event's entry."""
         self._turn = 0
 
     def _event(self, entry: int) -> SharedEvent:

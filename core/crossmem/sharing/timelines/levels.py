@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How timelines signal and wait on streams: the levels ``"host"`` and ``"word"``.
 
-The lock of the timeline is held during driver calls, because the vendor must see signals in order.
+The lock of the timeline is held during driver calls, because the vendor must see signals in the
+order of their values.
 """
 
 import threading
@@ -35,7 +36,8 @@ class Level:
 
     name: ClassVar[TimelineLevel] = "host"
     blocks_host: ClassVar = True
-    """Whether the host waits before it lets a stream wait."""
+    """Whether the host waits before the stream does: until the value is reached or, at level
+    ``"event"``, issued."""
 
     def __init__(self, process: Process, device: LocalDevice, cell: Cell) -> None:
         self.process = process
@@ -113,7 +115,7 @@ class Level:
         return self.cell.wait(VALUE, awaited)
 
     def prepare(self, awaited: Awaited) -> int:
-        """Do the host's part of a stream's wait, and return the word that was read."""
+        """Do the host's part of a stream's wait, and return the value that the host has read."""
         self.streams  # noqa: B018 - raises if the device has no streams
         return self.wait_on_host(awaited)
 

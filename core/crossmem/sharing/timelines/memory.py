@@ -50,9 +50,9 @@ class LeftMemory(Part):
         self._watched.difference_update([one for one in self._watched.copy() if one() is None])
         record = memory._record
         if record is not None:
-            # The callback is the C function setitem, so no signal handler runs in it. It adds the
-            # record to the queue as a key. The value is the weak reference, which nothing uses. If
-            # the record is done already, the record leaves the queue at once.
+            # The callback is the C function setitem, so no signal handler interrupts it. The
+            # callback adds the record to the queue as a key. The value is the weak reference, which
+            # nothing uses. If the record is done already, the record leaves the queue at once.
             ready: dict[Record, Any] = self._process.deferred.ready
             self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
@@ -228,7 +228,7 @@ def _unregister(driver: StreamWords, page: int, found: _Registered) -> None:
 
 
 def check_memory(handle: TimelineHandle) -> None:
-    """Refuse a handle whose memory cannot be that of a timeline.
+    """Refuse a handle whose memory cannot contain a timeline.
 
     Parameters
     ----------
@@ -238,12 +238,12 @@ def check_memory(handle: TimelineHandle) -> None:
     Raises
     ------
     InvalidHandleError
-        Such memory never contains a timeline.
+        The memory that the handle names cannot contain a timeline.
     """
     memory = handle.memory
     nbytes = PAGE_NBYTES if handle.level == "event" else CELL_NBYTES
     is_right = memory.backend == HOST and memory.access == "rw" and memory.nbytes == PAGE_NBYTES
-    # A block of a pool and memory that is ready later have handles of other classes.
+    # The handle of a block of a pool and a ReadyHandle have other classes.
     is_right = is_right and type(memory) is ShareableHandle
     if not is_right or memory.length != nbytes or memory.offset % nbytes:
         msg = f"a timeline of level {handle.level!r} is never in {shorten(memory, 120)}"

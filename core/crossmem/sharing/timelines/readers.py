@@ -128,7 +128,7 @@ class ReaderWord:
         address = pages.enter(driver, device.ordinal, pointer, self)
         key = level, number, threading.get_ident()
         if key != shared.last and shared.issued > reached:
-            # Streams run in any order, and the word must not shrink.
+            # Work of different streams runs in any order, and the word must not shrink.
             driver.wait_value(device.ordinal, address, shared.issued, number)
         shared.attempted, shared.last = word, key
         driver.write_value(device.ordinal, address, word, number)
@@ -139,7 +139,7 @@ class ReaderWord:
         shared = self._word
         with shared.lock:
             if shared.last is not None and shared.attempted > words.load(self._row, self._at):
-                # A stream must not overwrite the 0 that follows.
+                # A stream must not overwrite the 0 that is stored below.
                 wait_for_work(shared.last[0].device)
             with self._process.state:
                 shared.users.discard(self)
@@ -162,14 +162,14 @@ def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> in
     offset
         Offset of the timeline in the page, in bytes.
     awaited
-        The value.
+        The value, and the time limit.
     readers
-        The smallest number of readers.
+        The smallest number of readers that must have acknowledged the value.
 
     Raises
     ------
     WaitTimeoutError
-        The message says how many readers are late.
+        Too few readers acknowledged the value in time. The message says how many did.
     """
     end, pause_s = time.monotonic() + awaited.timeout_s, _SHORTEST_S
     while True:

@@ -142,7 +142,7 @@ class TimelineRecord(Record):
                 level.wait(awaited.value, stream)
             return
         if awaited.value <= self.cell.read(VALUE) < VOID:
-            # The stream needs no wait, even if the signalling process is dead.
+            # The value is reached, so there is no wait, even if the signalling process is dead.
             return
         self.check()
         watcher = self.process.part(StreamWatcher)
@@ -168,7 +168,7 @@ class TimelineRecord(Record):
                 if self._has_work():
                     is_left = self in deferred.waiting
                     if (is_left or not blocking) and not self.process.is_exiting:
-                        # The work may wait for a step that only the calling thread can take.
+                        # A wait here could last for ever: the work may need a step of this thread.
                         deferred.waiting.add(self)
                         deferred.start_reaper()
                         return
@@ -204,8 +204,8 @@ class TimelineRecord(Record):
     def _end_own(self) -> None:
         """Void the timeline, so that all waits end. A second call changes nothing."""
         self.cell.write(IDENTITY, 0)
-        # VALUE comes before ISSUED. So an interrupted call leaves no issued value that is larger
-        # than VALUE, for which waiters would poll.
+        # VALUE is written before ISSUED. Otherwise an interrupted call could leave ISSUED larger
+        # than VALUE, and waiters would poll.
         self.cell.write(VALUE, VOID)
         self.cell.write(ISSUED, VOID)
         self.is_ended = True

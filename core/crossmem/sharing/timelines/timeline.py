@@ -58,7 +58,8 @@ class Timeline(Endable):
         self._process = record.process
         self.device = record.level.device
         self.level = record.handle.level
-        # The last statement: from here on, the finaliser of this object releases the timeline.
+        # This statement comes last: it makes the finaliser of this object responsible for the
+        # release of the timeline.
         self._record = record
 
     @override
@@ -190,8 +191,8 @@ class Timeline(Endable):
         stream
             As for :meth:`signal`. Work that is issued on the stream after this call waits for the
             value. At level ``"word"``, the host does not wait. At level ``"event"``, the host waits
-            until the signalling process has called :meth:`signal`, even if the work before the
-            signal is not complete. At level ``"host"``, the host waits until that work is complete.
+            until the signalling process has called :meth:`signal`, but not for the work before the
+            signal. At level ``"host"``, the host waits until that work is complete.
             With None, only the host waits, until the value is reached.
         timeout
             Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.

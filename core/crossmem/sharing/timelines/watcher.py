@@ -98,7 +98,7 @@ class StreamWatcher(Part):
         return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
-        """Restore the value from before :meth:`watch`, unless another call has raised it since."""
+        """Restore the value from before :meth:`watch`, unless another call has increased it."""
         with self._process.state:
             if self._targets.get(one) == value:
                 self._targets[one] = before
@@ -122,7 +122,8 @@ class StreamWatcher(Part):
     def prepare_exit(self) -> None:
         """Wait for the streams, at most as long as an exit waits for leases.
 
-        Memory for which a stream still waits is kept.
+        If a stream still waits after that, crossmem leaves all memory of the stream's driver to the
+        vendor.
         """
         end = time.monotonic() + self._process.settings.exit_wait_s
         while self._targets and time.monotonic() < end:

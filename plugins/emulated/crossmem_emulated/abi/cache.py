@@ -24,8 +24,8 @@ from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 __all__ = ["cache_folder", "kept", "stamp_of"]
 
 _LIST: Final = "contents.json"
-"""The file in a folder with the names and digests of its other files, and with the folder's stamp.
-The builder writes this file last."""
+"""The file that lists the names and digests of a folder's other files, and the folder's stamp. The
+builder writes this file last."""
 _WORK: Final = "build-"
 _LINK: Final = "-> "
 _OTHERS: Final = 0o022

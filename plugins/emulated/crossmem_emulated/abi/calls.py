@@ -23,7 +23,7 @@ _SUFFIX: Final = ".json"
 
 
 def read_calls(folder: Path) -> Mapping[str, int]:
-    """Return how often all processes that wrote to a folder called each function.
+    """Return the number of calls of each function, by all processes that wrote to a folder.
 
     Log each incomplete file.
     """

@@ -123,7 +123,7 @@ def _logging(
                 unknown,
                 exc_info=(kind, error, trace),
             )
-        except BaseException:  # noqa: BLE001 - a handler of the program's own failed
+        except BaseException:  # noqa: BLE001 - a log handler of the program failed
             sys.stderr.write(f"{soname}: the emulation failed in {name}: {error!r}\n")
 
     return on_error

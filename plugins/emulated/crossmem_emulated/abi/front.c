@@ -219,8 +219,8 @@ static inline int cm_enter(void)
     return cm_python.Py_IsInitialized() ? 1 : -1;
 }
 
-/* Python does not know of a fork by C code, so this library tells it. In a fork by Python itself,
- * the forking thread holds the GIL. */
+/* Python does not know of a fork by C code, so this library tells Python. In a fork by Python
+ * itself, the forking thread holds the GIL, and this library does nothing. */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
 /* One of these values, or the GIL state that is passed back to Python after the fork. */
 static __thread int cm_fork_state;

@@ -35,7 +35,7 @@ class Prototype:
     name
         The function's name.
     parameters
-        C text of the parameters, without the brackets.
+        C text of the parameters, without the parentheses.
     """
 
     result: str

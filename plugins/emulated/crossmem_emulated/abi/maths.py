@@ -36,7 +36,8 @@ _LIBRARIES: Final[Mapping[str, int]] = {
     "roctracer": -1,
     "roctx": -1,
 }
-"""Each library's code for "not supported", or its nearest code. The key is the library's name."""
+"""Each library's code for "not supported", or the nearest code that the library has. The key is the
+library's name."""
 
 _PRELUDE: Final = """
 #include <stdio.h>

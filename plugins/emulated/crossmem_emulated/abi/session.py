@@ -146,9 +146,9 @@ def prepare(
 
 
 def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
-    """Make a folder that ``stack`` removes. Return None if no folder is needed.
+    """Make and return a folder that ``stack`` removes, or return None if no folder is needed.
 
-    Also remove the folders of dead processes.
+    In both cases, also remove the folders of dead processes.
     """
     parent = Options().state.parent
     remove_abandoned(parent, _OWN)
@@ -185,6 +185,6 @@ def _ask(machine: Machine, question: Callable[[], _Answer]) -> _Answer:
 
 
 def _remove_fault(faults: Faults, number: int) -> None:
-    # The emulated host's folder may have been removed.
+    # If the emulated host's folder was removed, the fault ended with it.
     with suppress(HostLostError, sqlite3.OperationalError):
         faults.remove(number)

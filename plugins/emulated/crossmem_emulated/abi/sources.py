@@ -56,7 +56,7 @@ def _function(one: Prototype, work: str, result: str) -> str:
 
 def _text(value: str) -> str:
     """Return a C string literal."""
-    # JSON's escapes are valid in C, except those of non-ASCII characters, which stay unescaped.
+    # JSON's escapes are valid in C, except those of non-ASCII characters, which are kept as is.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -83,7 +83,7 @@ def source(
     python_libraries
         Possible paths of that interpreter's shared library, in the order in which they are tried.
     start
-        A Python expression for a function that fills the table. Its arguments are the table's
+        A Python expression for a function that fills the table. The function gets the table's
         address, the address of the number that says whether the table is filled, and whether the
         library started Python.
     end

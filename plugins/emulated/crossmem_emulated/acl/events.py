@@ -118,7 +118,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. A stream waits for an event by this work, which runs after the event's record."""
+    """Do nothing. This work delays its stream, because it runs only after the event's record."""
 
 
 @entry("rt.stream_wait_event", "kk")

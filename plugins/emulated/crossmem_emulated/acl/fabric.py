@@ -116,6 +116,6 @@ def _ipc_mem_import_pid_inter_server(
         raise Refused(Code.INVALID_PARAM, "the list of servers or a list of pids is null")
     check_owner(process, text)
     for server, pids in servers:
-        # No process of another server can exist here.
+        # The emulation has no other server, so the pids of other servers are ignored.
         if server == _SERVER:
             admit_by_key(process, text, pids)

@@ -306,7 +306,7 @@ def _ipc_mem_close(process: AclProcess, text: str) -> None:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E26")
         query = "SELECT count(*) FROM acl_key_opener WHERE key = ?"
         openers = tables.execute(query, (key.number,)).fetchone()[0]
-        # While a key has importers, its record stays and is marked as closed.
+        # If the key still has importers, its record stays and is marked as closed.
         change = "UPDATE acl_key SET is_closed = 1" if openers else "DELETE FROM acl_key"
         tables.execute(f"{change} WHERE number = ?", (key.number,))
     for piece in process.space.pieces.values():

@@ -80,7 +80,7 @@ def _destroy_notify(process: AclProcess, handle: int) -> None:
     notify = _find(process, handle)
     del process.notifies[handle]
     if all(one.number != notify.number for one in process.notifies.values()):
-        # With the last holder, a trigger of the database deletes the notify.
+        # When the last holder is deleted, a trigger of the database deletes the notify.
         with process.machine.transaction() as tables:
             statement = "DELETE FROM acl_notify_holder WHERE notify = ? AND process = ?"
             tables.execute(statement, (notify.number, process.machine.me(tables)))
@@ -112,9 +112,9 @@ def _record_notify(process: AclProcess, handle: int, stream_handle: int) -> None
 
 
 def _take(process: AclProcess, number: int) -> bool:
-    """Reset a notify if it is recorded.
+    """Reset a notify if it is recorded. Return whether a wait for the notify ends.
 
-    The result is true if a wait ends: the notify was recorded, or does not exist any more.
+    A wait ends if the notify was recorded, or does not exist any more.
     """
     with process.machine.transaction() as tables:
         statement = "UPDATE acl_notify SET is_recorded = 0 WHERE number = ? AND is_recorded"

@@ -28,7 +28,7 @@ type of the addresses."""
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Pages that small allocations share. Each new allocation gets the next part."""
+    """Pages that small allocations share. Each new allocation gets the next unused part."""
 
     pages: Pages
     region: Region

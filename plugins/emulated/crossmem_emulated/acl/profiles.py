@@ -62,7 +62,7 @@ class Profile:
     newer
         Whether the edition has the functions that were added after CANN 8.0. They serve version 2
         of shareable handles, the access to a mapping, a handle's properties, an address's range
-        and, in pyACL, the values of streams.
+        and, in pyACL, the values that streams write and await.
     retains
         Whether the edition can return the handle of a mapping.
     fabric

@@ -252,7 +252,7 @@ class Runtime:
         return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:
-        """Act as a call of the function ``name`` that fails with ``status``. Return its code.
+        """Act as a call of the function ``name`` that fails with ``status``. Return the code.
 
         The checks of every call come first. If a check fails, the check's code is returned.
         """

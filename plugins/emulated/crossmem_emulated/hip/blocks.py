@@ -31,7 +31,7 @@ __all__ = [
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _DEVICE_FLAGS: Final = {True: range(3), False: range(5)}
-"""The flags for AMD's types of device memory, before (True) and since ROCm 6 (False)."""
+"""The flags for AMD's types of device memory: before ROCm 6 (True), and since then (False)."""
 _SIGNAL: Final = 2
 _SIGNAL_NBYTES: Final = 8
 _COHERENCE: Final = 0x4000_0000 | 0x8000_0000 | 0x1000_0000

@@ -214,8 +214,8 @@ def _number(kind: str, value: Any) -> Any:
     if kind not in _INTEGERS:
         return value
     is_signed, bits, too_large = _INTEGERS[kind]
-    # CuPy's wheel is compiled by a Cython that calls __int__, not __index__, so it accepts a float.
-    # For an address, it accepts an int, but no integer of NumPy.
+    # CuPy's wheel is compiled by a Cython that calls __int__, not __index__, so the wheel accepts a
+    # float. For an address, the wheel accepts an int, but no integer of NumPy.
     if not isinstance(value, int):
         if kind == "intptr_t" or not hasattr(value, "__int__"):
             raise TypeError("an integer is required")

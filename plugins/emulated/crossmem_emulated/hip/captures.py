@@ -52,7 +52,7 @@ def _stream_end_capture(process: HipProcess, handle: int) -> int:
 def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
     capture = _capture_of(process, handle)
     if capture is not None and capture.is_broken:
-        # The text is CuPy's.
+        # CuPy raises an error with this text.
         raise RuntimeError(
             "the stream was capturing, but an error has invalidated the capture sequence"
         )

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Parts = Sequence[tuple[int, int]]
-"""Pairs of address and size in bytes. At these addresses, the emulation accesses the bytes."""
+"""Address and size in bytes of each range through which the emulation accesses the memory."""
 
 
 _SIDES: Final = {

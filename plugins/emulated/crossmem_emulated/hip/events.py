@@ -266,7 +266,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
 
 
 def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
-    """Return the process and number of another process's incomplete record of an event, or None."""
+    """Return another process's incomplete record of an event as (process, number), or None."""
     if event.token is None:
         return None
     with process.lock, process.machine.transaction() as tables:

@@ -15,7 +15,7 @@ _LARGEST_STACK_NBYTES: Final = (128 << 10) - 16
 _USUAL: Final[Mapping[int, int]] = {_STACK: 1 << 10, _PRINTF: 1 << 20, _HEAP: 8 << 20}
 _OF_AMD: Final = frozenset({_STACK, _HEAP})
 _NUMBERS: Final = {True: 3, False: 7}
-"""How many limits the headers of AMD (True) and of NVIDIA (False) have."""
+"""How many limits the headers of AMD (True) and of NVIDIA (False) declare."""
 _CACHE_CONFIGS: Final = range(4)
 _BANK_SIZES: Final = range(3)
 _FOUR_BYTES: Final = 1

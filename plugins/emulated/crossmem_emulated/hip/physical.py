@@ -91,7 +91,11 @@ def find_physical(process: HipProcess, handle: int) -> Physical:
 
 
 def drop(process: HipProcess, physical: Physical) -> None:
-    """Release memory if this process has neither references nor mappings of it."""
+    """Release memory that has neither references nor mappings.
+
+    If mappings are left, close only the descriptor of imported memory. If references are left, do
+    nothing.
+    """
     if physical.references:
         return
     if physical.is_imported:

@@ -91,9 +91,10 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Return the device of a described pool, and the access of each device that has access.
+    """Return the device of the pool that a file describes, and the access of each device.
 
-    Devices are host-wide indices. The result is None if the file describes no pool.
+    The second value has only devices with access. Devices are host-wide indices. The result is None
+    if the file describes no pool.
     """
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None

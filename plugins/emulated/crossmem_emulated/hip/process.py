@@ -124,7 +124,7 @@ class Context:
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams of the same device that wait for a stream, and for which it waits.
+    """Return the device's other streams that wait for ``stream``, and for which ``stream`` waits.
 
     The legacy stream and each other blocking stream wait for each other. A stream that is not
     blocking waits for no stream, and no stream waits for it.

@@ -2,9 +2,9 @@
 """The editions of the rules: AMD's documents, AMD's runtimes, or NVIDIA's documents.
 
 ``documented`` refuses every use that AMD's documents forbid, and returns the error codes of the
-runtime's source code. ``clr24``, ``clr26`` and ``rocm5`` follow the source code of ROCm 6.3,
-ROCm 10 and ROCm 5.2. ``cuda`` follows NVIDIA's documents, and an H200 with driver 580 if the
-documents name no code.
+runtime's source code. ``clr24`` follows the source code of ROCm 6.3, ``clr26`` that of ROCm 10, and
+``rocm5`` that of ROCm 5.2. ``cuda`` follows NVIDIA's documents. If they name no code, it follows an
+H200 with driver 580.
 """
 
 from dataclasses import dataclass

@@ -139,7 +139,7 @@ def finish_device(process: HipProcess, device: int) -> None:
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
     """Discard the pending work that uses memory which the program releases.
 
-    Record a violation for each work that is discarded.
+    Record a violation for each discarded piece of work.
     """
     for work in process.queues.lose(start, nbytes):
         text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"

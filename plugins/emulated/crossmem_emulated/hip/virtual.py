@@ -141,7 +141,7 @@ def _whole_mappings(process: HipProcess, pointer: int, size: int, rule: str) -> 
 
 
 def _is_empty(process: HipProcess, pointer: int, size: int) -> bool:
-    """Whether addresses are reserved, and nothing is mapped at them."""
+    """Return whether addresses are reserved, and nothing is mapped at them."""
     region = process.space.region_of(pointer) if size else None
     return (
         region is not None

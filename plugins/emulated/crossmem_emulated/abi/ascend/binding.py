@@ -23,7 +23,7 @@ class AclBinding:
     ffi
         The declarations.
     _soname
-        The name of the library that the program loaded. It is not used: all names have one edition.
+        The name of the library that the program loaded. Not used: all names mean the same edition.
     """
 
     def __init__(self, ffi: Any, _soname: str) -> None:

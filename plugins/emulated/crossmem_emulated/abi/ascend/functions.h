@@ -187,7 +187,7 @@ aclError aclrtIpcMemSetAttr(const char *key, aclrtIpcMemAttrType type, uint64_t 
 aclError aclrtIpcMemImportByKey(void **devPtr, const char *key, uint64_t flags);
 aclError aclrtIpcMemClose(const char *key);
 
-/* Values and notifies */
+/* Values and notifies. */
 aclError aclrtValueWrite(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
 aclError aclrtValueWait(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
 aclError aclrtCreateNotify(aclrtNotify *notify, uint64_t flag);
@@ -247,7 +247,7 @@ aclError acltdtAppendBufChain(acltdtBuf headBuf, acltdtBuf buf);
 aclError acltdtGetBufChainNum(acltdtBuf headBuf, uint32_t *num);
 aclError acltdtGetBufFromChain(acltdtBuf headBuf, uint32_t index, acltdtBuf *buf);
 
-/* Memory groups, of the vendor's runtime. The types of cfg and attr differ between the runtime's
+/* Memory groups: functions of the vendor's runtime. The types of cfg and attr differ between its
  * versions; the first four bits of attr are the rights. */
 int32_t rtMemGrpCreate(const char *name, const void *cfg);
 int32_t rtMemGrpAddProc(const char *name, int32_t pid, const void *attr);

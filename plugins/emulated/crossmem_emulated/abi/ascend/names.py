@@ -182,6 +182,6 @@ CALLED: Final[Mapping[str, str]] = {
     "rtMemGrpCreate": "c.mem_grp_create",
     "rtMemGrpAddProc": "c.mem_grp_add_proc",
 }
-"""The name of the emulation's function. The key is the C function's name. Several C functions have
-the same function if they differ only in an argument, or in a feature that the emulation ignores: a
-schedule, or a condition that always holds."""
+"""The name of the emulation's function. The key is the C function's name. Several C functions
+share a function if they differ only in an argument or in a feature that the emulation ignores (a
+schedule, a condition that always holds), or if their results are equal here."""

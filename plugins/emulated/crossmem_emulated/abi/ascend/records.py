@@ -202,8 +202,8 @@ def _pointer_get_attributes(binding: Caller, name: str, pointer: Any, attributes
 def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     """Copy in a batch.
 
-    After the first eight arguments, version 1 has the output for the index of the failed copy. The
-    last argument of an asynchronous function is the stream.
+    After the first eight arguments, a function without the suffix ``V2`` has the output for the
+    index of the failed copy. The last argument of an asynchronous function is the stream.
     """
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]

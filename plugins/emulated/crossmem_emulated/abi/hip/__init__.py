@@ -63,7 +63,10 @@ _ENTRIES: Final = {
 
 
 def _entry_of(name: str) -> str | None:
-    """Return the name of a C function's entry, which CuPy uses, too; None if there is no entry."""
+    """Return the name of the entry that implements a C function; None if there is no entry.
+
+    The emulation of CuPy's module has the same entries.
+    """
     # The import of ``crossmem_emulated.hip`` has registered the entries.
     rest = name.removeprefix("hip")
     for one in (rest, rest.removesuffix("_spt")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of the library about itself, devices, peers and contexts."""
+"""Functions for initialisation, versions, devices, peers and contexts."""
 
 from typing import Any
 

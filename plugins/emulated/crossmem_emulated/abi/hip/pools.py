@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions about pools of memory."""
+"""The Python side of HIP's functions for memory pools."""
 
 from typing import Any, Final
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A program with kernels registers its code objects before main. These functions succeed without
- * starting Python, because a later fork would copy Python. The kernels cannot run: their launches
- * are refused.
+ * starting Python, because a later fork would copy the interpreter. The kernels cannot run: their
+ * launches are refused.
  */
 static void *cm_fat_binary;
 static _Thread_local struct {

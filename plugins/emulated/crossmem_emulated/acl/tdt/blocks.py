@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of buffers, mapped at one address in every process.
+"""The memory of buffers, mapped at the same address in every process if the address is free.
 
 The allocating process keeps a block as long as any buffer refers to the block. Another process
 keeps it as long as that process has such a buffer.
@@ -76,7 +76,7 @@ def open_block(process: AclProcess, tables: sqlite3.Connection, number: int) -> 
 
 
 def _receive(process: AclProcess, pid: int, descriptor: int) -> Pages | None:
-    # The other process may end now, and its descriptors with it.
+    # The other process may end at any moment, and its descriptors with it.
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:

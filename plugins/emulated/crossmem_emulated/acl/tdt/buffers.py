@@ -39,7 +39,7 @@ def find_buffer(process: AclProcess, handle: int) -> Buffer:
 
 
 def find_head(process: AclProcess, handle: int) -> Buffer:
-    """Return the head of a chain, or refuse."""
+    """Return a buffer of this process that is the head of its chain, or refuse."""
     buffer = find_buffer(process, handle)
     if buffer.chain[0] is not buffer:
         text = f"the buffer {handle:#x} belongs to the chain of {buffer.chain[0].handle:#x}"

@@ -46,7 +46,7 @@ def _check(process: AclProcess, data: _Area, user: _Area) -> None:
     check_processor(process)
     largest = _DOCUMENTED_USER_NBYTES if process.profile.is_documented else USER_NBYTES
     if bool(user.pointer) != bool(user.nbytes) or user.nbytes > largest:
-        text = f"there are no user data of {user.nbytes} bytes at {user.pointer:#x}"
+        text = f"user data cannot be {user.nbytes} bytes at {user.pointer:#x} (limit {largest})"
         raise Refused(Code.RT_PARAM_INVALID, text, "ACL-Q18")
 
 

@@ -18,7 +18,7 @@ class Header(NamedTuple):
 
 
 def is_full(tables: sqlite3.Connection, number: int, depth: int) -> bool:
-    """Whether a queue is full. A queue holds one element less than its depth."""
+    """Return whether a queue is full. A queue holds one element less than its depth."""
     query = "SELECT count(*) FROM acl_mbuf WHERE queue = ? AND place = 0"
     count: int = tables.execute(query, (number,)).fetchone()[0]
     return count >= depth - 1

@@ -99,7 +99,7 @@ def _set_queue_attr(process: AclProcess, handle: int, kind: int, nbytes: int, po
         name += byte
         if len(name) > LONGEST_NAME:
             raise Refused(Code.INVALID_PARAM, f"the name has more than {LONGEST_NAME} bytes")
-    # Programs may have the address of the earlier name, so the new name gets the same memory.
+    # Programs may have the address of the earlier name, so the new name goes to the same address.
     attr.name.value = bytes(name)
 
 

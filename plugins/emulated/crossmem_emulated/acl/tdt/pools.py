@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The implementation of TDT that serves a process, and the pool of its queues and buffers.
+"""The choice of a process's implementation of TDT, and of the pool of its queues and buffers.
 
 A pool contains the queues and buffers of one memory group, for all members of the group. A program
 on the host is in no group: it has a pool of its own on each device.
@@ -219,7 +219,7 @@ def _mem_grp_add_proc(process: AclProcess, name: str, pid: int, attributes: int)
         if (pid, started) not in members and (
             len(members) >= _MOST_MEMBERS or count >= _MOST_GROUPS
         ):
-            text = f"a group has {_MOST_MEMBERS} processes, and a process {_MOST_GROUPS} groups"
+            text = f"at most {_MOST_MEMBERS} processes per group, {_MOST_GROUPS} groups per process"
             raise Refused(Code.RT_OVER_LIMIT, text)
         rights = attributes & _EVERYTHING
         # ALLOC implies WRITE, and WRITE implies READ, as the vendor's header of the runtime says.

@@ -92,7 +92,7 @@ def _enqueue(process: AclProcess, qid: int, handle: int, timeout_ms: int) -> Non
 
     def attempt(tables: sqlite3.Connection, pool: Pool) -> Queue | None:
         check_right(pool, WRITE)
-        # While this thread waited, another thread may have used the buffer.
+        # While this thread waited, another thread may have freed or enqueued the buffer.
         chain = find_head(process, handle).chain
         queue = find_queue(process, tables, pool, qid)
         check_use(process, queue, ENQUEUE)

@@ -35,7 +35,7 @@ def pump(process: AclProcess, tables: sqlite3.Connection, pool: int) -> None:
 
 
 def _deliver(tables: sqlite3.Connection, source: int) -> bool:
-    """Give all targets the element taken from a source. Return false if a target is still full."""
+    """Give all targets the element taken from a source. Return False if a target is full."""
     pending = tables.execute(
         "SELECT acl_route.number, target, depth "
         "FROM acl_route JOIN acl_queue ON acl_queue.number = target "
@@ -55,7 +55,7 @@ def _deliver(tables: sqlite3.Connection, source: int) -> bool:
 
 
 def _take(process: AclProcess, tables: sqlite3.Connection, source: int) -> bool:
-    """Take the next element from a source. Return whether there is one."""
+    """Take the next element from a source. Return False if the source is empty."""
     tables.execute(
         "UPDATE acl_mbuf SET router = queue, queue = NULL WHERE queue = ? "
         "AND element = (SELECT MIN(element) FROM acl_mbuf WHERE queue = ?)",

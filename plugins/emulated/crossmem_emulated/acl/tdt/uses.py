@@ -103,7 +103,10 @@ def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
 
 
 def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
-    """Record the use of a queue without permission, which the published drivers allow."""
+    """Record a violation if this process uses a queue without permission.
+
+    The published drivers allow such a use.
+    """
     if not (queue.bits or 0) & bit:
         text = f"this process was not granted the permission {bit} of the queue"
         process.violate(call, "ACL-Q26", text)
