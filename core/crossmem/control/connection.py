@@ -135,7 +135,7 @@ class ServerConnection:
             (self._buffer,), 0, socket.MSG_PEEK
         )
         if flags & _MSG_CTRUNC:
-            msg = "descriptors"
+            msg = "a message with descriptors"
             raise ProtocolError(msg)
         return self.socket.recv_into(self._buffer)
 

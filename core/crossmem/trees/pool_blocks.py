@@ -17,6 +17,7 @@ from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.pools.block import Block
 from crossmem.sharing.pools.pool import Pool
+from crossmem.sharing.queues.buffer import SharedBuffer
 
 __all__ = [
     "Exportable",
@@ -107,6 +108,9 @@ def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None
     """
     memory = cast("Memory | None", current().arrays.find_inherited(pointer, nbytes))
     if memory is not None and is_block(memory):
-        msg = f"{clause(where(), 60)} lies in a block of a pool, which a forked child does not have"
-        hint = "attach the block's handle in the child, or start the child with spawn"
+        place = "a block of a pool, which a forked child does not have"
+        if isinstance(memory, SharedBuffer):
+            place = "a buffer of a queue that the parent process opened"
+        msg = f"{clause(where(), 60)} lies in {place}"
+        hint = "attach the block's handle or open the queue in the child, or start it with spawn"
         raise ForkedProcessError(msg, hint=hint, operation="share")

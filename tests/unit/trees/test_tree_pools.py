@@ -330,6 +330,25 @@ def test_a_forked_child_gets_an_error_for_an_inherited_array(pool: Pool) -> None
     assert array[1, 1] == 11
 
 
+def test_an_array_in_a_buffer_of_a_queue_is_refused_in_a_forked_child() -> None:
+    with crossmem.device("host").queue(2, 4096) as queue, queue.allocate() as buffer:
+        array = np.asarray(buffer)
+
+        def work() -> None:
+            with pytest.raises(ForkedProcessError, match="a buffer of a queue that the parent"):
+                crossmem.share(array)
+
+        assert in_child(work) == 0
+
+
+def test_an_address_range_takes_no_buffer_of_a_queue() -> None:
+    device = crossmem.device("host")
+    with device.queue(2, 4096) as queue, queue.allocate() as buffer, device.reserve(4096) as where:
+        whole: Any = buffer
+        with pytest.raises(UnsupportedError, match="not blocks of a pool or buffers of a queue"):
+            where.map(whole, at=0)
+
+
 def test_nothing_comes_in_a_child_where_blocks_were(pool: Pool) -> None:
     array = filled(pool)
     pointer = array.ctypes.data

@@ -235,7 +235,7 @@ def _source_of(memory: object) -> Source:
     if (isinstance(memory, Memory) and is_block(memory)) or (
         isinstance(memory, Import) and isinstance(memory.handle, BlockHandle)
     ):
-        msg = "an address range takes whole allocations, not blocks of a pool"
+        msg = "an address range takes whole allocations, not blocks of a pool or buffers of a queue"
         hint = "map an allocation, or the import of an allocation; a pool's blocks are consecutive"
         raise UnsupportedError(msg, hint=hint, operation="map")
     if not isinstance(memory, Import):
