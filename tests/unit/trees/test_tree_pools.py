@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -331,14 +332,12 @@ def test_a_forked_child_gets_an_error_for_an_inherited_array(pool: Pool) -> None
 
 
 def test_an_array_in_a_buffer_of_a_queue_is_refused_in_a_forked_child() -> None:
+    def work(array: Any) -> None:
+        with pytest.raises(ForkedProcessError, match="a buffer of a queue that the parent"):
+            crossmem.share(array)
+
     with crossmem.device("host").queue(2, 4096) as queue, queue.allocate() as buffer:
-        array = np.asarray(buffer)
-
-        def work() -> None:
-            with pytest.raises(ForkedProcessError, match="a buffer of a queue that the parent"):
-                crossmem.share(array)
-
-        assert in_child(work) == 0
+        assert in_child(partial(work, np.asarray(buffer))) == 0
 
 
 def test_an_address_range_takes_no_buffer_of_a_queue() -> None:
