@@ -176,7 +176,10 @@ class WrongHostError(CrossmemError, RuntimeError):
 
 
 class AccessDeniedError(CrossmemError, PermissionError):
-    """The exporter does not admit this process, or another process has the exporter's address."""
+    """The exporter does not admit this process.
+
+    Also raised if another process uses the address of the exporter's lease server.
+    """
 
 
 class BusyError(CrossmemError, RuntimeError):

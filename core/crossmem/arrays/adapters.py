@@ -16,7 +16,8 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 class Adapter(Protocol):
     """The functions for arrays of one library.
 
-    An adapter makes no arrays in shared memory; ``sharing.base.views`` makes them.
+    ``sharing.base.views`` makes the arrays in shared memory. For PyTorch, it uses further functions
+    of ``torch_tensors``, which are not part of this protocol.
     """
 
     def classes(self, library: Any, /) -> tuple[type, ...]:

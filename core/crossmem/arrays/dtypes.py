@@ -216,8 +216,8 @@ def to_torch(dtype: DType) -> Any:
 def _from_torch(value: object) -> DType:
     dtype = _COMMON.get(str(value).removeprefix("torch."))
     if dtype is None:
-        msg = f"dtype {value} cannot be shared: its elements are quantised or smaller than a byte"
-        raise UnsupportedError(msg)
+        msg = f"dtype {value} cannot be shared: crossmem does not support its elements"
+        raise UnsupportedError(msg, hint="share a view or a copy with another dtype")
     return dtype
 
 

@@ -35,8 +35,8 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
             return make(layout.at(0))
         if layout.offset % layout.dtype.itemsize == 0:
             return make(layout)
-        # The offset of a tensor in its storage is a number of elements. This offset is no multiple
-        # of the element's size, so the tensor gets a storage of its own.
+        # PyTorch counts the offset of a tensor in its storage in elements. This offset in bytes is
+        # not a multiple of the element's size. So the tensor gets a storage of its own.
         there = torch.frombuffer(buffer, dtype=torch.uint8, offset=layout.offset)
         return _maker(torch, there)(layout.at(0))
 

@@ -16,8 +16,9 @@ __all__ = ["SharedMemoryPeer"]
 class SharedMemoryPeer(Peer):
     """``multiprocessing.shared_memory``, which the consumer's resource tracker does not track.
 
-    Otherwise, the consumer's tracker would delete the producer's memory. Every program that shares
-    memory safely in this way must keep the memory out of the tracker.
+    Otherwise, the consumer's tracker would delete the producer's memory. Children that
+    ``multiprocessing`` starts share the tracker of their parent. Every other program must keep the
+    memory that it attaches out of its own tracker.
     """
 
     title: ClassVar[str] = "mp.shared_memory"

@@ -239,7 +239,8 @@ def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     Parameters
     ----------
     count
-        Number of round trips of each way in a round.
+        Number of round trips of each measurement in a round. The way ``timeline`` has two
+        measurements, awake and asleep.
     rounds
         Number of rounds.
     cpus

@@ -268,7 +268,7 @@ class Demo:
         """Send the same bytes through a pipe, if requested and if there is enough memory."""
         nbytes = allocation.nbytes
         if not self.copy:
-            return CopyReport(copy_s=None, equal=None, skipped="not asked for")
+            return CopyReport(copy_s=None, equal=None, skipped="disabled by --no-copy")
         room = _available_nbytes()
         if room is not None and nbytes > room // 2:
             skipped = "the copy would need more than half of the host memory that is free"

@@ -92,7 +92,7 @@ def test_c13_nobody_is_admitted_where_no_pid_is(allocate: Allocate, peer: Peer) 
     crossmem.attach(handle).unmap()
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c13_a_refused_process_reaches_no_driver_and_holds_nothing(
     allocate: Allocate, peer: Peer, peer2: Peer
 ) -> None:
@@ -113,7 +113,7 @@ def test_c13_a_refused_process_reaches_no_driver_and_holds_nothing(
     allocation.free(busy="raise")
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c13_each_handle_admits_whom_its_own_export_admits(
     allocate: Allocate, peer: Peer, peer2: Peer
 ) -> None:
@@ -207,7 +207,7 @@ def test_c13_pids_narrow_other_users_too(
         stranger.call(in_child, actions.attach, "never", handle.to_bytes(), uid=_NOBODY)
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c13_foreign_uids_are_declined(
     allocate: Allocate, capabilities: crossmem.Capabilities, tracer: TracingDriver
 ) -> None:

@@ -35,7 +35,7 @@ def test_c03_the_same_arguments_give_an_equal_handle(
     assert tracer.calls["export"] - before == 1
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 @pytest.mark.crossmem_core
 def test_c03_the_vendor_exports_once_whoever_is_allowed(
     allocate: Allocate, tracer: TracingDriver

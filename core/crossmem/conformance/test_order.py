@@ -47,7 +47,7 @@ def test_c21_unless_told_otherwise(fresh_peer: FreshPeer, peer: Peer) -> None:
     peer.call(actions.unmap, "m")
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c21_only_the_first_time_that_a_handle_is_given_out(
     allocate: Allocate, tracer: TracingDriver
 ) -> None:
@@ -142,7 +142,7 @@ def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
 
 
 def report_at_exit() -> None:
-    """Let this process print the forbidden calls and its remaining resources after the exit."""
+    """Register an exit handler that prints the forbidden calls and the remaining resources."""
     import atexit  # noqa: PLC0415
 
     from crossmem.sharing.base.process import current  # noqa: PLC0415

@@ -131,7 +131,7 @@ def test_c23_a_read_only_export_is_enforced(allocate: Allocate, fresh_peer: Fres
     assert allocation.read() == bytes(NBYTES)
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same access")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same access")
 @pytest.mark.crossmem_requires("readonly_exports")
 def test_c23_nobody_makes_a_read_only_handle_writable(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES)
@@ -186,7 +186,7 @@ def test_c23_advisory_is_kept_by_the_api(allocate: Allocate, peer: Peer) -> None
     assert allocation.read(5) == b"other"
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same access")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same access")
 @pytest.mark.crossmem_core
 def test_c23_what_is_not_enforced_is_refused(
     allocate: Allocate, capabilities: crossmem.Capabilities, peer: Peer, tracer: TracingDriver

@@ -136,7 +136,7 @@ def test_c28_parts_are_withdrawn_with_their_export(
     assert peer.call(actions.read, "part") == b"part"
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"other")
     handle, other = allocation.export(), allocation.export(allow=crossmem.Allow(uids=[54321]))
@@ -218,7 +218,7 @@ def test_c28_nobody_sends_it_on(allocate: Allocate, peer: Peer) -> None:
     own.unmap()
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 @pytest.mark.crossmem_core
 def test_c28_in_the_exporting_process_too(allocate: Allocate) -> None:
     allocation = allocate(NBYTES, b"mine")
@@ -236,7 +236,7 @@ def test_c28_in_the_exporting_process_too(allocate: Allocate) -> None:
         assert mapping.read(4) == b"mine"
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c28_a_process_that_was_admitted_by_pid(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"named")
     allow = crossmem.Allow(pids=[peer.pid])
@@ -251,7 +251,7 @@ def test_c28_a_process_that_was_admitted_by_pid(allocate: Allocate, peer: Peer) 
         refuses(peer, handle.to_bytes())
 
 
-@pytest.mark.crossmem_not_of_blocks("all blocks of a pool have the same allow")
+@pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c28_withdrawing_twice_is_harmless(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES)
     held, handle = allocation.export(allow=crossmem.Allow(uids=[54321])), allocation.export()

@@ -31,8 +31,8 @@ class EmulationRequest:
         ``CALL=CODE:SKIP:COUNT``. The faults end with the emulation. A lasting emulation must have
         no faults.
     strict
-        Whether the emulation records forbidden and undefined uses, and denies the host access to
-        device addresses.
+        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
+        the host access to device addresses.
     slow_streams
         Whether streams execute their work only when a thread waits for it.
     state

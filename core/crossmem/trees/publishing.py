@@ -80,8 +80,8 @@ class Published:
         stream
             The stream that writes the contents: a stream of CuPy, PyTorch or torch-npu, or its
             handle. The version is published when the work that was issued on the stream is
-            complete, and the call does not wait. None: the call waits until the devices have
-            finished all work.
+            complete. The call waits for that work only if the device's timelines have the level
+            ``"host"``. None: the call waits until the devices have finished all work.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class Published:
         ConfigurationError
             ``stream`` is not a stream.
         ClosedError, ForkedProcessError
-            This object was closed, or a forked child called this.
+            This object was closed, or a forked child made this call.
         """
         timeline = self._own("publish")
         if self.copied_nbytes and not self._is_taken:
@@ -117,8 +117,8 @@ class Published:
             The version that the caller knows already; 0 waits for the first version.
         stream
             The stream that uses the arrays. Its later work waits for the version ``after + 1``,
-            and the call returns this version at once; see :meth:`crossmem.Timeline.wait`. None: the
-            call waits.
+            and the call returns this version. The level of the device's timelines decides whether
+            the host waits, too; see :meth:`crossmem.Timeline.wait`. None: the call waits.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
             another process's tree sends a request to the owner. With 0, this request may still take
@@ -198,7 +198,7 @@ class Published:
         ConfigurationError
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
-            This process or the writer has closed the tree, or a forked child called this.
+            This process or the writer has closed the tree, or a forked child made this call.
         """
         self._look(None).done(version, stream=stream)
 
@@ -221,11 +221,11 @@ class Published:
         Raises
         ------
         WaitTimeoutError
-            The message says how many readers are late.
+            The message says how many readers have acknowledged the version.
         UnsupportedError
             Another process shares the tree.
         ClosedError, ForkedProcessError
-            This object was closed, or a forked child called this.
+            This object was closed, or a forked child made this call.
         """
         timeline = self._own("wait_for_readers")
         return timeline.wait_for_readers(version, readers=readers, timeout=timeout)

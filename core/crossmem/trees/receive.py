@@ -68,9 +68,9 @@ def receive(
         and CuPy have no read-only arrays, so a write to one of their arrays kills the process.
         ``"advisory"``: only NumPy arrays refuse writes.
     device
-        The device for which memory of this device's backend is mapped. Memory of other backends is
-        mapped for the device that holds the memory. If ``device`` is None, all memory is mapped for
-        the device that holds it. The memory does not move (C24).
+        The device that will use the memory, for memory of this device's backend. Memory of other
+        backends is mapped for the device that holds it. None: all memory is mapped for the device
+        that holds it. The memory does not move (C24).
     into
         A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
         The received contents are copied into these arrays, the received memory is released, and
@@ -90,7 +90,7 @@ def receive(
     BackendNotFoundError
         No plugin offers the backend of ``device``.
     ClosedError, ForkedProcessError
-        ``shared`` was closed, or a forked child called this.
+        ``shared`` was closed, or a forked child made this call.
     CrossmemError
         As for :func:`crossmem.attach`.
     """

@@ -148,7 +148,7 @@ class Shared(Published, Generic[_T_co]):
         Raises
         ------
         ClosedError, ForkedProcessError
-            This object was closed, or a forked child called this.
+            This object was closed, or a forked child made this call.
         CrossmemError
             In another process, as for :func:`crossmem.receive`.
         """
@@ -186,7 +186,7 @@ class Shared(Published, Generic[_T_co]):
         UnsupportedError
             Another process shares the tree, or something in ``tree`` cannot be shared.
         ClosedError, ForkedProcessError
-            This object was closed, or a forked child called this.
+            This object was closed, or a forked child made this call.
         """
         self._own("update")
         contents = self._contents
@@ -202,7 +202,7 @@ class Shared(Published, Generic[_T_co]):
         Raises
         ------
         ClosedError, ForkedProcessError
-            This object was closed, or a forked child called this.
+            This object was closed, or a forked child made this call.
         """
         self.check()
         self._is_taken = True

@@ -60,7 +60,10 @@ class Code(NamedTuple):
 
 _ARGUMENT = "ACL refused an argument: this may be a fault in crossmem; report it"
 _INIT = "other code finalized or re-initialised ACL: do that after the last use of crossmem"
-_FOREIGN = "no call of crossmem returns this code: other work of this process may have failed"
+_FOREIGN = (
+    "crossmem's own calls do not cause this code: earlier work of other code in this process may "
+    "have failed"
+)
 _TASK = (
     "work on the device failed or hung: see the plog files of CANN (~/ascend/log), and `npu-smi "
     "info` for the device's health"

@@ -70,8 +70,8 @@ def _default_capacity() -> int:
 
 
 def _default_state() -> Path:
-    # The default folder lies in memory, so a reboot deletes the folder. A reboot also ends all
-    # processes of the emulated host.
+    # /dev/shm lies in memory, so a reboot deletes the folder. A reboot also ends all processes of
+    # the emulated host. A folder in /tmp may outlive a reboot.
     shared = Path("/dev/shm")  # noqa: S108 - Machine checks the owner of the folder
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
@@ -132,8 +132,8 @@ class Options:
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
 
     acl_group: str = ""
-    """Memory group of ACL's queues to which a process with ``SHAREGROUP_PRECONFIG`` is added
-    (``CROSSMEM_EMULATED_ACL_GROUP``)."""
+    """Memory group that a process with the variable ``SHAREGROUP_PRECONFIG`` joins when it first
+    calls ACL's queues or buffers (``CROSSMEM_EMULATED_ACL_GROUP``)."""
 
     acl_recycle_s: float = 0.2
     """Seconds from a process's death until its buffers are freed
@@ -225,7 +225,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "hip_peers": read_flag,
     "hip_quirks": _parse_names,
 }
-"""For each field, a function that converts a variable's text, or raises ValueError."""
+"""The functions that convert a variable's text, or raise ValueError. Other fields keep the text."""
 
 _HINTS: Final = {"hip_quirks": f"quirks: {', '.join(get_args(_Quirk))}"}
 
@@ -253,8 +253,8 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "visible_devices": (
         _is_mask,
         (
-            "a comma list of distinct numbers such as 1,0, "
-            "below the number of devices (CROSSMEM_EMULATED_DEVICES)"
+            "a comma-separated list of different numbers such as 1,0, "
+            "each of them below CROSSMEM_EMULATED_DEVICES"
         ),
     ),
     "state": (
@@ -276,6 +276,6 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "hip_peers": _SWITCH,
     "hip_quirks": (
         lambda value: isinstance(value, tuple) and all(one in get_args(_Quirk) for one in value),
-        "a comma list of names of quirks",
+        "a comma-separated list of names of quirks",
     ),
 }

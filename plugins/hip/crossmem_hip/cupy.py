@@ -55,7 +55,10 @@ def import_cupy(family: Family) -> Runtime:
 
 
 def current_streams() -> tuple[int, ...]:
-    """Return the streams that CuPy and PyTorch use in this thread. Import neither library."""
+    """Return the streams that CuPy and PyTorch use in this thread, without the default stream 0.
+
+    The call imports neither library.
+    """
     found = []
     if (cupy := sys.modules.get(_STREAMS)) is not None:
         found.append(int(cupy.get_current_stream().ptr))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Result codes of HIP and CUDA, and crossmem's error for each code.
 
-A code has the same meaning for both vendors, but a different name. After some calls, a code has a
-special meaning.
+Most codes have the same meaning for both vendors, but different names. After some calls, a code has
+a special meaning, which may differ between the vendors.
 """
 
 from typing import Final, NamedTuple
@@ -60,7 +60,8 @@ class Meaning(NamedTuple):
 
 _ARGUMENT = Meaning("the runtime refused an argument: this may be a fault in crossmem; report it")
 _FOREIGN = Meaning(
-    "no call of crossmem returns this code: other work of this process may have failed"
+    "crossmem's own calls do not cause this code: earlier work of other code in this process may "
+    "have failed"
 )
 _BROKEN = Meaning(
     "work on the device failed, and every later call of this process fails: start the process "
@@ -105,7 +106,7 @@ _MEANINGS: Final = {
     206: Meaning("the driver could not unmap the memory: the end of this process unmaps it"),
     208: Meaning("other code in this process has opened the same memory"),
     214: _BROKEN,
-    216: _IN_USE,
+    216: Meaning("another thread or process uses the device exclusively: end that use"),
     217: _PEER,
     220: _BROKEN,
     226: _BROKEN,
@@ -150,7 +151,7 @@ _LOST = Meaning("no such memory: other code in this process freed it, or reset t
 _AFTER: Final = {
     ("ipcGetMemHandle", 1): Meaning(
         "the driver cannot export this memory; on AMD, try HSA_ENABLE_IPC_MODE_LEGACY=0 in every "
-        "process, because the other mode needs AMD's own kernel driver"
+        "process, because legacy mode (=1) needs AMD's own kernel driver"
     ),
     ("ipcOpenMemHandle", 1): Meaning(
         "the exporter's device may not be visible here, or, on AMD, the processes may differ in "
@@ -162,8 +163,8 @@ _AFTER: Final = {
         StaleHandleError,
     ),
     ("ipcOpenMemHandle", 201): Meaning(
-        "a process cannot open its own export; a process with the exporter's pid in another pid "
-        "namespace counts as the exporter: run both in one pid namespace",
+        "a process cannot open its own export; if the exporter is another process with the same "
+        "pid in another pid namespace, run both processes in one pid namespace",
         WrongHostError,
     ),
     ("ipcOpenMemHandle", 400): Meaning(
@@ -189,7 +190,7 @@ _AFTER: Final = {
         InvalidHandleError,
     ),
     ("memImportFromShareableHandle", 801): Meaning(
-        "the memory's device may not be visible here, or may differ from the visible devices",
+        "this process cannot use the memory: the memory's device may not be visible here",
         UnsupportedError,
     ),
     ("memRetainAllocationHandle", 1): Meaning(

@@ -128,7 +128,7 @@ def test_the_mask_is_checked_against_the_number_of_devices() -> None:
     environ = {PREFIX + "DEVICES": "4", PREFIX + "VISIBLE_DEVICES": "3, 1"}
 
     assert Options.from_environ(environ).visible == (3, 1)
-    with pytest.raises(ConfigurationError, match="below the number of devices"):
+    with pytest.raises(ConfigurationError, match="below CROSSMEM_EMULATED_DEVICES"):
         Options.from_environ({**environ, PREFIX + "DEVICES": "3"})
 
 

@@ -56,7 +56,7 @@ class Copyable(Endable):
         AccessDeniedError
             The memory is read-only in this process.
         ClosedError, ForkedProcessError
-            The memory was closed, or a forked child called this.
+            The memory was closed, or a forked child made this call.
         """
         copy = object()
         copies = self._usage.copies
@@ -94,7 +94,7 @@ class Copyable(Endable):
         InvalidSizeError
             The range is out of bounds.
         ClosedError, ForkedProcessError
-            The memory was closed, or a forked child called this.
+            The memory was closed, or a forked child made this call.
         """
         copy = object()
         copies = self._usage.copies
@@ -153,7 +153,7 @@ class Copyable(Endable):
         UnsupportedError
             The device cannot reach the other memory.
         ClosedError, ForkedProcessError
-            One of the two objects was closed, or a forked child called this.
+            One of the two objects was closed, or a forked child made this call.
         """
         if not isinstance(source, Copyable):
             msg = f"source must be memory of crossmem, not {shorten(source)}"

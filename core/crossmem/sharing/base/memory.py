@@ -52,7 +52,7 @@ class Memory(Copyable):
         UnsupportedError
             The CPU cannot address the device's memory.
         ClosedError, ForkedProcessError
-            The memory was closed, or a forked child called this.
+            The memory was closed, or a forked child made this call.
         """
         if not self.device.capabilities.host_visible:
             self.ptr  # noqa: B018 - raises if the memory may not be used
@@ -102,7 +102,7 @@ class Memory(Copyable):
         ConfigurationError
             An argument is invalid.
         ClosedError, ForkedProcessError
-            The memory was closed, or a forked child called this.
+            The memory was closed, or a forked child made this call.
         """
         self.ptr  # noqa: B018 - raises if the memory may not be used
         return views.array(self, views.kind_of_arrays(self.device), shape, dtype, strides, offset)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index that finds objects by device address, in logarithmic time."""
+"""The index that finds objects by device address, by bisection of sorted keys."""
 
 import threading
 from bisect import bisect_left, bisect_right, insort
@@ -38,8 +38,9 @@ class _Region(NamedTuple):
 class RegionIndex(Generic[_T]):
     """Finds objects by device address. Each object has one region of addresses at a time.
 
-    Adding or removing an object usually leaves the sorted keys unchanged: the next lookup updates
-    the keys. The index keeps no removed object alive.
+    Adding an object usually leaves the sorted keys unchanged: the next lookup inserts the new key.
+    The key of a removed object stays until there are too many such keys. The index keeps no removed
+    object alive.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -50,7 +51,7 @@ class RegionIndex(Generic[_T]):
         self._objects: dict[int, _T] = {}
         """The objects. The key is the number of the region."""
         self._keys: list[_Key] = []
-        """Sorted keys, including the keys of objects that were removed since the last update."""
+        """Sorted keys, which may include keys of removed objects."""
         self._new: deque[_Key] = deque()
         """Keys that the next lookup adds to the sorted keys."""
 
@@ -60,7 +61,8 @@ class RegionIndex(Generic[_T]):
         Parameters
         ----------
         what
-            The object. If a signal handler interrupts the call, :meth:`remove` removes the object.
+            The object. If a signal handler raises during the call, the object may have been added;
+            :meth:`remove` then removes it.
         start, nbytes
             First address, and number of bytes, of the object.
         space

@@ -126,7 +126,7 @@ class Allocation(Memory):
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
-            The memory was freed, or a forked child called this.
+            The memory was freed, or a forked child made this call.
         """
         if stream is not None:
             return self._export_on(stream, allow, access, lease)
@@ -190,7 +190,7 @@ class Allocation(Memory):
             The kernel refuses the barrier (``membarrier``). Until a repeated call succeeds, an
             importer that was granted the memory earlier can still begin to hold it.
         ClosedError, ForkedProcessError
-            The memory was freed, or a forked child called this.
+            The memory was freed, or a forked child made this call.
         """
         drain()
         record = self._record
@@ -277,7 +277,7 @@ def record_of(allocation: Allocation) -> AllocationRecord:
     Raises
     ------
     ClosedError, ForkedProcessError
-        The memory was freed, or a forked child called this.
+        The memory was freed, or a forked child made this call.
     """
     allocation.ptr  # noqa: B018 - raises if the allocation was freed or inherited by a fork
     record = allocation._record

@@ -74,7 +74,7 @@ def _describe(way: ShareWay) -> str:
         return f"no, it {way.obstacle}"
     text = f"yes, as part of {way.nbytes} bytes at {way.base:#x}"
     around = neighbours_of(way.exposed_nbytes, way.nbytes)
-    return text if around is None else f'{text}, with neighbours="expose": {around}'
+    return text if around is None else f'{text}, with neighbours="expose", because {around}'
 
 
 def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:

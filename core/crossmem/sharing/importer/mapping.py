@@ -79,7 +79,7 @@ class Import(Endable):
         DriverError, OutOfMemoryError
             The vendor's call failed.
         ClosedError, ForkedProcessError
-            This import was closed, or a forked child called this.
+            This import was closed, or a forked child made this call.
         """
         parent, record = record_of_import(self)
         process = self._process
@@ -150,7 +150,7 @@ def record_of_import(imported: Import) -> tuple[Use, ImportRecord]:
     Raises
     ------
     ClosedError, ForkedProcessError
-        The import was closed, or a forked child called this.
+        The import was closed, or a forked child made this call.
     """
     use = imported._record
     if use is None or use.record is None or not use.process.is_usable:
@@ -240,7 +240,7 @@ class Mapping(Memory):
         WaitTimeoutError, OwnerGoneError, UnsupportedError
             As for :meth:`crossmem.Timeline.wait`.
         ClosedError, ForkedProcessError
-            The memory was unmapped, or a forked child called this.
+            The memory was unmapped, or a forked child made this call.
         """
         self.ptr  # noqa: B018 - raises if the memory may not be used
         handle = self.handle

@@ -131,7 +131,7 @@ class ImportRecord:
         use
             The user.
         remappable
-            False if the vendor cannot map the memory again after an unmap.
+            False: crossmem will not map the memory again; see :meth:`crossmem.driver.Driver.map`.
         """
         with self.lock:
             if self.is_leaving:
@@ -159,7 +159,7 @@ class ImportRecord:
         if self.state is State.CLOSING:
             return self.close()
         failure = self.end_unused() if len(self.leases) > 1 or self.ending else None
-        # Memory that the vendor cannot map again keeps its address, for users that map it later.
+        # Memory that crossmem must not map again keeps its address, for users that map it later.
         if self.mapped and not self.mapped_uses and self.is_remappable:
             return self._stop_mapping() or failure
         return failure

@@ -93,8 +93,8 @@ class RemoteImport(ImportRecord):
         try:
             if not opened:
                 if request.extras:
-                    # Neither statement is a call, so no signal handler runs in between: each
-                    # descriptor is in one of the two lists.
+                    # The next two statements make no call, so no signal handler runs between them.
+                    # Each descriptor is in one of the two lists.
                     self.extras += leased.exported.descriptors[-request.extras :]
                     leased.exported.descriptors = leased.exported.descriptors[: -request.extras]
                 call_into(

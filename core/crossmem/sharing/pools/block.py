@@ -111,7 +111,7 @@ class Block(Memory):
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
-            The block was freed, or a forked child called this.
+            The block was freed, or a forked child made this call.
         """
         record, process = self._record, self._process
         if record is None or process.is_inherited or process.is_closed:
@@ -168,7 +168,7 @@ class Block(Memory):
         InvalidHandleError
             The handle does not belong to this block.
         ClosedError, ForkedProcessError
-            The block was freed, or a forked child called this.
+            The block was freed, or a forked child made this call.
         """
         drain()
         record = self._record

@@ -88,7 +88,7 @@ class Pool(Endable):
         OutOfMemoryError
             No block became free in time. The message says how many blocks each process holds.
         ClosedError, ForkedProcessError
-            The pool was closed, or a forked child called this.
+            The pool was closed, or a forked child made this call.
         """
         pool, process = self._record, self._process
         if pool is None or process.is_inherited or process.is_closed:
@@ -164,7 +164,7 @@ class Pool(Endable):
         Raises
         ------
         ClosedError, ForkedProcessError
-            The pool was closed, or a forked child called this.
+            The pool was closed, or a forked child made this call.
         """
         drain()
         pool = self._record
@@ -182,7 +182,7 @@ class Pool(Endable):
         Raises
         ------
         ClosedError, ForkedProcessError
-            The pool was closed, or a forked child called this.
+            The pool was closed, or a forked child made this call.
         """
         drain()
         pool = self._record

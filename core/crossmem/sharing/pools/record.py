@@ -98,7 +98,8 @@ class PoolRecord(Record):
         with self.process.state:
             if self.is_done:
                 return
-            # These calls come first: other memory may get the address once this record is done.
+            # Once is_done is set, the memory may be freed, and other memory may get its address. So
+            # is_done is set last: otherwise forget_kept() could forget that other memory.
             arena.close()
             forget_kept(self.base)
             self.is_done = True

@@ -241,7 +241,7 @@ class Queue(Endable):
         BusyError
             All places for consumers are taken.
         AccessDeniedError, ForkedProcessError
-            The owner has revoked the role, or a forked child called this.
+            The owner has revoked the role, or a forked child made this call.
         """
         record = self._record
         if stream is None and record is not None and record.consumer is not None:

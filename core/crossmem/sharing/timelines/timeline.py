@@ -136,7 +136,7 @@ class Timeline(Endable):
         DriverError
             The vendor's call failed. The value is unchanged.
         ClosedError, ForkedProcessError
-            The timeline was closed, or a forked child called this.
+            The timeline was closed, or a forked child made this call.
         """
         record = self._record
         if stream is None and record is not None and type(value) is int:
@@ -213,7 +213,7 @@ class Timeline(Endable):
             As for :meth:`signal`.
         ClosedError, ForkedProcessError
             This object was closed, or the signalling process closed the timeline, or a forked child
-            called this.
+            made this call.
         """
         record = self._usable()
         if not is_within(value, 1, VOID - 1):
@@ -302,13 +302,13 @@ class Timeline(Endable):
         Raises
         ------
         WaitTimeoutError
-            The message says how many readers are late.
+            The message says how many readers have acknowledged the value.
         ConfigurationError
             ``value`` or ``readers`` is not an integer in the valid range.
         UnsupportedError
             Another process signals this timeline.
         ClosedError, ForkedProcessError
-            The timeline was closed, or a forked child called this.
+            The timeline was closed, or a forked child made this call.
         """
         record = self._usable()
         if not is_within(value, 0, VOID - 2):

@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.1
 _PAUSE_S: Final = 0.01
 _REPEAT_S: Final = 1.0
-"""How long the watcher repeats the void value, which work of the dead process may overwrite."""
+"""Seconds for which the watcher writes the void value again and again, because work of the dead
+process may overwrite the value."""
 
 
 class Watched(Protocol):
@@ -86,19 +87,22 @@ class StreamWatcher(Part):
         return any(one.device.driver is driver for one in list(self._targets))
 
     def is_needed(self, one: Watched) -> bool:
-        """Whether a stream of the same driver waits, so that no words may be released.
+        """Whether the words must be kept, because a stream of the timeline's driver still waits.
 
         The stream may wait for the words of this timeline. If the stream waits for other words, the
         vendor's release would block until the work of the stream is complete.
         """
         is_needed = self.is_waiting(one.device.driver)
         if is_needed:
-            # A signal handler may have raised before watch() started the thread.
+            # If a signal handler raised in watch(), the thread may not have been started.
             self._thread.start()
         return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
-        """Restore the value from before :meth:`watch`, unless another call has increased it."""
+        """Watch a timeline for ``before`` instead of ``value``. 0 ends the watch.
+
+        If another call has set a larger value meanwhile, change nothing.
+        """
         with self._process.state:
             if self._targets.get(one) == value:
                 self._targets[one] = before

@@ -83,8 +83,8 @@ class Acl:
     profile
         Edition of the rules, one of ``PROFILES``.
     strict
-        Whether the emulation records forbidden and undefined uses, and denies the host access to
-        device addresses.
+        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
+        the host access to device addresses.
     options
         The emulated host's folder and devices. If None, they are taken from the environment.
 

@@ -110,8 +110,8 @@ class AclProcess:
     profile
         Edition of the rules.
     strict
-        Whether the emulation records forbidden and undefined uses, and denies the host access to
-        device addresses.
+        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
+        the host access to device addresses.
     folder
         The folder of the emulated host.
     visible

@@ -69,9 +69,9 @@ class Physical:
     mappings
         Number of current mappings.
     share
-        Number of the memory's shareable handle, None if the memory was not exported.
+        Identifier of the memory's shareable handle, None if the memory was not exported.
     imported_share
-        Number of the shareable handle by which the memory was imported, None if this process
+        Identifier of the shareable handle by which the memory was imported, None if this process
         allocated the memory.
     """
 
@@ -141,13 +141,13 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
     if kind == _ON_DEVICE:
         return process.check_device(place), attribute
     if place or kind == _ON_NUMA_NODE:
-        text = "the location of host memory must have the number 0 and no NUMA node here"
+        text = "the id of a location on the host must be 0, and NUMA nodes are not emulated"
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
     return HOST, attribute
 
 
 def has_small_pages(index: int, attribute: int) -> bool:
-    """Whether physical memory has pages of 4 KiB, which only host memory can have."""
+    """Whether memory has pages of the system's page size. Only host memory can have them."""
     return index == HOST and attribute in _NORMAL
 
 

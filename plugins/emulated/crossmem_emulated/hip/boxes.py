@@ -22,7 +22,7 @@ from crossmem_emulated.queues import Work
 
 __all__: list[str] = []
 
-_LARGEST_PITCH: Final = (1 << 31) - 1
+_PITCH_LIMIT: Final = (1 << 31) - 1
 
 
 class _Pos(ctypes.Structure):
@@ -80,7 +80,10 @@ class _Space:
         if self.pitch < self.width:
             text = f"rows of {self.width} bytes overlap: they begin every {self.pitch} bytes"
             raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
-        if self.pitch >= _LARGEST_PITCH or (self.pitch and x + width > self.pitch):
+        if self.pitch >= _PITCH_LIMIT:
+            text = f"the pitch must be less than {_PITCH_LIMIT} bytes, not {self.pitch}"
+            raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
+        if self.pitch and x + width > self.pitch:
             text = f"{width} bytes from byte {x} on do not fit a pitch of {self.pitch} bytes"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
