@@ -4,6 +4,7 @@
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Final
 
 from crossmem.errors import ConfigurationError, InvalidSizeError
@@ -22,7 +23,9 @@ __all__ = [
     "is_flag",
     "is_identity",
     "is_name",
+    "is_number",
     "is_within",
+    "plain_integer",
     "read_flag",
     "shorten",
 ]
@@ -53,6 +56,11 @@ def is_identity(value: object) -> bool:
 def is_flag(value: object) -> bool:
     """Return whether a value is True or False. Numbers are not accepted."""
     return type(value) is bool
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a real number. NumPy's numbers are accepted, and no ``bool``."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_within(value: object, first: int, last: float) -> bool:
@@ -110,19 +118,24 @@ def check_flag(name: str, value: object, operation: str) -> None:
         raise ConfigurationError(msg, operation=operation)
 
 
+def plain_integer(value: Any) -> Any:
+    """Return an integer of another library, such as NumPy's, as an ``int``; else the value."""
+    if type(value) is int or isinstance(value, bool):
+        return value
+    # Every NumPy array has __index__ too, so only the call shows whether the value is an integer.
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
 def check_integer(name: str, value: object) -> int:
     """Return an integer as an ``int``. Raise ``InvalidSizeError`` for other types and ``bool``."""
-    if type(value) is int:
-        return value
-    # Integers of other libraries, such as NumPy's, have __index__. Every NumPy array has it too, so
-    # only the call of operator.index() shows whether the value is an integer.
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-    msg = f"{name} must be a number of bytes, not {shorten(value)}"
-    raise InvalidSizeError(msg)
+    found = plain_integer(value)
+    if type(found) is not int:
+        msg = f"{name} must be a number of bytes, not {shorten(value)}"
+        raise InvalidSizeError(msg)
+    return found
 
 
 def check_size(name: str, value: object, *, limit: int) -> int:
@@ -148,14 +161,14 @@ def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]
     return start, size
 
 
-def check_timeout(timeout: object, *, default_s: float) -> float:
+def check_timeout(timeout: Any, *, default_s: float) -> float:
     """Return a timeout in seconds, limited to one day. ``None`` means ``default_s``."""
     if timeout is None:
         return default_s
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+    if not is_number(timeout) or not timeout > 0:
         msg = f"timeout is {shorten(timeout)}; it must be a positive number of seconds"
         raise ConfigurationError(msg)
-    return min(float(timeout), _MAX_TIMEOUT_S)
+    return float(min(timeout, _MAX_TIMEOUT_S))
 
 
 def clause(text: str, most: int = _MAX_CLAUSE) -> str:

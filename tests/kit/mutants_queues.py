@@ -22,6 +22,7 @@ from crossmem.sharing.queues import (
     producer,
     queue,
     segments,
+    waiting,
 )
 
 
@@ -339,14 +340,14 @@ def q13_prefetch_is_no_limit_in_rings() -> None:
 
 @mutant
 def q14_a_timeout_is_taken_lightly() -> None:
-    @instead(queue, "wait_s")
+    @instead(waiting, "wait_s")
     def _(old: Any, timeout: Any) -> float:
         return float(old(timeout) and old(timeout) + 5 * SLOWNESS)
 
 
 @mutant
 def q14_any_timeout_will_do() -> None:
-    @instead(queue, "wait_s")
+    @instead(waiting, "wait_s")
     def _(old: Any, timeout: Any) -> float:
         try:
             return float(old(timeout))

@@ -48,6 +48,7 @@ from crossmem.control.segments import HEADER_WORDS  # noqa: E402
 from crossmem.sharing.base.process import current, open_pools  # noqa: E402
 from crossmem.sharing.exporter.record import Allocations  # noqa: E402
 from crossmem.sharing.importer.blocks import PoolImports  # noqa: E402
+from crossmem.sharing.timelines.memory import Pages  # noqa: E402
 
 CORE: Final = f"{ROOT}/core/crossmem/"
 UNCOUNTED: Final = tuple(f"{CORE}{name}/" for name in ("bench", "cli", "conformance"))
@@ -120,6 +121,10 @@ class World:
         pools = process.part(PoolImports)
         # The arena of a pool stays open after the last mapping of a block.
         pools.close_idle()
+        if None not in process.part(Pages)._open:
+            # A call that was interrupted after it left a full page of timelines leaves no page, and
+            # the next timeline opens one. So that states differ by no page, one is opened now.
+            self.device.timeline().close()
         state = self.common_state()
         leases = process.start_server().leases
         state["arenas"] = len(leases.pools.arenas)

@@ -42,6 +42,11 @@ MAX_HANDLE_NBYTES: Final = 1024
 """Upper bound of ``len(handle.to_bytes())``."""
 
 MAGIC: Final = b"XMEM"
+_OTHER_MAGICS: Final = frozenset({b"XMQU", b"XMTL", b"XMTR"})
+_OTHER_KINDS: Final = (
+    "pass the bytes of handle.to_bytes(); open a queue with crossmem.open_queue(), a timeline with "
+    "crossmem.open_timeline(), and a Shared with crossmem.receive()"
+)
 VERSION: Final = 1
 # magic, version, flags, total length, crc32 of everything else
 HEADER: Final = struct.Struct("<4sHHII")
@@ -190,7 +195,7 @@ class ShareableHandle:
         if type(blob) is not bytes:
             if not isinstance(blob, bytearray | memoryview):
                 msg = f"a handle must be bytes, not {type(blob).__name__}"
-                raise InvalidHandleError(msg, operation="from_bytes")
+                raise InvalidHandleError(msg, operation="from_bytes", hint=_OTHER_KINDS)
             try:
                 nbytes = memoryview(blob).nbytes
                 blob = bytes(blob) if nbytes <= MAX_HANDLE_NBYTES else b""
@@ -306,6 +311,9 @@ def _decode(blob: bytes) -> ShareableHandle:
     if not _MIN_NBYTES <= len(blob) <= MAX_HANDLE_NBYTES:
         raise refuse(f"{len(blob)} bytes, expected {_MIN_NBYTES} to {MAX_HANDLE_NBYTES}")
     magic, version, flags, total, checksum = HEADER.unpack_from(blob)
+    if magic in _OTHER_MAGICS:
+        msg = "the bytes are the handle of a queue, a timeline or a tree, not of memory"
+        raise InvalidHandleError(msg, operation="from_bytes", hint=_OTHER_KINDS)
     if magic != MAGIC:
         raise refuse(f"they start with {magic!r}, not {MAGIC!r}")
     if version != VERSION:

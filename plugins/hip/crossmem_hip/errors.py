@@ -196,6 +196,14 @@ _AFTER: Final = {
     ("memRetainAllocationHandle", 1): Meaning(
         "the memory is not mapped any more: its owner unmapped it", StaleHandleError
     ),
+    # Only the application chooses the streams.
+    **{
+        (function, 400): Meaning("stream= names no stream of this process: pass a living stream")
+        for function in (
+            *("streamSynchronize", "streamWaitEvent", "streamWaitValue64", "streamWriteValue64"),
+            "eventRecord",
+        )
+    },
     ("memUnmap", 1): _LOST,
     ("memRelease", 1): _LOST,
     ("memAddressFree", 1): _LOST,

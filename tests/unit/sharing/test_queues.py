@@ -289,10 +289,14 @@ def test_copies_of_other_objects(queue: Queue) -> None:
 
 
 def test_what_is_no_buffer_is_refused(queue: Queue) -> None:
-    for item, copy in ((b"text", None), (b"text", "deny"), (None, None)):
+    for item, copy in ((b"text", None), (b"text", False), (None, None)):
         with pytest.raises(UnsupportedError) as caught:
             queue.put(item, copy=copy)
         assert is_right(caught.value)
+    for word in ("deny", "Allow", 1):
+        wrong: Any = word
+        with pytest.raises(ConfigurationError, match="copy must be"):
+            queue.put(b"text", copy=wrong)
     with pytest.raises(UnsupportedError) as other:
         queue.put(None, copy="allow")
     assert is_right(other.value)

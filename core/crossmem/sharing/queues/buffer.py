@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from crossmem.driver import streams_of
 from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
-from crossmem.guards import is_within, shorten
+from crossmem.guards import is_within, plain_integer, shorten
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.memory import Memory
@@ -97,7 +97,9 @@ class BufferRecord(Record):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Give the buffer back to its producer."""
-        self.holder.take_back(self, self.stream)
+        # If the vendor refuses the stream, the next attempt waits for all work of the device.
+        stream, self.stream = self.stream, None
+        self.holder.take_back(self, stream)
         self.is_done = True
 
 
@@ -175,11 +177,12 @@ class SharedBuffer(Memory):
     @data_length.setter
     def data_length(self, value: int) -> None:
         self._refuse_consumer("data_length")
-        if not is_within(value, 0, self.nbytes):
+        length = plain_integer(value)
+        if not is_within(length, 0, self.nbytes):
             msg = f"data_length is {shorten(value)}; it must be from 0 to {self.nbytes} bytes"
             hint = "set the number of bytes that consumers read"
             raise InvalidSizeError(msg, operation="data_length", hint=hint)
-        self._data_length = value
+        self._data_length = length
 
     @property
     def user_data(self) -> bytes:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from crossmem.errors import InvalidSizeError, UnsupportedError
-from crossmem.guards import shorten
+from crossmem.guards import check_choice, shorten
 from crossmem.sharing.base import views
 from crossmem.sharing.base.ending import leave_to_references
 from crossmem.sharing.queues.buffer import SharedBuffer
@@ -44,9 +44,11 @@ def copied(
     InvalidSizeError
         The object does not fit.
     """
-    if not (copy == "allow" or copy is True):
+    if copy is not None and copy is not True and copy is not False:
+        check_choice("copy", copy, ("allow",), "put")
+    if not copy:
         msg = f"{shorten(item, 60)} is not a buffer of this queue"
-        hint = "pass copy='allow' to copy it, or fill a buffer of queue.allocate()"
+        hint = "for bytes and arrays pass copy='allow', or fill a buffer of queue.allocate()"
         raise UnsupportedError(msg, operation="put", hint=hint)
     planned = _copy_of_array(item) or _copy_of_bytes(item)
     if planned.nbytes > nbytes:

@@ -5,8 +5,24 @@ from typing import Any, Final, cast
 
 from crossmem.control.barrier import IS_REGISTERED
 from crossmem.control.records import Allow
-from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
-from crossmem.guards import check_choice, check_flag, check_size, check_timeout, is_within, shorten
+from crossmem.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    CrossmemError,
+    InvalidSizeError,
+    OwnerGoneError,
+    StaleHandleError,
+    UnsupportedError,
+)
+from crossmem.guards import (
+    check_choice,
+    check_flag,
+    check_size,
+    check_timeout,
+    is_within,
+    plain_integer,
+    shorten,
+)
 from crossmem.models.queue_handle import QueueHandle, QueueRole
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process, drain
@@ -52,12 +68,15 @@ def make_queue(
     is_default = prefetch is None
     if prefetch is None:
         prefetch = depth if consumers == 1 else _PREFETCH
-    counts = (
-        ("depth", depth, MAX_DEPTH),
-        ("producers", producers, MAX_PLACES),
-        ("consumers", consumers, MAX_PLACES),
-        ("prefetch", prefetch, MAX_DEPTH),
-    )
+    counts = [
+        (name, plain_integer(value), most)
+        for name, value, most in (
+            ("depth", depth, MAX_DEPTH),
+            ("producers", producers, MAX_PLACES),
+            ("consumers", consumers, MAX_PLACES),
+            ("prefetch", prefetch, MAX_DEPTH),
+        )
+    ]
     for name, value, most in counts:
         if not is_within(value, 1, most):
             msg = f"{name} is {shorten(value)}; it must be an integer from 1 to {most}"
@@ -156,7 +175,11 @@ def open_queue(
         hint = "use the Queue that device.queue() returned"
         raise UnsupportedError(msg, operation="open_queue", hint=hint)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
-    with attach(handle.directory, readonly="advisory", timeout=timeout_s) as directory:
+    try:
+        mapped = attach(handle.directory, readonly="advisory", timeout=timeout_s)
+    except (AccessDeniedError, OwnerGoneError, StaleHandleError) as error:
+        raise _refusal_of(error) from error
+    with mapped as directory:
         found = read_directory(directory)
         if "vendor" in found:
             return open_vendor_queue(process, handle, found, device, timeout_s)
@@ -168,3 +191,15 @@ def open_queue(
         queue._end()
         raise
     return queue
+
+
+def _refusal_of(error: CrossmemError) -> CrossmemError:
+    """Return the error of :func:`open_queue` for an error of the memory that names its segments."""
+    if isinstance(error, StaleHandleError):
+        msg, hint = "the queue was closed", "ask its owner for the handle of a new queue"
+        return StaleHandleError(msg, operation="open_queue", hint=hint)
+    if isinstance(error, OwnerGoneError):
+        msg, hint = "the process that owned this queue is dead", "make a new queue"
+        return OwnerGoneError(msg, operation="open_queue", hint=hint)
+    msg, hint = "the queue does not admit this process", "make it with device.queue(allow=...)"
+    return AccessDeniedError(msg, operation="open_queue", hint=hint)

@@ -187,14 +187,10 @@ class QueueOwner:
         """Recover the entries of a session that ends, or count them as lost."""
         terms, control = self.terms, self._control
         consumer = (target >> 48) - 1
-        place = self.opened.segments[terms.producers + consumer]
         for one in self._entries():
             if one.target != target or self._is_released(one, consumer):
                 continue
-            if one.is_handed:
-                is_read = words.load(place, terms.held(one.producer, one.buffer)) == one.stamp
-            else:
-                is_read = words.load(place, terms.read(one.producer)) >= one.stamp
+            is_read = self._is_read(one, consumer)
             if is_read and not terms.redeliver:
                 at = terms.decision(one.producer, one.buffer)
                 words.store(control, at, one.stamp << 8 | GIVEN_UP)
@@ -235,6 +231,13 @@ class QueueOwner:
     def _is_released(self, one: _Entry, consumer: int) -> bool:
         return self.opened.released(consumer, one.producer, one.buffer) == one.stamp
 
+    def _is_read(self, one: _Entry, consumer: int) -> bool:
+        place = self.opened.segments[self.terms.producers + consumer]
+        if one.is_handed:
+            at = self.terms.held(one.producer, one.buffer)
+            return words.load(place, at) == one.stamp
+        return words.load(place, self.terms.read(one.producer)) >= one.stamp
+
     def _is_ready(self, one: _Entry) -> bool:
         """Whether an entry can be read now: no stream fills it, and no producer drops it."""
         segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
@@ -252,6 +255,7 @@ class QueueOwner:
             self._given = {key: one for key, one in self._given.items() if key in live}
             waiting: dict[int, list[_Entry]] = {}
             taken: Counter[tuple[int, int]] = Counter()
+            may_return = 0
             for one in entries:
                 consumer = (one.target >> 48) - 1
                 if one.target and self._is_released(one, consumer):
@@ -259,9 +263,12 @@ class QueueOwner:
                 session = self.opened.consumer(consumer) if one.target else 0
                 if session and one.target == target_of(consumer, session):
                     taken[consumer, one.producer] += 1
+                    may_return += terms.redeliver or not self._is_read(one, consumer)
                 else:
                     waiting.setdefault(one.producer, []).append(one)
+            before = taken.total()
             self._give(waiting, taken)
+            may_return += taken.total() - before
             for producer in range(terms.producers):
                 left = waiting.get(producer)
                 # The next call handles the entries that were published after the tails were read.
@@ -270,8 +277,9 @@ class QueueOwner:
                 )
             words.store(control, WAITING, sum(map(len, waiting.values())))
             is_settled = not control[WAITING]
-            if terms.redeliver and self.opened.end:
-                is_settled &= not taken.total()
+            if self.opened.end:
+                # A consumer that leaves returns its unread entries, which others then read.
+                is_settled &= not may_return
             are_late = any(left and not self._is_ready(left[0]) for left in waiting.values())
             words.store(control, WANT, LATE if are_late else not is_settled)
             if is_settled or is_last_try:
@@ -334,9 +342,9 @@ class QueueOwner:
         came = sum((one + 1) // 2 for one in members)
         if any(one % 2 for one in members) or not (self._is_finished or came >= terms.producers):
             return False
-        if not end and self.terms.redeliver:
+        if not end and terms.delivery == "one":
             words.store(self._control, END, FINISHED)
-            # With END set, unreleased entries count as unsettled, too, and releases ring the bell.
+            # With END set, entries that may return count as unsettled, and releases ring the bell.
             is_settled = self._hand_out()
         words.release()
         words.store(self._control, END, ENDED if is_settled else FINISHED)

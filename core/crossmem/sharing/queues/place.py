@@ -259,8 +259,8 @@ class Place:
         """
         opened = self.opened
         if not self.session:
-            msg = "this process has closed the queue"
-            raise ClosedError(msg, hint="open the queue again")
+            msg = "this process has finished or closed the queue"
+            raise ClosedError(msg, hint="open its handle again, or make a new queue")
         opened.check_owner()
         if opened.member(self.place) != self.session:
             raise self._revoked()

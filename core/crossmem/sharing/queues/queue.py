@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import Any, ClassVar, NoReturn
 
 from typing_extensions import override
@@ -13,15 +12,13 @@ from typing_extensions import override
 from crossmem.errors import (
     BusyError,
     ConfigurationError,
-    InvalidSizeError,
-    QueueEmptyError,
-    QueueFullError,
     UnsupportedError,
     WaitTimeoutError,
 )
 from crossmem.guards import check_choice, is_within, shorten
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
 from crossmem.sharing.base.ending import Endable
+from crossmem.sharing.queues import waiting
 from crossmem.sharing.queues.buffer import SharedBuffer, stream_on, taken_from
 from crossmem.sharing.queues.consumer import Consumer, QueueEndedError
 from crossmem.sharing.queues.copies import copied
@@ -30,7 +27,6 @@ from crossmem.sharing.queues.place import PAUSE_S
 from crossmem.sharing.queues.producer import Producer
 from crossmem.sharing.queues.record import QueueRecord
 from crossmem.sharing.queues.stats import QueueStats, stats_of
-from crossmem.sharing.queues.waiting import may_look, repeat, wait_s
 
 __all__ = ["Queue"]
 
@@ -133,10 +129,10 @@ class Queue(Endable):
         """
         record = self._record
         if record is not None and record.producer is not None:
-            free = record.producer.hand_out() if may_look(self._process, timeout) else None
+            free = record.producer.hand_out() if waiting.may_look(self._process, timeout) else None
             if free is not None:
                 return free
-        timeout_s = wait_s(timeout)
+        timeout_s = waiting.wait_s(timeout)
         producer = self._producer()
         producer.check()
         if producer.opened.terms.overflow != "wait":
@@ -145,9 +141,7 @@ class Queue(Endable):
             producer.take, producer.check, timeout_s, polls=producer.waits_for_streams
         )
         if buffer is None:
-            msg = f"no buffer of {self.depth} became free within {timeout_s:g} s"
-            hint = "wait longer with timeout=, or make the queue deeper"
-            raise QueueFullError(msg, operation="allocate", hint=hint)
+            raise waiting.full(producer.opened.terms, timeout_s)
         return buffer
 
     def put(
@@ -245,25 +239,22 @@ class Queue(Endable):
         """
         record = self._record
         if stream is None and record is not None and record.consumer is not None:
-            found = record.consumer.look() if may_look(self._process, timeout) else None
+            found = record.consumer.look() if waiting.may_look(self._process, timeout) else None
             if found is not None:
                 return found
-        timeout_s = wait_s(timeout)
+        timeout_s = waiting.wait_s(timeout)
         stream_on(self.device, stream)
         consumer = self._consumer()
         found = consumer.wait(
             consumer.look, consumer.check_reading, timeout_s, polls=consumer.waits_for_streams
         )
         if found is None:
-            msg = f"no buffer arrived within {timeout_s:g} s"
-            raise QueueEmptyError(msg, operation="get", hint="wait longer with timeout=")
+            raise waiting.empty(len(consumer.held), timeout_s)
         return found
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
         """Wait for one buffer, and then return all available buffers, at most ``most``."""
-        if not is_within(most, 1, inf):
-            msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
-            raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")
+        most = waiting.checked_most(most)
         found = [self.get(timeout=timeout)]
         look = self._consumer().look
         while len(found) < most and (one := look()) is not None:
@@ -279,17 +270,25 @@ class Queue(Endable):
         """Return a descriptor that becomes readable when a buffer may have arrived.
 
         When ``select`` reports the descriptor, call :meth:`get` with ``timeout=0`` until the call
-        raises :class:`QueueEmptyError`.
+        raises :class:`QueueEmptyError`. The death of the owner makes no descriptor readable, so
+        give ``select`` a timeout, and call :meth:`get` after it.
         """
         return self._consumer().fileno()
 
     async def get_async(self) -> SharedBuffer:
         """Return the next buffer; see :meth:`get`. The event loop runs during the wait."""
-        return await repeat(self._consumer(), partial(self.get, timeout=0))
+        return await waiting.repeat(self._consumer(), partial(self.get, timeout=0))
 
-    async def put_async(self, item: Any, **options: Any) -> None:
-        """Put an item; see :meth:`put`. The event loop runs while all buffers are in use."""
-        await repeat(self._producer(), partial(self.put, item, timeout=0, **options))
+    async def put_async(
+        self, item: Any, *, stream: Any = None, copy: str | bool | None = None
+    ) -> None:
+        """Put an item; see :meth:`put`. The event loop runs while all buffers are in use.
+
+        With another ``overflow`` than ``"wait"``, a full queue raises :class:`QueueFullError`.
+        """
+        producer = self._producer()
+        call = partial(self.put, item, stream=stream, timeout=0, copy=copy)
+        await waiting.repeat(producer, call, waits=producer.opened.terms.overflow == "wait")
 
     async def __aiter__(self) -> AsyncIterator[SharedBuffer]:
         with suppress(QueueEndedError):
@@ -313,12 +312,15 @@ class Queue(Endable):
         Raises
         ------
         WaitTimeoutError
-            Too few processes have joined in time. The message says how many have joined.
+            Too few processes have the queue open in time. The message says how many have it open.
+        InvalidSizeError
+            The queue has fewer places.
         """
         opened = self._usable().opened
+        waiting.check_numbers(opened.terms, producers=producers, consumers=consumers)
         if timeout is None:
             timeout = self._process.settings.timeout_s
-        end = time.monotonic() + wait_s(timeout)
+        end = time.monotonic() + waiting.wait_s(timeout)
         while True:
             stats = self.stats()
             if stats.producers >= producers and stats.consumers >= consumers:

@@ -29,7 +29,8 @@ class QueueStats:
     waiting
         Number of entries that wait for a consumer with room; 0 with ``delivery="each"``.
     lag
-        Number of entries that each consumer has not read yet. The key is the consumer's number.
+        Number of entries that each consumer has not read yet, of those that it will get. The key is
+        the consumer's number.
     """
 
     producers: int
@@ -60,8 +61,20 @@ def stats_of(opened: Opened) -> QueueStats:
         waiting=words.load(control, layout.WAITING),
         lag={
             one: max(0, control[terms.handed(one)] - place[layout.HANDED])
-            + sum(max(0, t - place[terms.read(p)]) for p, t in enumerate(tails))
+            + sum(_unread(opened, one, producer, tail) for producer, tail in enumerate(tails))
             for one, place in enumerate(places)
             if opened.consumer(one)
         },
     )
+
+
+def _unread(opened: Opened, consumer: int, producer: int, tail: int) -> int:
+    """Return the number of a producer's entries that a consumer has not read in the ring."""
+    terms = opened.terms
+    ring, place = opened.segments[producer], opened.segments[terms.producers + consumer]
+    read = place[terms.read(producer)]
+    if terms.delivery == "each":
+        return max(0, tail - read)
+    target = layout.target_of(consumer, opened.consumer(consumer))
+    entries = [terms.entry(buffer) for buffer in range(terms.depth)]
+    return sum(read < ring[at] <= tail and ring[at + layout.TARGET] == target for at in entries)

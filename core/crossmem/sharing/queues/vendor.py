@@ -3,7 +3,6 @@
 
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from math import inf
 from typing import Any, NoReturn
 
 from typing_extensions import override
@@ -12,13 +11,12 @@ from crossmem.errors import (
     BusyError,
     ClosedError,
     DriverError,
-    InvalidSizeError,
     OwnerGoneError,
     QueueEmptyError,
     QueueFullError,
     UnsupportedError,
 )
-from crossmem.guards import check_choice, is_within, shorten
+from crossmem.guards import check_choice
 from crossmem.models import QueueRole
 from crossmem.models.queue_handle import ROLES, QueueHandle
 from crossmem.sharing.queues.buffer import SharedBuffer, taken_from
@@ -28,7 +26,7 @@ from crossmem.sharing.queues.stats import QueueStats
 from crossmem.sharing.queues.vendor_buffer import VendorBufferRecord
 from crossmem.sharing.queues.vendor_record import VendorQueueRecord
 from crossmem.sharing.queues.vendor_terms import refuse
-from crossmem.sharing.queues.waiting import wait_s
+from crossmem.sharing.queues.waiting import checked_most, wait_s
 
 __all__ = ["QueueOfVendor"]
 
@@ -214,9 +212,7 @@ class QueueOfVendor(Queue):
 
     @override
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
-        if not is_within(most, 1, inf):
-            msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
-            raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")
+        most = checked_most(most)
         found = [self.get(timeout=timeout)]
         while len(found) < most:
             try:
@@ -245,7 +241,9 @@ class QueueOfVendor(Queue):
         self._refuse("get_async()")
 
     @override
-    async def put_async(self, item: Any, **options: Any) -> None:
+    async def put_async(
+        self, item: Any, *, stream: Any = None, copy: str | bool | None = None
+    ) -> None:
         self._refuse("put_async()")
 
     @override

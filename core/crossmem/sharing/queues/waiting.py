@@ -4,21 +4,82 @@
 import os
 from collections.abc import Callable
 from math import inf
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from crossmem.errors import ConfigurationError, QueueEmptyError, QueueFullError
-from crossmem.guards import shorten
+from crossmem.errors import (
+    ConfigurationError,
+    InvalidSizeError,
+    QueueEmptyError,
+    QueueFullError,
+)
+from crossmem.guards import is_number, is_within, plain_integer, shorten
 from crossmem.sharing.base.process import Process
+from crossmem.sharing.queues.layout import Terms
 from crossmem.sharing.queues.place import LOOK_S, PAUSE_S, Place
 
-__all__ = ["may_look", "repeat", "wait_s"]
+__all__ = ["check_numbers", "checked_most", "empty", "full", "may_look", "repeat", "wait_s"]
 
 _T = TypeVar("_T")
 _NUMBERS: Final = (float, int)
+_FOREVER_S: Final = 1e9
+"""A longer time limit counts as none. An integer can be too large for a ``float``."""
 
 
-async def repeat(place: Place, call: Callable[[], _T]) -> _T:
-    """Repeat a call as long as it finds the queue empty or full. Return the call's result."""
+def full(terms: Terms, timeout_s: float) -> QueueFullError:
+    """Return the error for a queue without a free buffer."""
+    msg = f"no buffer of {terms.depth} became free within {timeout_s:g} s"
+    hint = "wait longer with timeout=, or make the queue deeper"
+    if terms.overflow != "wait":
+        msg = f"all {terms.depth} buffers are in use, and the queue has overflow={terms.overflow!r}"
+        hint = "make the queue deeper, or with overflow='wait'"
+    return QueueFullError(msg, operation="allocate", hint=hint)
+
+
+def empty(held: int, timeout_s: float) -> QueueEmptyError:
+    """Return the error for a queue without a buffer for a consumer that holds ``held`` buffers."""
+    msg = f"no buffer arrived within {timeout_s:g} s"
+    hint = "wait longer with timeout="
+    if held:
+        hint += f", or release one of the {held} buffers that this process has received"
+    return QueueEmptyError(msg, operation="get", hint=hint)
+
+
+def check_numbers(terms: Terms, **numbers: object) -> None:
+    """Check how many producers and consumers a call waits for.
+
+    Raises
+    ------
+    InvalidSizeError
+        A number is not an integer, is negative, or the queue has fewer places.
+    """
+    for name, number in numbers.items():
+        most = getattr(terms, name)
+        if not is_within(number, 0, most):
+            msg = f"{name} is {shorten(number)}; it must be an integer from 0 to {most}"
+            hint = f"the queue was made with {name}={most}"
+            raise InvalidSizeError(msg, operation="wait_for", hint=hint)
+
+
+def checked_most(most: object) -> int:
+    """Return the largest number of buffers that a call returns.
+
+    Raises
+    ------
+    InvalidSizeError
+        The number is not an integer, 1 or more.
+    """
+    number = plain_integer(most)
+    if not is_within(number, 1, inf):
+        msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
+        raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")
+    return int(number)
+
+
+async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) -> _T:
+    """Repeat a call as long as it finds the queue empty or full. Return the call's result.
+
+    With ``waits=False``, the first such error is raised.
+    """
     # Every program that waits here has imported asyncio already. For all other programs, the slow
     # import would be a waste.
     import asyncio  # noqa: PLC0415
@@ -34,6 +95,8 @@ async def repeat(place: Place, call: Callable[[], _T]) -> _T:
             try:
                 return call()
             except (QueueEmptyError, QueueFullError):
+                if not waits:
+                    raise
                 await asyncio.wait([came], timeout=PAUSE_S if place.waits_for_streams() else LOOK_S)
     finally:
         place.sleepers -= 1
@@ -47,11 +110,11 @@ def may_look(process: Process, timeout: object) -> bool:
     return is_valid and not (process.is_inherited or process.is_closed)
 
 
-def wait_s(timeout: object) -> float:
+def wait_s(timeout: Any) -> float:
     """Return a time limit in seconds, infinity for None."""
     if timeout is None:
         return inf
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+    if not is_number(timeout) or not timeout >= 0:
         msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more, or None"
         raise ConfigurationError(msg, hint="pass 0 to return at once, or None to wait")
-    return float(timeout)
+    return float(timeout) if timeout < _FOREVER_S else inf

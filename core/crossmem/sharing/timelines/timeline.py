@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from crossmem.control.words import load, store
 from crossmem.errors import ConfigurationError, StaleHandleError, UnsupportedError
-from crossmem.guards import check_timeout, is_within, shorten
+from crossmem.guards import check_timeout, is_within, plain_integer, shorten
 from crossmem.models import TimelineHandle
 from crossmem.sharing.base.devices import LocalDevice, find_by_identity, find_device
 from crossmem.sharing.base.ending import Endable
@@ -160,7 +160,7 @@ class Timeline(Endable):
         if record.page is None:
             msg = f"{self!r}: only the process that made a timeline signals it"
             raise UnsupportedError(msg, operation="signal")
-        level = record.level
+        level, value = record.level, plain_integer(value)
         while True:
             with record.lock:
                 level.settle()
@@ -216,6 +216,7 @@ class Timeline(Endable):
             made this call.
         """
         record = self._usable()
+        value = value if type(value) is int else plain_integer(value)
         if not is_within(value, 1, VOID - 1):
             msg = f"value is {shorten(value)}; it must be from 1 to 2**63 - 2"
             raise ConfigurationError(msg, operation="wait")
@@ -267,6 +268,7 @@ class Timeline(Endable):
             As for :meth:`signal`.
         """
         record = self._usable()
+        value = plain_integer(value)
         if not is_within(value, 0, VOID - 2):
             msg = f"value is {shorten(value)}; it must be from 0 to 2**63 - 3"
             raise ConfigurationError(msg, operation="done")
@@ -311,6 +313,7 @@ class Timeline(Endable):
             The timeline was closed, or a forked child made this call.
         """
         record = self._usable()
+        value = plain_integer(value)
         if not is_within(value, 0, VOID - 2):
             msg = f"value is {shorten(value)}; it must be from 0 to 2**63 - 3"
             raise ConfigurationError(msg, operation="wait_for_readers")
