@@ -318,8 +318,8 @@ class Consumer(Place):
         ):
             msg = "the queue has ended: its producers have closed, and everything was read"
             raise QueueEndedError(msg, operation="get")
-        if (end == FINISHED or self.waits_for_streams()) and words.load(control, WANT):
-            # A stream may have written a word, or an entry was read. Neither rings a bell.
+        if self.waits_for_streams() and words.load(control, WANT):
+            # A stream may have made an entry ready, or released a buffer. Streams ring no bell.
             ring(opened.owner_bell)
         self.check()
 

@@ -191,7 +191,8 @@ class QueueOwner:
             if one.target != target or self._is_released(one, consumer):
                 continue
             is_read = self._is_read(one, consumer)
-            if is_read and not terms.redeliver:
+            # After the end, the other consumers do not wait for entries any more.
+            if not terms.redeliver and (is_read or self.opened.end == ENDED):
                 at = terms.decision(one.producer, one.buffer)
                 words.store(control, at, one.stamp << 8 | GIVEN_UP)
                 words.store(control, LOST, control[LOST] + 1)
@@ -255,7 +256,6 @@ class QueueOwner:
             self._given = {key: one for key, one in self._given.items() if key in live}
             waiting: dict[int, list[_Entry]] = {}
             taken: Counter[tuple[int, int]] = Counter()
-            may_return = 0
             for one in entries:
                 consumer = (one.target >> 48) - 1
                 if one.target and self._is_released(one, consumer):
@@ -263,12 +263,9 @@ class QueueOwner:
                 session = self.opened.consumer(consumer) if one.target else 0
                 if session and one.target == target_of(consumer, session):
                     taken[consumer, one.producer] += 1
-                    may_return += terms.redeliver or not self._is_read(one, consumer)
                 else:
                     waiting.setdefault(one.producer, []).append(one)
-            before = taken.total()
             self._give(waiting, taken)
-            may_return += taken.total() - before
             for producer in range(terms.producers):
                 left = waiting.get(producer)
                 # The next call handles the entries that were published after the tails were read.
@@ -277,9 +274,8 @@ class QueueOwner:
                 )
             words.store(control, WAITING, sum(map(len, waiting.values())))
             is_settled = not control[WAITING]
-            if self.opened.end:
-                # A consumer that leaves returns its unread entries, which others then read.
-                is_settled &= not may_return
+            if terms.redeliver and self.opened.end:
+                is_settled &= not taken.total()
             are_late = any(left and not self._is_ready(left[0]) for left in waiting.values())
             words.store(control, WANT, LATE if are_late else not is_settled)
             if is_settled or is_last_try:
@@ -342,9 +338,9 @@ class QueueOwner:
         came = sum((one + 1) // 2 for one in members)
         if any(one % 2 for one in members) or not (self._is_finished or came >= terms.producers):
             return False
-        if not end and terms.delivery == "one":
+        if not end and terms.redeliver:
             words.store(self._control, END, FINISHED)
-            # With END set, entries that may return count as unsettled, and releases ring the bell.
+            # With END set, unreleased entries count as unsettled, too, and releases ring the bell.
             is_settled = self._hand_out()
         words.release()
         words.store(self._control, END, ENDED if is_settled else FINISHED)
