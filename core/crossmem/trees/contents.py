@@ -3,13 +3,14 @@
 
 from typing import Any, Final
 
-from crossmem.arrays.adapters import ADAPTERS
+from crossmem.arrays.adapters import describe
 from crossmem.control.records import Allow
 from crossmem.errors import ConfigurationError
 from crossmem.guards import clause
 from crossmem.sharing.base.memory import Memory, leave_to_views
 from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.pools.block import Block
+from crossmem.trees.aliasing import Copy, copy_all
 from crossmem.trees.building import maker_of_rows
 from crossmem.trees.matching import match, refuse_unwritable
 from crossmem.trees.message import Message
@@ -72,22 +73,20 @@ class Contents:
         """
         matches = list(match(self._message, tree, "update"))
         arrays = self._shared_arrays()
-        jobs = []
+        copies = []
         for number, row, leaf, where in matches:
             target = arrays[number]
-            if target is leaf.value:
-                # The array is the shared array itself: the application has written in place, so
-                # nothing is copied.
-                continue
             if leaf.found.kind != row.kind:
                 place = clause(where, 60)
                 msg = f"{place} is an array of {leaf.found.kind}, but one of {row.kind} was shared"
                 raise ConfigurationError(msg, operation="update")
-            name = f"the array that is shared as {clause(where, 50)}"
-            refuse_unwritable(name, target, row.kind, row.layout, "update")
-            jobs.append((row.kind, target, leaf.value))
-        for kind, target, source in jobs:
-            ADAPTERS[kind].copy_to(target, source)
+            if target is not leaf.value:
+                name = f"the array that is shared as {clause(where, 50)}"
+                refuse_unwritable(name, target, row.kind, row.layout, "update")
+            to = describe(target)
+            assert to is not None  # noqa: S101 - it was shared
+            copies.append(Copy(where, target, to, leaf.value, leaf.found))
+        copy_all(copies, "update")
 
     def _shared_arrays(self) -> list[Any]:
         """Return the arrays that readers see: for a copied array, a new array over the copy.

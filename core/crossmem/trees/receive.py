@@ -4,13 +4,14 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
-from crossmem.arrays.adapters import ADAPTERS
+from crossmem.arrays.adapters import describe
 from crossmem.plugin import DeviceSpec
 from crossmem.sharing.base.devices import check_device
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.device import Device
 from crossmem.sharing.importer.attach import Readonly
 from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.aliasing import Copy, copy_all
 from crossmem.trees.building import attach_all, build, maker_of_rows
 from crossmem.trees.matching import match, refuse_unwritable
 from crossmem.trees.message import Message
@@ -112,10 +113,12 @@ def _overwrite(into: Any, message: Message, mappings: Sequence[Mapping]) -> None
     # its result is not used.
     read(message.tree, range(len(message.rows)))
     make = maker_of_rows(mappings)
-    jobs = []
+    copies = []
     for one in match(message, into, "receive"):
         target, found, _ = one.leaf
         refuse_unwritable(one.where, target, found.kind, found.layout, "receive")
-        jobs.append((found.kind, target, make(one.row, found.kind)))
-    for kind, target, source in jobs:
-        ADAPTERS[kind].copy_to(target, source)
+        source = make(one.row, found.kind)
+        origin = describe(source)
+        assert origin is not None  # noqa: S101 - an array was made
+        copies.append(Copy(one.where, target, found, source, origin))
+    copy_all(copies, "receive")
