@@ -76,7 +76,7 @@ def receive(
         A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
         The received contents are copied into these arrays, the received memory is released, and
         ``into`` is returned. The arrays must not lie in the received memory, because the copy would
-        overwrite its own source.
+        overwrite its own source. The plain values of ``into`` stay as they are.
     timeout
         How long each exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
 

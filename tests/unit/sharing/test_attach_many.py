@@ -3,11 +3,12 @@
 
 import gc
 import warnings
+from typing import Any
 
 import pytest
 
 import crossmem
-from crossmem import OwnerGoneError
+from crossmem import ConfigurationError, OwnerGoneError
 from crossmem.sharing.importer.record import ImportRecord
 
 
@@ -33,3 +34,17 @@ def test_mappings_before_the_failure_end_silently(monkeypatch: pytest.MonkeyPatc
         assert len(calls) == 2
         mine = {first.export(), second.export()}
         assert [one.leases for one in crossmem.exports() if one.handle in mine] == [(), ()]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"XMEM", "text"])
+def test_something_else_than_several_handles_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must be an iterable of handles") as raised:
+        crossmem.attach_many(wrong)
+    assert "crossmem.attach()" in (raised.value.hint or "")
+
+
+def test_one_handle_is_not_several() -> None:
+    with crossmem.device("host").allocate(64) as memory:
+        one: Any = memory.export()
+        with pytest.raises(ConfigurationError, match="not ShareableHandle"):
+            crossmem.attach_many(one)

@@ -4,6 +4,7 @@
 import gc
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from crossmem import (
     ConfigurationError,
     CrossmemError,
     InvalidSizeError,
+    OutOfMemoryError,
     Pool,
     PoolStats,
     StaleHandleError,
@@ -101,12 +103,21 @@ def test_sizes_that_are_no_integers(pool: Pool, nbytes: Any) -> None:
         pool.allocate(nbytes)
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), "1", None, True])
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True, False])
 def test_a_pool_waits_for_a_number_of_seconds(pool: Pool, timeout: Any) -> None:
-    taken = [pool.allocate() for _ in range(BLOCKS)]
-
+    # Also while blocks are free, so that the mistake shows in the first run of a program.
     with pytest.raises(ConfigurationError, match="number of seconds, 0 or more"):
         pool.allocate(timeout=timeout)
+
+
+def test_a_pool_waits_as_long_as_the_settings_say(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool._process, "settings", replace(pool._process.settings, timeout_s=0.05))
+    taken = [pool.allocate(timeout=None) for _ in range(BLOCKS)]
+
+    with pytest.raises(OutOfMemoryError):
+        pool.allocate(timeout=None)
     for one in taken:
         one.free()
 

@@ -120,9 +120,8 @@ class Endable:
         if record is None or not may_release(self._process):
             return
         self._process.deferred.ready[record] = None
-        if getattr(self, "_is_left", False):
-            self._process.deferred.start_reaper()
-        else:
+        self._process.deferred.start_reaper()
+        if not getattr(self, "_is_left", False):
             warnings.warn(
                 f"{self!r} was dropped without {self._ended_by}()",
                 ResourceWarning,

@@ -356,7 +356,7 @@ def refuse_foreign(process: Process, what: object) -> None:
     msg = f"{shorten(what)} was inherited from process {process.identity.pid} through fork"
     raise ForkedProcessError(
         msg,
-        hint="pass the handle to the child and import it there, or start children with spawn",
+        hint="in the child, use the device by its name and memory by its handle, or use spawn",
     )
 
 

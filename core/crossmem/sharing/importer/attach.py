@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from crossmem.errors import CrossmemError
+from crossmem.errors import ConfigurationError, CrossmemError
 from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle, ProcessIdentity, ReadyHandle, ShareableHandle
 from crossmem.models.block_handle import BLOCK_START
@@ -187,6 +187,12 @@ def attach_many(
     process = drain()
     check_device(device)
     check_readonly(readonly)
+    if isinstance(handles, str | bytes | bytearray | memoryview) or not isinstance(
+        handles, Iterable
+    ):
+        msg = f"handles must be an iterable of handles, not {type(handles).__name__}"
+        hint = "for one handle use crossmem.attach()"
+        raise ConfigurationError(msg, operation="attach_many", hint=hint)
     found = [_decode(one) for one in handles]
     ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, found)
     wanted = [(one, 0) for one in found]

@@ -10,7 +10,7 @@ from crossmem.control.arenas import Arena
 from crossmem.control.records import Allow
 from crossmem.control.segments import BLOCKS_AT, SLOTS
 from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError, UnsupportedError
-from crossmem.guards import check_choice, check_integer, check_size, shorten
+from crossmem.guards import check_choice, check_integer, check_size, is_number, shorten
 from crossmem.models import Access
 from crossmem.models.block_handle import BLOCK_ALIGNMENT
 from crossmem.sharing.base.devices import LocalDevice
@@ -71,7 +71,7 @@ class Pool(Endable):
             return f"<Pool of {what}, closed>"
         return f"<Pool {record.number} of {what}, {record.arena.live} live>"
 
-    def allocate(self, nbytes: int | None = None, *, timeout: float = 0.0) -> Block:
+    def allocate(self, nbytes: int | None = None, *, timeout: float | None = 0.0) -> Block:
         """Return a free block. Its contents are undefined.
 
         Parameters
@@ -79,12 +79,13 @@ class Pool(Endable):
         nbytes
             Requested bytes; None: the capacity of a block.
         timeout
-            Time limit of the wait for a free block, in seconds; 0 does not wait.
+            Time limit of the wait for a free block, in seconds; 0 does not wait; None:
+            ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
-        InvalidSizeError
-            ``nbytes`` is not positive, or larger than a block.
+        InvalidSizeError, ConfigurationError
+            ``nbytes`` is not positive, or larger than a block; or ``timeout`` is not a time limit.
         OutOfMemoryError
             No block became free in time. The message says how many blocks each process holds.
         ClosedError, ForkedProcessError
@@ -95,6 +96,8 @@ class Pool(Endable):
             raise self._ended()
         limit = self.block_nbytes
         size = limit if nbytes is None else check_size("nbytes", nbytes, limit=limit)
+        if timeout != 0.0 or timeout is False:
+            timeout = self._limit_of(timeout)
         arena = pool.arena
         # Attributes are set here, because constructors would take a third of the time of this call.
         record = _new(BlockRecord)
@@ -125,7 +128,15 @@ class Pool(Endable):
                 return block
             self._wait_for_block(arena, timeout)
 
-    def _wait_for_block(self, arena: Arena, timeout: object) -> None:
+    def _limit_of(self, timeout: Any) -> float:
+        if timeout is None:
+            return self._process.settings.timeout_s
+        if not is_number(timeout) or not timeout >= 0:
+            msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more"
+            raise ConfigurationError(msg, operation="allocate")
+        return float(timeout)
+
+    def _wait_for_block(self, arena: Arena, timeout_s: float) -> None:
         """Return when a block is free; raise if none becomes free in time."""
         if arena.refill():
             return
@@ -133,7 +144,7 @@ class Pool(Endable):
         drain().drain(patient=True)
         arena.reclaim(all_of_them=True)
         arena.tell()
-        end = time.monotonic() + _check_wait(timeout)
+        end = time.monotonic() + timeout_s
         while not arena.free:
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -237,11 +248,3 @@ def make_pool(
             process.server.leases.pools.close(record_of(memory).number)
         memory.free()
         raise
-
-
-def _check_wait(timeout: object) -> float:
-    """Return the time limit in seconds, after a check; 0 does not wait."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-        msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more"
-        raise ConfigurationError(msg, operation="allocate")
-    return float(timeout)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An object that is dropped is released soon, even if this process makes no further call."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from in_use import assert_in_use, in_use
+
+import crossmem
+from crossmem.conformance.speed import SLOWNESS
+from crossmem.sharing.base.process import current
+
+SOON_S = 2.0 * SLOWNESS
+
+
+def allocation() -> object:
+    return crossmem.device("host").allocate(4096)
+
+
+def mapping() -> object:
+    with crossmem.device("host").allocate(4096) as memory:
+        return crossmem.attach(memory.export())
+
+
+def timeline() -> object:
+    return crossmem.device("host").timeline()
+
+
+@pytest.mark.parametrize("make", [allocation, mapping, timeline])
+def test_what_is_dropped_is_released_without_a_further_call(make: Callable[[], object]) -> None:
+    make_and_close = make()
+    getattr(make_and_close, getattr(make_and_close, "_ended_by"))()  # noqa: B009
+    del make_and_close
+    before, deferred = in_use(), current().deferred
+    with pytest.warns(ResourceWarning, match="was dropped without"):
+        make()
+    end = time.monotonic() + SOON_S
+    while deferred._is_pending() and time.monotonic() < end:
+        time.sleep(0.01)
+
+    assert not deferred._is_pending()
+    assert_in_use(before)
