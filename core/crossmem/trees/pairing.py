@@ -4,9 +4,9 @@
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from crossmem.errors import ConfigurationError
+from crossmem.errors import ConfigurationError, InvalidHandleError, UnsupportedError
 from crossmem.guards import clause, shorten
-from crossmem.trees.nodes import FORMS
+from crossmem.trees.nodes import FORMS, read
 
 __all__ = ["pair_arrays"]
 
@@ -40,7 +40,7 @@ def pair_arrays(
     if (tag, name) != (other_tag, other_name):
         what = f"is {_in_words(other_tag, other_name)}, but {_in_words(tag, name)} was shared"
     elif tag is None and operation == "update" and theirs != mine:
-        what = f"is {shorten(mine, 60)}, but {shorten(theirs, 60)} was shared"
+        what = f"is {_value_of(mine)}, but {_value_of(theirs)} was shared"
         hint = "plain values stay as they were shared; put values that change into an array"
     for place in inner.keys() - others.keys():
         what = what or f"lacks {clause(str(place), 100)}, which was shared"
@@ -63,6 +63,14 @@ _IN_WORDS: Final = {
     "t": "a tuple",
     None: "a plain value",
 }
+
+
+def _value_of(node: Any) -> str:
+    """Return the ``repr`` of a node's plain value, shortened."""
+    try:
+        return shorten(read(node, ()), 60)
+    except (InvalidHandleError, UnsupportedError):
+        return shorten(node, 60)
 
 
 def _in_words(tag: str | None, name: str | None) -> str:

@@ -154,7 +154,7 @@ class Published:
     def _own(self, operation: str) -> Timeline:
         timeline = self._look(None)
         if not self._is_own:
-            msg = f"only the process that shares this tree can {operation} it"
+            msg = f"only the process that shares this tree can call {operation}()"
             raise UnsupportedError(msg, operation=operation)
         return timeline
 

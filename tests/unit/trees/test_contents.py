@@ -87,7 +87,7 @@ def test_the_value_of_bytes_is_what_they_are_received_as() -> None:
         assert other.value["w"].tolist() == [9, 1, 2]
         assert other.value is other.value
         with pytest.raises(
-            UnsupportedError, match="only the process that shares this tree can update it"
+            UnsupportedError, match="only the process that shares this tree can call update"
         ):
             other.update({"w": np.zeros(3)})
         other.value["w"][1] = 8
@@ -336,3 +336,12 @@ def test_copies_are_allowed_by_a_word_or_a_flag() -> None:
 def test_what_says_nothing_of_copies_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="copy must be one of"):
         crossmem.share(None, copy=value)
+
+
+def test_plain_values_that_differ_are_named_as_the_program_wrote_them() -> None:
+    with crossmem.share({"step": np.int64(1), "w": np.zeros(2)}, copy=True) as shared:
+        with pytest.raises(ConfigurationError) as raised:
+            shared.update({"step": np.int64(2), "w": np.zeros(2)})
+    assert (
+        raised.value.message == f"tree['step'] is {np.int64(2)!r}, but {np.int64(1)!r} was shared"
+    )
