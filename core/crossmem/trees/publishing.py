@@ -198,7 +198,8 @@ class Published:
         ConfigurationError
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
-            This process or the writer has closed the tree, or a forked child made this call.
+            This process has closed the tree, or a forked child made this call. After the writer's
+            end, the call has no effect, or raises if this object has not waited for a version yet.
         """
         self._look(None).done(version, stream=stream)
 

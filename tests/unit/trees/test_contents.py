@@ -339,9 +339,10 @@ def test_what_says_nothing_of_copies_is_refused(value: Any) -> None:
 
 
 def test_plain_values_that_differ_are_named_as_the_program_wrote_them() -> None:
-    with crossmem.share({"step": np.int64(1), "w": np.zeros(2)}, copy=True) as shared:
-        with pytest.raises(ConfigurationError) as raised:
-            shared.update({"step": np.int64(2), "w": np.zeros(2)})
-    assert (
-        raised.value.message == f"tree['step'] is {np.int64(2)!r}, but {np.int64(1)!r} was shared"
-    )
+    one, two = np.int64(1), np.int64(2)
+    with (
+        crossmem.share({"step": one, "w": np.zeros(2)}, copy=True) as shared,
+        pytest.raises(ConfigurationError) as raised,
+    ):
+        shared.update({"step": two, "w": np.zeros(2)})
+    assert raised.value.message == f"tree['step'] is {two!r}, but {one!r} was shared"

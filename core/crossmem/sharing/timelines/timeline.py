@@ -264,8 +264,11 @@ class Timeline(Endable):
 
         Raises
         ------
-        ConfigurationError, UnsupportedError, DriverError, ClosedError, ForkedProcessError
+        ConfigurationError, UnsupportedError, DriverError
             As for :meth:`signal`.
+        ClosedError, ForkedProcessError
+            This object was closed, or a forked child made this call. If the signalling process has
+            ended, the call has no effect.
         """
         record = self._usable()
         value = plain_integer(value)
