@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between the arrays of two trees, if arrays of one tree share memory with others."""
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.array_info import ArrayInfo
 from crossmem.arrays.libraries import require
-from crossmem.errors import ConfigurationError, UnsupportedError
+from crossmem.errors import ConfigurationError
 from crossmem.guards import clause
 from crossmem.trees.matching import Operation
 
 __all__ = ["Copy", "copy_all"]
-
-_MOST_WORK: Final = 10_000
-"""A limit for NumPy's search for an element that two arrays share."""
 
 
 class Copy(NamedTuple):
@@ -45,123 +41,96 @@ def copy_all(copies: Sequence[Copy], operation: Operation) -> None:
     Raises
     ------
     ConfigurationError
-        Targets share memory, and their sources neither share memory in the same way nor, for equal
-        targets, have equal contents. Nothing was copied then.
+        One target is at two places, and its sources differ. Nothing was copied then.
     """
-    targets = _Targets(copies)
-    for first, second in targets.pairs():
-        if not _are_alike(first, second):
-            msg = (
-                f"{clause(first.where, 60)} and {clause(second.where, 60)} share memory, and "
-                f"{'the new arrays' if operation == 'update' else 'the shared arrays'} do not"
-            )
-            hint = "use arrays that share memory in the same way, or arrays that share none"
-            raise ConfigurationError(msg, operation=operation, hint=hint)
-    jobs = []
-    for one in copies:
-        if one.target is one.source:
-            # The application has written in place.
-            continue
-        source = one.source
-        if any(not other.to == one.to == one.origin for other in targets.overlapping(one.origin)):
-            # A copy would overwrite this source before or while it is read.
-            source = source.detach().clone() if one.to.kind == "torch" else source.copy()
-        jobs.append((one.to.kind, one.target, source))
+    _refuse_two_contents(copies, operation)
+    ranges = _Ranges(copies)
+    jobs = [
+        (one.to.kind, one.target, _duplicate(one) if ranges.overlap(one) else one.source)
+        for one in copies
+        # If the arrays are the same, the application has written in place.
+        if one.target is not one.source
+    ]
     for kind, target, source in jobs:
         ADAPTERS[kind].copy_to(target, source)
 
 
-class _Targets:
-    """The targets of copies, by address."""
+def _refuse_two_contents(copies: Sequence[Copy], operation: Operation) -> None:
+    seen: dict[tuple[object, ...], Copy] = {}
+    for one in copies:
+        if one.to.layout.extent is None:
+            continue
+        first = seen.setdefault(_key(one.to), one)
+        if first is one or _key(first.origin) == _key(one.origin) or _may_be_equal(first, one):
+            continue
+        msg = f"{clause(first.where, 60)} and {clause(one.where, 60)} are one array, "
+        if operation == "update":
+            msg += "but the new arrays differ"
+            hint = "pass equal arrays at both places, or share a tree in which they are two arrays"
+        else:
+            msg += "but the shared arrays differ"
+            hint = "pass a tree with an array of its own at each of these places"
+        raise ConfigurationError(msg, operation=operation, hint=hint)
+
+
+def _key(array: ArrayInfo) -> tuple[object, ...]:
+    layout = array.layout
+    return array.pointer, layout.dtype.name, layout.shape, layout.strides
+
+
+def _may_be_equal(first: Copy, second: Copy) -> bool:
+    """Return whether two sources have equal bytes. Sources of two libraries are not compared."""
+    one, other, kind = first.source, second.source, first.origin.kind
+    if kind != second.origin.kind:
+        return True
+    if kind == "torch":
+        torch = require("torch")
+        parts = [
+            array.detach().contiguous().reshape(-1).view(torch.uint8) for array in (one, other)
+        ]
+        return bool(torch.equal(*parts))
+    numpy = require("numpy")
+    if kind == "cupy":
+        one, other = one.get(), other.get()
+    parts = [numpy.ascontiguousarray(array).reshape(-1).view("uint8") for array in (one, other)]
+    return bool(numpy.array_equal(*parts))
+
+
+def _duplicate(one: Copy) -> Any:
+    """Return a copy of a source that is in memory of its own."""
+    if one.origin.kind == "numpy":
+        return one.source.copy()
+    if one.origin.kind == "torch":
+        return one.source.detach().clone()
+    with one.source.device:
+        made = require("cupy").empty(one.source.shape, one.source.dtype)
+    ADAPTERS["cupy"].copy_to(made, one.source)
+    return made
+
+
+class _Ranges:
+    """The address ranges of all targets. Overlapping ranges are merged."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
-        found = [one for one in copies if one.to.layout.extent is not None]
-        self._copies = sorted(found, key=lambda one: _bounds(one.to)[0])
-        self._lows = [_bounds(one.to)[0] for one in self._copies]
-        self._highest = list(accumulate((_bounds(one.to)[1] for one in self._copies), max))
-        """For each target, the largest end of this target and the targets before it."""
+        self._lows: list[int] = []
+        self._highs: list[int] = []
+        for low, high in sorted(_bounds(one.to) for one in copies if one.to.layout.extent):
+            if self._highs and low < self._highs[-1]:
+                self._highs[-1] = max(high, self._highs[-1])
+            else:
+                self._lows.append(low)
+                self._highs.append(high)
 
-    def pairs(self) -> Iterator[tuple[Copy, Copy]]:
-        """Yield each pair of targets that share an element."""
-        for number, one in enumerate(self._copies):
-            high = _bounds(one.to)[1]
-            for other in self._copies[number + 1 :]:
-                if _bounds(other.to)[0] >= high:
-                    break
-                if _share(one.to, other.to):
-                    yield one, other
-
-    def overlapping(self, array: ArrayInfo) -> Iterator[Copy]:
-        """Yield the targets that share an element with an array."""
-        if array.layout.extent is None:
-            return
-        low, high = _bounds(array)
-        for number in range(bisect_left(self._lows, high) - 1, -1, -1):
-            if self._highest[number] <= low:
-                return
-            if _share(array, self._copies[number].to):
-                yield self._copies[number]
+    def overlap(self, one: Copy) -> bool:
+        """Return whether a copy could overwrite this copy's source before it is read."""
+        if one.origin.layout.extent is None or _key(one.to) == _key(one.origin):
+            return False
+        low, high = _bounds(one.origin)
+        # The last range that begins before the end of the source.
+        at = bisect_right(self._lows, high - 1) - 1
+        return at >= 0 and self._highs[at] > low
 
 
 def _bounds(array: ArrayInfo) -> tuple[int, int]:
     low, high = array.layout.extent or (0, 0)
     return array.pointer + low, array.pointer + high
-
-
-def _share(one: ArrayInfo, other: ArrayInfo) -> bool:
-    """Return whether two arrays share an element's bytes."""
-    (low, high), (start, end) = _bounds(one), _bounds(other)
-    if one.device != other.device or low >= end or start >= high:
-        return False
-    if one.layout.is_contiguous and other.layout.is_contiguous:
-        return True
-    if (one.pointer, one.layout.strides) == (other.pointer, other.layout.strides):
-        return True
-    # The elements of one array can lie between those of the other, such as even and odd rows.
-    try:
-        numpy = require("numpy")
-    except UnsupportedError:
-        return False
-    try:
-        return bool(numpy.shares_memory(_Shape(one), _Shape(other), max_work=_MOST_WORK))
-    except numpy.exceptions.TooHardError:
-        return True
-
-
-class _Shape:
-    """An array of bytes with the layout of another array. Its contents are not read."""
-
-    def __init__(self, array: ArrayInfo) -> None:
-        layout, itemsize = array.layout, array.layout.dtype.itemsize
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (array.pointer, True),
-            "shape": (*layout.shape, itemsize),
-            "strides": (*layout.strides, 1),
-            "typestr": "|u1",
-        }
-
-
-def _are_alike(first: Copy, second: Copy) -> bool:
-    """Return whether the sources of two copies share memory as the targets do."""
-    mine, theirs = first.origin, second.origin
-    if mine.device != theirs.device:
-        return False
-    if (first.to.pointer, first.to.layout) == (second.to.pointer, second.to.layout):
-        are_same = (mine.pointer, mine.layout.strides) == (theirs.pointer, theirs.layout.strides)
-        return are_same or _are_equal(first, second)
-    return (
-        theirs.pointer - mine.pointer == second.to.pointer - first.to.pointer
-        and mine.layout.strides == first.to.layout.strides
-        and theirs.layout.strides == second.to.layout.strides
-    )
-
-
-def _are_equal(first: Copy, second: Copy) -> bool:
-    """Return whether the sources of two copies have equal contents."""
-    one, other = first.source, second.source
-    if first.origin.kind == "torch":
-        return bool(require("torch").equal(one, other))
-    if first.origin.kind == "numpy":
-        return bool(one.tobytes() == other.tobytes())
-    return bool((one == other).all())

@@ -87,7 +87,8 @@ def receive(
     UnsupportedError
         A library or a class is missing in this process.
     ConfigurationError
-        ``into`` has another structure, or another argument is invalid.
+        ``into`` has another structure, or one array at two places whose contents differ; or another
+        argument is invalid.
     BackendNotFoundError
         No plugin offers the backend of ``device``.
     ClosedError, ForkedProcessError

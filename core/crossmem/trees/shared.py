@@ -176,13 +176,16 @@ class Shared(Published, Generic[_T_co]):
         ----------
         tree
             A tree with the same containers, and the same libraries, dtypes and shapes of arrays.
-            Its plain values must be the same too, because readers have them from the bytes.
+            Its plain values must be the same too, because readers have them from the bytes. Arrays
+            of :attr:`value` may be at other places: they are read before they are overwritten. If
+            shared arrays overlap in part, the new arrays must overlap in the same way, or the last
+            array at such an element remains.
 
         Raises
         ------
         ConfigurationError
-            The tree's structure differs, or a shared array is read-only. The message names the
-            array. Nothing has changed then.
+            The tree's structure differs, or a shared array is read-only, or it is at two places and
+            the new arrays differ. The message names the array. Nothing has changed then.
         UnsupportedError
             Another process shares the tree, or something in ``tree`` cannot be shared.
         ClosedError, ForkedProcessError

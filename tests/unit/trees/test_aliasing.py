@@ -31,7 +31,9 @@ def test_one_array_at_two_places_gets_no_two_contents(late: bool) -> None:
     zeros = np.zeros(4)
     places = {"first": zeros, "m": zeros, "v": zeros} if late else {"m": zeros, "v": zeros}
     with shared(places) as one:
-        with pytest.raises(ConfigurationError, match="share memory, and the new arrays") as raised:
+        with pytest.raises(
+            ConfigurationError, match="are one array, but the new arrays differ"
+        ) as raised:
             one.update({**dict.fromkeys(places, A), "v": B})
         assert "tree['v']" in raised.value.message
         assert raised.value.hint
@@ -44,16 +46,44 @@ def test_one_array_at_two_places_gets_no_two_contents(late: bool) -> None:
         assert is_equal(received(one), dict.fromkeys(places, B))
 
 
-def test_overlapping_views_are_updated_from_views_that_overlap_alike() -> None:
-    base = np.zeros(5)
-    with shared({"a": base[:4], "b": base[1:]}) as one:
-        for wrong in ({"a": A, "b": B}, {"a": A, "b": A}, {"a": B[::-1], "b": B}):
-            with pytest.raises(ConfigurationError, match="share memory"):
-                one.update(wrong)
-        new = np.arange(5.0)
-        one.update({"a": new[:4], "b": new[1:]})
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_overlapping_views_are_updated_from_views_that_overlap_alike(is_copied: bool) -> None:
+    base, new = np.zeros(6), np.arange(6.0)
+    views = {"a": base[:4], "b": base[1:], "c": base[2:6].reshape(2, 2).T}
+    news = {"a": new[:4], "b": new[1:], "c": new[2:6].reshape(2, 2).T}
+    if is_copied:
+        # As after a round trip through a file.
+        news = {key: one.copy() for key, one in news.items()}
+    with shared(views) as one:
+        one.update(news)
 
-        assert is_equal(received(one), {"a": new[:4], "b": new[1:]})
+        for key, found in received(one).items():
+            assert np.array_equal(found, news[key])
+
+
+def test_equal_bytes_are_equal_also_if_they_are_no_numbers() -> None:
+    tied = np.full(3, np.nan)
+    with shared({"m": tied, "v": tied}) as one:
+        one.update({"m": np.full(3, np.nan), "v": np.full(3, np.nan)})
+
+
+def test_an_array_and_its_tensor_are_not_compared() -> None:
+    torch = pytest.importorskip("torch")
+    array = np.zeros(3)
+    with shared({"n": array, "t": torch.from_numpy(array)}) as one:
+        one.update({"n": np.ones(3), "t": torch.ones(3, dtype=torch.float64)})
+        assert received(one)["n"].tolist() == [1, 1, 1]
+
+
+def test_tied_tensors_get_no_two_contents() -> None:
+    torch = pytest.importorskip("torch")
+    tied = torch.zeros(3)
+    with shared({"m": tied, "v": tied}) as one:
+        one.update({"m": torch.full((3,), torch.nan), "v": torch.full((3,), torch.nan)})
+        with pytest.raises(ConfigurationError, match="are one array"):
+            one.update({"m": torch.ones(3), "v": torch.zeros(3)})
+        one.update({"m": torch.ones(3), "v": torch.ones(3)})
+        assert received(one)["v"].tolist() == [1, 1, 1]
 
 
 def test_views_that_lie_between_each_other_share_nothing() -> None:
@@ -83,7 +113,7 @@ def test_what_was_written_in_place_does_not_excuse_its_alias() -> None:
     zeros = np.zeros(4)
     with shared({"m": zeros, "v": zeros}) as one:
         value = one.value
-        with pytest.raises(ConfigurationError, match="share memory"):
+        with pytest.raises(ConfigurationError, match="are one array"):
             one.update({"m": value["m"], "v": B})
         del value
 
@@ -91,7 +121,7 @@ def test_what_was_written_in_place_does_not_excuse_its_alias() -> None:
 def test_one_array_does_not_receive_two_contents() -> None:
     target = np.zeros(4)
     with shared({"m": A, "v": B}) as one:
-        with pytest.raises(ConfigurationError, match="share memory, and the shared arrays"):
+        with pytest.raises(ConfigurationError, match="are one array, but the shared arrays differ"):
             crossmem.receive(one.to_bytes(), into={"m": target, "v": target})
         assert list(target) == [0] * 4
     tied = A.copy()
