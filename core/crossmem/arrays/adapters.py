@@ -21,7 +21,7 @@ class Adapter(Protocol):
     """
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
-        """Return the classes whose objects have no state besides their elements.
+        """Return the classes whose objects need only their elements in a message.
 
         The base class comes first.
         """

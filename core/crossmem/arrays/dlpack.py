@@ -153,7 +153,8 @@ def make_capsule(
         DLPack cannot express the dtype or the strides. Also raised if the memory is read-only and
         the consumer requests an unversioned capsule, which has no read-only flag.
     UnsupportedError
-        NumPy, which makes the capsules, is missing or older than 2.1.
+        NumPy, which makes the capsules, is missing. Also raised if NumPy is older than 2.1 and the
+        consumer requests a versioned capsule.
     """
     versioned = max_version is not None and tuple(max_version) >= (1, 0)
     if readonly and not versioned:

@@ -13,7 +13,10 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker"]
 
 
 def classes(numpy: Any) -> tuple[type, ...]:
-    """Return the classes whose objects have no state besides their elements."""
+    """Return the classes whose objects need only their elements in a message.
+
+    The file name, the offset and the mode of a ``memmap`` are not sent.
+    """
     return numpy.ndarray, numpy.memmap
 
 

@@ -203,7 +203,7 @@ def _iceoryx2_buffers(ends: Ends) -> Way:
 def _names(ends: Ends) -> Way:
     """Return the functions that hand over a name with mp.Queue.
 
-    The functions send only the name, as if both processes had mapped the memory of this name.
+    Only the name is sent. No memory of that name exists, and the time contains no mapping.
     """
     own, other = ends.names
     name = NAME.format(0)

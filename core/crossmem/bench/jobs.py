@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs whose times the report shows for every peer.
+"""The jobs that run for every peer.
 
 A job is a pair of functions: one runs in the producer, the other at the same time in the consumer.
 The two processes communicate over a channel. The process that performs an operation times it, in
-seconds.
+seconds. The job ``"check"`` returns no times: it checks that both processes share the memory.
 
 The producer sends a token for each allocation: the bytes by which the consumer finds the memory.
 The transfer of the token is the same for all peers. Only the time ``"total"`` of the job ``"life"``

@@ -196,7 +196,8 @@ class Suite:
             found = self.job(peer, "check", nbytes=4 * KIB)
             if found is None or not (found["seen"] and found["answered"]):
                 self.report.peers[peer]["state"] = "failed"
-                self.note(f"{peer}: one process does not see what the other process writes")
+                what = "one process does not see what the other process writes"
+                self.note(f"{peer}: {what}, or the check failed")
                 self._peers.remove(peer)
 
     def _room(self, peer: str, nbytes: int) -> bool:

@@ -197,6 +197,7 @@ def _trees(report: Report) -> Iterator[Target]:
 
 
 def _queues(report: Report) -> Iterator[Target]:
+    """Yield the targets of an array that is sent through a queue of ``multiprocessing``."""
     sizes = {row.nbytes for row in report.rows if row.section == "queues"}
     for rival, title in (("numpy", "a pickled array"), ("ray", "Ray")):
         measured = None
@@ -245,7 +246,7 @@ def _round_trips(report: Report) -> Iterator[Target]:
 
 
 def _hand_overs(report: Report) -> Iterator[Target]:
-    """Yield the targets of queues."""
+    """Yield the targets of hand-overs through crossmem's own queues."""
 
     def of(subject: str, metric: str, nbytes: int | None = None) -> float | None:
         return report.value("hand-overs", subject, metric, nbytes=nbytes)

@@ -225,9 +225,11 @@ class Driver(ABC):
 
     @abstractmethod
     def free(self, block: Block) -> None:
-        """Free a block. Its last lease has ended and every export is released.
+        """Free a block. Every export is released.
 
-        Called on an application's thread or the reaper's, never on the lease server's.
+        The block's last lease has ended. Exception: if the capability ``survives_owner`` is true,
+        core also frees leased blocks at a normal exit of the process. Called on an application's
+        thread or the reaper's, never on the lease server's.
         """
 
     @abstractmethod
@@ -254,8 +256,8 @@ class Driver(ABC):
     def release_export(self, block: Block, exported: Exported) -> None:  # noqa: B027
         """Release an export, for vendors whose export is a separate object.
 
-        Called before :meth:`free`, once for each export, when no lease is left. The default suits
-        vendors whose export needs no release.
+        Called before :meth:`free`, once for each export. No lease is left, except at a normal exit
+        as for :meth:`free`. The default suits vendors whose export needs no release.
         """
 
     def after_fork_in_child(self) -> None:  # noqa: B027

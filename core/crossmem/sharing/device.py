@@ -91,8 +91,9 @@ class Device(LocalDevice):
     ) -> Pool:
         """Allocate a pool: memory that is divided into blocks of one size.
 
-        A process leases the whole pool when it attaches its first block. Attaching, unmapping and
-        freeing later blocks takes no system call and no message in either process.
+        A process leases the whole pool when it attaches its first block. Attaching and unmapping
+        later blocks takes no message, and usually no system call. Most frees take neither: the
+        owner frees blocks in batches of up to 32, with one barrier for each batch.
 
         Parameters
         ----------
@@ -135,8 +136,8 @@ class Device(LocalDevice):
             ``timeline_levels``. None: the strongest level that the device offers.
         allow
             The processes that may open the timeline; None: all processes of the same user (C13).
-            Each of these processes can write the words of all timelines with the same ``allow``,
-            because these words lie in one page.
+            Each of these processes can write the words of all timelines in the same page: up to 64
+            timelines with the same ``allow``.
 
         Returns
         -------
@@ -263,8 +264,8 @@ class Device(LocalDevice):
         InvalidSizeError
             The bytes do not lie in one allocation of the vendor.
         BusyError
-            An earlier adoption at these addresses is not freed yet, although its owner freed the
-            memory.
+            The memory of an earlier adoption was freed while it was adopted, and the vendor has
+            other memory at these addresses now. Free the earlier adoption first.
         ConfigurationError
             An argument is invalid.
         DriverError
@@ -336,8 +337,9 @@ def device(
         Name of the vendor binding. None: the binding in ``CROSSMEM_RUNTIME`` for the backend, else
         the backend's own choice.
     mechanism
-        The mechanism that shares memory allocated on the device: one of the capability
-        ``mechanisms``. None: the preferred one. Imports always use the handle's mechanism.
+        The mechanism that shares memory allocated on the device. The capability ``mechanisms``
+        lists the possible names. None: the preferred one. Imports always use the handle's
+        mechanism.
 
     Raises
     ------

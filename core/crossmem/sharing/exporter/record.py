@@ -187,8 +187,8 @@ class AllocationRecord(Record):
     def give_back(self, *, blocking: bool) -> None:
         """Free the memory if it has no leases. Otherwise, add it to the waiting memory.
 
-        Before it frees the memory, this method waits for the device's running work, because no
-        vendor promises that its free call waits.
+        Before it frees the memory, this method waits for the device's running work, because not
+        every vendor promises that its free call waits.
         """
         process, unit = self.process, self.unit
         if self.is_done:
@@ -286,7 +286,7 @@ class AllocationRecord(Record):
 
 
 class Allocations(Part):
-    """The memory of this process that is not freed yet, and its exports."""
+    """The memory of this process that is not released yet, and its exports."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -295,7 +295,10 @@ class Allocations(Part):
         """The records of exported memory. The key is the numbers of allocation and export."""
 
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
-        """Return the record of the memory that a handle names, None if the memory was freed."""
+        """Return the record of the memory that a handle names.
+
+        None if the memory was released. Freed memory that waits for leases still has its record.
+        """
         return self.exported.get((handle.allocation, handle.export))
 
     @override
