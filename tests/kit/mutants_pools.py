@@ -185,4 +185,7 @@ def p05_nothing_is_waited_for() -> None:
 
 @mutant
 def p05_a_timeout_is_taken_lightly() -> None:
-    instead(pool, "_check_wait")(lambda old, timeout: old(timeout) and old(timeout) + 5 * SLOWNESS)
+    @instead(pool.Pool, "_limit_of")
+    def _(old: Any, self: Any, timeout: Any) -> float:
+        limit_s: float = old(self, timeout)
+        return limit_s and limit_s + 5 * SLOWNESS

@@ -198,7 +198,9 @@ _AFTER: Final = {
     ),
     # Only the application chooses the streams.
     **{
-        (function, 400): Meaning("stream= names no stream of this process: pass a living stream")
+        (function, 400): Meaning(
+            "stream= is no living stream of this device: pass one of the same device"
+        )
         for function in (
             *("streamSynchronize", "streamWaitEvent", "streamWaitValue64", "streamWriteValue64"),
             "eventRecord",

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An object that is dropped is released soon, even if this process makes no further call."""
+"""A dropped object of host memory is released soon, without a further call of this process.
+
+The reaper releases nothing of a GPU: a wait for the device could break the capture of a graph.
+"""
 
 import time
 from collections.abc import Callable
@@ -40,4 +43,15 @@ def test_what_is_dropped_is_released_without_a_further_call(make: Callable[[], o
         time.sleep(0.01)
 
     assert not deferred._is_pending()
+    assert_in_use(before)
+
+
+def test_what_is_dropped_of_a_gpu_waits_for_the_next_call() -> None:
+    device, deferred = crossmem.device("hip:0", runtime="emulated"), current().deferred
+    before = in_use()
+    with pytest.warns(ResourceWarning, match="was dropped without"):
+        device.allocate(4096)
+    time.sleep(0.2)
+    assert deferred._is_pending()
+    crossmem.collect()
     assert_in_use(before)

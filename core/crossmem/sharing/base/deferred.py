@@ -3,8 +3,8 @@
 
 A resource enters the queue when its object ends, and leaves the queue when it is fully released.
 If the vendor refuses a release, or a signal handler interrupts it, the next call of crossmem
-continues with the rest. A finaliser adds a record to the queue and starts the reaper. It releases
-nothing itself.
+continues with the rest. A finaliser adds a record to the queue, and can start the reaper. It
+releases nothing itself.
 """
 
 import logging

@@ -120,14 +120,25 @@ class Endable:
         if record is None or not may_release(self._process):
             return
         self._process.deferred.ready[record] = None
-        self._process.deferred.start_reaper()
-        if not getattr(self, "_is_left", False):
+        is_left = getattr(self, "_is_left", False)
+        if is_left or self._is_reaped():
+            self._process.deferred.start_reaper()
+        if not is_left:
             warnings.warn(
                 f"{self!r} was dropped without {self._ended_by}()",
                 ResourceWarning,
                 stacklevel=2,
                 source=self,
             )
+
+    def _is_reaped(self) -> bool:
+        """Return whether the reaper releases this object if it is dropped.
+
+        The release of a GPU's memory waits for the device. In another thread, this wait could break
+        the capture of a graph, so the next call of crossmem does it.
+        """
+        device = getattr(self, "device", None)
+        return device is not None and bool(device.capabilities.host_visible)
 
 
 def end_later(one: Endable) -> None:

@@ -28,6 +28,7 @@ __all__ = ["Pool", "make_pool"]
 _new: Final = object.__new__
 _DEVICE_ALIGNMENT: Final = 512
 _MAX_BLOCKS: Final = SLOTS - BLOCKS_AT
+_FOREVER_S: Final = 1e9
 
 
 class Pool(Endable):
@@ -96,7 +97,7 @@ class Pool(Endable):
             raise self._ended()
         limit = self.block_nbytes
         size = limit if nbytes is None else check_size("nbytes", nbytes, limit=limit)
-        if timeout != 0.0 or timeout is False:
+        if type(timeout) is not float or timeout != 0.0:
             timeout = self._limit_of(timeout)
         arena = pool.arena
         # Attributes are set here, because constructors would take a third of the time of this call.
@@ -134,7 +135,7 @@ class Pool(Endable):
         if not is_number(timeout) or not timeout >= 0:
             msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more"
             raise ConfigurationError(msg, operation="allocate")
-        return float(timeout)
+        return float(min(timeout, _FOREVER_S))
 
     def _wait_for_block(self, arena: Arena, timeout_s: float) -> None:
         """Return when a block is free; raise if none becomes free in time."""

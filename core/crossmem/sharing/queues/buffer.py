@@ -97,9 +97,12 @@ class BufferRecord(Record):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Give the buffer back to its producer."""
-        # If the vendor refuses the stream, the next attempt waits for all work of the device.
-        stream, self.stream = self.stream, None
-        self.holder.take_back(self, stream)
+        try:
+            self.holder.take_back(self, self.stream)
+        except BaseException:
+            # The vendor may have refused the stream. The next attempt waits for the whole device.
+            self.stream = None
+            raise
         self.is_done = True
 
 
@@ -264,6 +267,10 @@ class SharedBuffer(Memory):
         """
         msg = "a buffer of a queue has no handle"
         raise UnsupportedError(msg, operation="export", hint="put it, or export an allocation")
+
+    @override
+    def _is_reaped(self) -> bool:
+        return False
 
     def _refuse_consumer(self, name: str) -> None:
         if self._usable().stamp:

@@ -8,9 +8,7 @@ from crossmem.control.records import Allow
 from crossmem.errors import (
     AccessDeniedError,
     ConfigurationError,
-    CrossmemError,
     InvalidSizeError,
-    OwnerGoneError,
     StaleHandleError,
     UnsupportedError,
 )
@@ -177,8 +175,13 @@ def open_queue(
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     try:
         mapped = attach(handle.directory, readonly="advisory", timeout=timeout_s)
-    except (AccessDeniedError, OwnerGoneError, StaleHandleError) as error:
-        raise _refusal_of(error) from error
+    except StaleHandleError as error:
+        msg, hint = "the queue was closed", "ask its owner for the handle of a new queue"
+        raise StaleHandleError(msg, operation="open_queue", hint=hint) from error
+    except AccessDeniedError as error:
+        if error.hint and "allow=" in error.hint:
+            error.hint = "the owner makes the queue with device.queue(allow=...)"
+        raise
     with mapped as directory:
         found = read_directory(directory)
         if "vendor" in found:
@@ -191,15 +194,3 @@ def open_queue(
         queue._end()
         raise
     return queue
-
-
-def _refusal_of(error: CrossmemError) -> CrossmemError:
-    """Return the error of :func:`open_queue` for an error of the memory that names its segments."""
-    if isinstance(error, StaleHandleError):
-        msg, hint = "the queue was closed", "ask its owner for the handle of a new queue"
-        return StaleHandleError(msg, operation="open_queue", hint=hint)
-    if isinstance(error, OwnerGoneError):
-        msg, hint = "the process that owned this queue is dead", "make a new queue"
-        return OwnerGoneError(msg, operation="open_queue", hint=hint)
-    msg, hint = "the queue does not admit this process", "make it with device.queue(allow=...)"
-    return AccessDeniedError(msg, operation="open_queue", hint=hint)

@@ -277,18 +277,18 @@ class Place:
 
     def leave(self) -> None:
         """End the session. A second call does nothing."""
-        opened, self.session = self.opened, 0
-        driver = stream_words_of(opened.device.driver)
-        if self._pages and driver is not None:
-            # Failed work has ended, too, so the result is not needed.
-            wait_for_work(opened.device)
-            while self._pages:
-                page = next(iter(self._pages))
-                opened.process.part(Registrations).leave(driver, page, self)
-                self._pages.discard(page)
+        self.leave_pages()
+        self.session = 0
         words.release()
         words.store(self.words, WISH, 0)
-        ring(opened.owner_bell)
+        ring(self.opened.owner_bell)
+
+    def leave_pages(self) -> None:
+        """Wait for the streams that write words of this process, even if their work fails."""
+        driver = stream_words_of(self.opened.device.driver)
+        if self._pages and driver is not None:
+            wait_for_work(self.opened.device)
+            self.opened.process.part(Registrations).leave_all(driver, self._pages, self)
 
     # Streams ------------------------------------------------------------------------------
 

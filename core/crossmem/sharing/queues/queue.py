@@ -26,7 +26,7 @@ from crossmem.sharing.queues.owner import QueueOwner
 from crossmem.sharing.queues.place import PAUSE_S
 from crossmem.sharing.queues.producer import Producer
 from crossmem.sharing.queues.record import QueueRecord
-from crossmem.sharing.queues.stats import QueueStats, stats_of
+from crossmem.sharing.queues.stats import QueueStats, members_of, stats_of
 
 __all__ = ["Queue"]
 
@@ -322,12 +322,12 @@ class Queue(Endable):
             timeout = self._process.settings.timeout_s
         end = time.monotonic() + waiting.wait_s(timeout)
         while True:
-            stats = self.stats()
-            if stats.producers >= producers and stats.consumers >= consumers:
+            found = members_of(self._usable().tended())
+            if found[0] >= producers and found[1] >= consumers:
                 return
             opened.check_owner()
             if time.monotonic() > end:
-                msg = f"there are only {stats.producers} producers and {stats.consumers} consumers"
+                msg = f"there are only {found[0]} producers and {found[1]} consumers"
                 raise WaitTimeoutError(msg, operation="wait_for", hint="pass a longer timeout")
             time.sleep(PAUSE_S)
 
@@ -367,11 +367,7 @@ class Queue(Endable):
 
     def stats(self) -> QueueStats:
         """Return the state of the queue at this moment."""
-        record = self._usable()
-        if record.owner is not None:
-            # The lease server's thread may not have handled the latest changes yet.
-            record.owner.tend()
-        return stats_of(record.opened)
+        return stats_of(self._usable().tended())
 
     def close(self) -> None:
         """Give up the places of this process. A second call does nothing.

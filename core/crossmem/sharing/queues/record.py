@@ -96,6 +96,13 @@ class QueueRecord(Places):
             self.process.drain()
             raise
 
+    def tended(self) -> Opened:
+        """Return the queue, in the owner after it has handled the latest changes."""
+        if self.owner is not None:
+            # The lease server's thread may not have handled them yet.
+            self.owner.tend()
+        return self.opened
+
     def finish(self) -> None:
         """End the session of the producer."""
         self.is_finished = True
@@ -110,8 +117,12 @@ class QueueRecord(Places):
         """
         if self.is_done:
             return
-        self.is_done = True
         owner, places = self.owner, (self.producer, self.consumer)
+        for place in places:
+            if place is not None:
+                # The device may be unable to wait now. Then the end is repeated later.
+                place.leave_pages()
+        self.is_done = True
         self.producer = self.consumer = None
         with ExitStack() as steps:
             # The steps run in reverse order. If one of them raises, the others still run.

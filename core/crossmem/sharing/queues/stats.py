@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a queue at one moment."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crossmem.control import words
 from crossmem.sharing.queues import layout
 from crossmem.sharing.queues.place import Opened
 
-__all__ = ["QueueStats", "stats_of"]
+__all__ = ["QueueStats", "members_of", "stats_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,38 +44,56 @@ class QueueStats:
     lag: dict[int, int]
 
 
+def members_of(opened: Opened) -> tuple[int, int]:
+    """Return the number of producers, and of consumers that get new entries."""
+    terms, places = opened.terms, opened.segments[opened.terms.producers :]
+    producers = sum(opened.member(one) > 0 for one in range(terms.producers))
+    consumers = sum(
+        0 < opened.consumer(one) == words.observe(place, layout.READS)
+        for one, place in enumerate(places)
+    )
+    return producers, consumers
+
+
 def stats_of(opened: Opened) -> QueueStats:
     """Return the state of a queue."""
     terms, control = opened.terms, opened.control
     rings, places = opened.segments[: terms.producers], opened.segments[terms.producers :]
     tails = [opened.tail(one) for one in range(terms.producers)]
+    producers, consumers = members_of(opened)
+    lag = {
+        one: max(0, control[terms.handed(one)] - place[layout.HANDED])
+        for one, place in enumerate(places)
+        if opened.consumer(one)
+    }
+    for producer, tail in enumerate(tails):
+        for one, count in _unread(opened, producer, tail, list(lag)):
+            lag[one] += count
     return QueueStats(
-        producers=sum(opened.member(one) > 0 for one in range(terms.producers)),
-        consumers=sum(
-            0 < opened.consumer(one) == words.observe(place, layout.READS)
-            for one, place in enumerate(places)
-        ),
+        producers=producers,
+        consumers=consumers,
         put=sum(tails),
         dropped=sum(words.load(one, layout.DROPS) for one in rings),
         lost=words.load(control, layout.LOST),
         redelivered=words.load(control, layout.REDELIVERED),
         waiting=words.load(control, layout.WAITING),
-        lag={
-            one: max(0, control[terms.handed(one)] - place[layout.HANDED])
-            + sum(_unread(opened, one, producer, tail) for producer, tail in enumerate(tails))
-            for one, place in enumerate(places)
-            if opened.consumer(one)
-        },
+        lag=lag,
     )
 
 
-def _unread(opened: Opened, consumer: int, producer: int, tail: int) -> int:
-    """Return the number of a producer's entries that a consumer has not read in the ring."""
-    terms = opened.terms
-    ring, place = opened.segments[producer], opened.segments[terms.producers + consumer]
-    read = place[terms.read(producer)]
+def _unread(
+    opened: Opened, producer: int, tail: int, consumers: list[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield consumers, and numbers of entries in a producer's ring that they have not read."""
+    terms, ring = opened.terms, opened.segments[producer]
+    reads = {one: opened.segments[terms.producers + one][terms.read(producer)] for one in consumers}
     if terms.delivery == "each":
-        return max(0, tail - read)
-    target = layout.target_of(consumer, opened.consumer(consumer))
-    entries = [terms.entry(buffer) for buffer in range(terms.depth)]
-    return sum(read < ring[at] <= tail and ring[at + layout.TARGET] == target for at in entries)
+        for one, read in reads.items():
+            yield one, max(0, tail - read)
+        return
+    targets = {layout.target_of(one, opened.consumer(one)): one for one in consumers}
+    for buffer in range(terms.depth):
+        at = terms.entry(buffer)
+        consumer = targets.get(ring[at + layout.TARGET])
+        if consumer is not None and reads[consumer] < ring[at] <= tail:
+            yield consumer, 1

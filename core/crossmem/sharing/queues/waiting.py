@@ -54,7 +54,7 @@ def check_numbers(terms: Terms, **numbers: object) -> None:
     """
     for name, number in numbers.items():
         most = getattr(terms, name)
-        if not is_within(number, 0, most):
+        if not is_within(plain_integer(number), 0, most):
             msg = f"{name} is {shorten(number)}; it must be an integer from 0 to {most}"
             hint = f"the queue was made with {name}={most}"
             raise InvalidSizeError(msg, operation="wait_for", hint=hint)

@@ -192,6 +192,13 @@ class Registrations(Part):
                 call_into(found.address, driver.register_host, ordinal, page, PAGE_NBYTES)
             return found.address[0] + pointer - page
 
+    def leave_all(self, driver: StreamWords, pages: set[int], user: object) -> None:
+        """Remove a user of several pages, and each page from the set; see :meth:`leave`."""
+        while pages:
+            page = next(iter(pages))
+            self.leave(driver, page, user)
+            pages.discard(page)
+
     def leave(self, driver: StreamWords, pointer: int, user: object) -> None:
         """Remove a user of a page, and unregister the page after its last user.
 
