@@ -17,6 +17,8 @@ from crossmem import Allocation, BusyError, Device, Timeline
 from crossmem.conformance.pool import settle
 from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter.record import Allocations
+from crossmem.sharing.queues.place import Place
+from crossmem.sharing.timelines.memory import Registrations
 
 NBYTES = 1 << 20
 
@@ -94,6 +96,26 @@ def test_no_call_waits_for_a_stream_because_of_a_drop(
     made[0].free()
     assert settle(queued) == []
     assert settle(lambda: sorted(map(str, live() - before))) == []
+
+
+def test_a_queue_whose_words_a_stream_wrote_ends_when_no_stream_waits_any_more(
+    streams: Streams, signalled: Timeline
+) -> None:
+    pages = current().part(Registrations)._pages
+    queue = streams.device.queue(2, 64)
+    queue.put(b"1", copy="allow")
+    queue.get(timeout=5).release(stream=streams.new())
+    mine = {user for page in pages.values() for user in page.users if isinstance(user, Place)}
+    assert mine
+    let_a_stream_wait(streams, signalled)
+    del queue
+    streams.device.timeline("word").close()
+
+    signalled.signal(1)
+    crossmem.collect()
+
+    assert settle(queued) == []
+    assert not [page for page in pages.values() if page.users & mine]
 
 
 def test_the_reaper_releases_what_no_later_call_does(
