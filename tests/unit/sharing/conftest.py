@@ -11,10 +11,18 @@ from small_queues import make
 
 import crossmem
 from crossmem import Queue
+from crossmem.conformance.pool import settle
+from crossmem.sharing.base.process import current
 
 
 @pytest.fixture
 def streams() -> Iterator[Streams]:
+    # The reaper may still have a timeline of an earlier test. The vendor unregisters the timeline's
+    # page after all work of the device. A test that keeps a stream busy, and uses a new timeline in
+    # the same page, would wait for ever.
+    crossmem.collect()
+    deferred = current().deferred
+    settle(lambda: [*deferred.ready, *deferred.waiting])
     found = Streams()
     yield found
     found.close()
