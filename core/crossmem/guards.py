@@ -18,6 +18,7 @@ __all__ = [
     "check_part",
     "check_size",
     "check_timeout",
+    "check_wait",
     "clause",
     "field_error",
     "is_flag",
@@ -34,6 +35,7 @@ NAME_PATTERN: Final = r"[a-z][a-z0-9_-]{0,31}"
 """The pattern of the names of backends and mechanisms: lower case, at most 32 characters."""
 
 _MAX_TIMEOUT_S: Final = 86400.0
+_FOREVER_S: Final = 1e9
 _MAX_SHOWN: Final = 100
 _MAX_CLAUSE: Final = 120
 _MAX_IDENTITY: Final = 128
@@ -169,6 +171,17 @@ def check_timeout(timeout: Any, *, default_s: float) -> float:
         msg = f"timeout is {shorten(timeout)}; it must be a positive number of seconds"
         raise ConfigurationError(msg)
     return float(min(timeout, _MAX_TIMEOUT_S))
+
+
+def check_wait(timeout: Any, *, default_s: float) -> float:
+    """Return a time limit in seconds; 0 does not wait, and ``None`` means ``default_s``."""
+    if timeout is None:
+        return default_s
+    if not is_number(timeout) or not timeout >= 0:
+        msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more, or None"
+        raise ConfigurationError(msg, hint="pass 0 to return at once")
+    # An integer can be too large for a float.
+    return float(min(timeout, _FOREVER_S))
 
 
 def clause(text: str, most: int = _MAX_CLAUSE) -> str:

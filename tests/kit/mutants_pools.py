@@ -185,7 +185,7 @@ def p05_nothing_is_waited_for() -> None:
 
 @mutant
 def p05_a_timeout_is_taken_lightly() -> None:
-    @instead(pool.Pool, "_limit_of")
-    def _(old: Any, self: Any, timeout: Any) -> float:
-        limit_s: float = old(self, timeout)
+    @instead(pool, "check_wait")
+    def _(old: Any, timeout: Any, **default: float) -> float:
+        limit_s: float = old(timeout, **default)
         return limit_s and limit_s + 5 * SLOWNESS

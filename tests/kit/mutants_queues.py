@@ -22,7 +22,6 @@ from crossmem.sharing.queues import (
     producer,
     queue,
     segments,
-    waiting,
 )
 
 
@@ -340,17 +339,18 @@ def q13_prefetch_is_no_limit_in_rings() -> None:
 
 @mutant
 def q14_a_timeout_is_taken_lightly() -> None:
-    @instead(waiting, "wait_s")
-    def _(old: Any, timeout: Any) -> float:
-        return float(old(timeout) and old(timeout) + 5 * SLOWNESS)
+    @instead(queue, "check_wait")
+    def _(old: Any, timeout: Any, **default: float) -> float:
+        limit_s: float = old(timeout, **default)
+        return limit_s and limit_s + 5 * SLOWNESS
 
 
 @mutant
 def q14_any_timeout_will_do() -> None:
-    @instead(waiting, "wait_s")
-    def _(old: Any, timeout: Any) -> float:
+    @instead(queue, "check_wait")
+    def _(old: Any, timeout: Any, **default: float) -> float:
         try:
-            return float(old(timeout))
+            return float(old(timeout, **default))
         except CrossmemError:
             return 0.0
 

@@ -89,9 +89,9 @@ def q12_the_vendors_queue_knows_no_roles() -> None:
 
 @vendor_mutant
 def q14_a_wait_for_the_vendor_is_taken_lightly() -> None:
-    @instead(vendor, "wait_s")
-    def _(old: Any, timeout: Any) -> float:
-        return float(old(timeout)) / 4
+    @instead(vendor, "check_wait")
+    def _(old: Any, timeout: Any, **default: float) -> float:
+        return float(old(timeout, **default)) / 4
 
 
 @vendor_mutant

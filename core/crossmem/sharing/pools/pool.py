@@ -10,7 +10,7 @@ from crossmem.control.arenas import Arena
 from crossmem.control.records import Allow
 from crossmem.control.segments import BLOCKS_AT, SLOTS
 from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError, UnsupportedError
-from crossmem.guards import check_choice, check_integer, check_size, is_number, shorten
+from crossmem.guards import check_choice, check_integer, check_size, check_wait, shorten
 from crossmem.models import Access
 from crossmem.models.block_handle import BLOCK_ALIGNMENT
 from crossmem.sharing.base.devices import LocalDevice
@@ -28,7 +28,6 @@ __all__ = ["Pool", "make_pool"]
 _new: Final = object.__new__
 _DEVICE_ALIGNMENT: Final = 512
 _MAX_BLOCKS: Final = SLOTS - BLOCKS_AT
-_FOREVER_S: Final = 1e9
 
 
 class Pool(Endable):
@@ -98,7 +97,7 @@ class Pool(Endable):
         limit = self.block_nbytes
         size = limit if nbytes is None else check_size("nbytes", nbytes, limit=limit)
         if type(timeout) is not float or timeout != 0.0:
-            timeout = self._limit_of(timeout)
+            timeout = check_wait(timeout, default_s=self._process.settings.timeout_s)
         arena = pool.arena
         # Attributes are set here, because constructors would take a third of the time of this call.
         record = _new(BlockRecord)
@@ -128,14 +127,6 @@ class Pool(Endable):
                 block._record = record
                 return block
             self._wait_for_block(arena, timeout)
-
-    def _limit_of(self, timeout: Any) -> float:
-        if timeout is None:
-            return self._process.settings.timeout_s
-        if not is_number(timeout) or not timeout >= 0:
-            msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more"
-            raise ConfigurationError(msg, operation="allocate")
-        return float(min(timeout, _FOREVER_S))
 
     def _wait_for_block(self, arena: Arena, timeout_s: float) -> None:
         """Return when a block is free; raise if none becomes free in time."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, ClassVar, NoReturn
 
 from typing_extensions import override
@@ -15,7 +16,7 @@ from crossmem.errors import (
     UnsupportedError,
     WaitTimeoutError,
 )
-from crossmem.guards import check_choice, is_within, shorten
+from crossmem.guards import check_choice, check_wait, is_within, shorten
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.queues import waiting
@@ -132,7 +133,7 @@ class Queue(Endable):
             free = record.producer.hand_out() if waiting.may_look(self._process, timeout) else None
             if free is not None:
                 return free
-        timeout_s = waiting.wait_s(timeout)
+        timeout_s = check_wait(timeout, default_s=inf)
         producer = self._producer()
         producer.check()
         if producer.opened.terms.overflow != "wait":
@@ -242,7 +243,7 @@ class Queue(Endable):
             found = record.consumer.look() if waiting.may_look(self._process, timeout) else None
             if found is not None:
                 return found
-        timeout_s = waiting.wait_s(timeout)
+        timeout_s = check_wait(timeout, default_s=inf)
         stream_on(self.device, stream)
         consumer = self._consumer()
         found = consumer.wait(
@@ -318,9 +319,8 @@ class Queue(Endable):
         """
         opened = self._usable().opened
         waiting.check_numbers(opened.terms, producers=producers, consumers=consumers)
-        if timeout is None:
-            timeout = self._process.settings.timeout_s
-        end = time.monotonic() + waiting.wait_s(timeout)
+        limit_s = check_wait(timeout, default_s=self._process.settings.timeout_s)
+        end = time.monotonic() + limit_s
         while True:
             found = members_of(self._usable().tended())
             if found[0] >= producers and found[1] >= consumers:

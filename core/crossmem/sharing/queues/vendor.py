@@ -3,6 +3,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from math import inf
 from typing import Any, NoReturn
 
 from typing_extensions import override
@@ -16,7 +17,7 @@ from crossmem.errors import (
     QueueFullError,
     UnsupportedError,
 )
-from crossmem.guards import check_choice
+from crossmem.guards import check_choice, check_wait
 from crossmem.models import QueueRole
 from crossmem.models.queue_handle import ROLES, QueueHandle
 from crossmem.sharing.queues.buffer import SharedBuffer, taken_from
@@ -26,7 +27,7 @@ from crossmem.sharing.queues.stats import QueueStats
 from crossmem.sharing.queues.vendor_buffer import VendorBufferRecord
 from crossmem.sharing.queues.vendor_record import VendorQueueRecord
 from crossmem.sharing.queues.vendor_terms import refuse
-from crossmem.sharing.queues.waiting import checked_most, wait_s
+from crossmem.sharing.queues.waiting import checked_most
 
 __all__ = ["QueueOfVendor"]
 
@@ -111,7 +112,7 @@ class QueueOfVendor(Queue):
         BusyError, AccessDeniedError, OwnerGoneError, ClosedError, ForkedProcessError
             As for :meth:`crossmem.Queue.allocate`.
         """
-        wait_s(timeout)
+        check_wait(timeout, default_s=inf)
         return self._joined("produce").allocate()
 
     @override
@@ -146,7 +147,7 @@ class QueueOfVendor(Queue):
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
             Nothing can be put any more, or the buffer was handed over before.
         """
-        timeout_s = wait_s(timeout)
+        timeout_s = check_wait(timeout, default_s=inf)
         if stream is not None:
             self._refuse("put(stream=)")
         record = self._joined("produce")
@@ -201,7 +202,7 @@ class QueueOfVendor(Queue):
         BusyError, AccessDeniedError, UnsupportedError, ForkedProcessError
             As for :meth:`crossmem.Queue.get`.
         """
-        timeout_s = wait_s(timeout)
+        timeout_s = check_wait(timeout, default_s=inf)
         if stream is not None:
             self._refuse("get(stream=)")
         found = self._joined("consume").get(timeout_s)

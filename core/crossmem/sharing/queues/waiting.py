@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time limits of queues, and waits in an event loop."""
+"""Arguments of queues and the errors of a wait, and waits in an event loop."""
 
 import os
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from crossmem.errors import (
-    ConfigurationError,
     InvalidSizeError,
     QueueEmptyError,
     QueueFullError,
 )
-from crossmem.guards import is_number, is_within, plain_integer, shorten
+from crossmem.guards import is_within, plain_integer, shorten
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.queues.layout import Terms
 from crossmem.sharing.queues.place import LOOK_S, PAUSE_S, Place
 
-__all__ = ["check_numbers", "checked_most", "empty", "full", "may_look", "repeat", "wait_s"]
+__all__ = ["check_numbers", "checked_most", "empty", "full", "may_look", "repeat"]
 
 _T = TypeVar("_T")
 _NUMBERS: Final = (float, int)
-_FOREVER_S: Final = 1e9
-"""A longer time limit counts as none. An integer can be too large for a ``float``."""
 
 
 def full(terms: Terms, timeout_s: float) -> QueueFullError:
@@ -108,13 +105,3 @@ def may_look(process: Process, timeout: object) -> bool:
     """Whether a call may try the hot path: the time limit and the process are valid."""
     is_valid = timeout is None or (type(timeout) in _NUMBERS and timeout >= 0)  # type: ignore[operator]
     return is_valid and not (process.is_inherited or process.is_closed)
-
-
-def wait_s(timeout: Any) -> float:
-    """Return a time limit in seconds, infinity for None."""
-    if timeout is None:
-        return inf
-    if not is_number(timeout) or not timeout >= 0:
-        msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more, or None"
-        raise ConfigurationError(msg, hint="pass 0 to return at once, or None to wait")
-    return float(timeout) if timeout < _FOREVER_S else inf
