@@ -15,7 +15,7 @@ else:
     import life_actions
 
 # By then the cache of decoded handles is full.
-EARLY = 10_000
+EARLY = 6_000
 # What the allocators round to. A million lives that lost two bytes each would show.
 NOISE_KIB = 2048
 # The C library maps memory of its own once in a while.
@@ -27,7 +27,7 @@ NOISE_MAPPINGS = 4
 @pytest.mark.parametrize(
     "lives",
     [
-        pytest.param(20_000, marks=pytest.mark.ci),
+        pytest.param(12_000, marks=pytest.mark.ci),
         pytest.param(1_000_000, marks=pytest.mark.long),
     ],
 )

@@ -96,7 +96,6 @@ RUNS: Final = (
     KitRun("ascend", "key", "core", "ci"),
     KitRun("hip", "vmm", "core", "ci"),
     KitRun("cuda", "legacy", "core", "ci"),
-    KitRun("cuda", "vmm", "core", "ci"),
     KitRun("emulated", "memfd", "core", "ci"),
     KitRun("emulated", "memfd", "whole", "long"),
     KitRun("ascend", "shareable", "rest", "long"),

@@ -23,7 +23,6 @@ pytestmark = [
 ]
 
 WORKERS = 4
-KILLS = 40
 LONGEST_S = 0.03
 MOST_LINES = 4000
 
@@ -38,7 +37,8 @@ def use(acl: Actor) -> None:
     ok(acl.rt.release_mem_address(pointer))
 
 
-def test_processes_are_killed_at_any_moment(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.long)])
+def test_processes_are_killed_at_any_moment(start: Start, tmp_path: Path, kills: int) -> None:
     dice, board = random.Random(1), tmp_path / "board"
     board.mkdir()
     survivor = start()
@@ -52,7 +52,7 @@ def test_processes_are_killed_at_any_moment(start: Start, tmp_path: Path) -> Non
         return worker
 
     workers = [begin() for _ in range(WORKERS)]
-    for _ in range(KILLS):
+    for _ in range(kills):
         victim = workers.pop(dice.randrange(WORKERS))
         # One that ran into a failure says so instead.
         with pytest.raises(EOFError):

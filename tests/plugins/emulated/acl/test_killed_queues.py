@@ -20,12 +20,13 @@ else:
 pytestmark = [pytest.mark.ci, emulation_only, on_device]
 
 
-def test_processes_die_at_any_line(members: Members) -> None:
+@pytest.mark.parametrize("step", [150, pytest.param(20, marks=pytest.mark.long)])
+def test_processes_die_at_any_line(members: Members, step: int) -> None:
     """A worker passes buffers on and dies: nobody hangs, and nothing of the worker is left."""
     owner = members(1)[0]
     free = owner.free_nbytes
     source, target = new_queue(owner), new_queue(owner)
-    for lines in range(150, 3000, 60):
+    for lines in range(150, 3000, step):
         (worker,) = members(1)
         for qid in (source, target):
             ok(owner.tdt.grant_queue(qid, worker.pid, 7, 0))
@@ -48,7 +49,7 @@ def test_processes_die_at_any_line(members: Members) -> None:
         assert soon(lambda: owner.tdt.dequeue(source, 0)[1] and owner.free_nbytes == free)
 
 
-@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_one_primary_and_three_secondaries(members: Members, start: Start, slow: int) -> None:
     """Secondaries read and free what the primary hands over, and are killed at random."""
     variables = {"CROSSMEM_EMULATED_SLOW_STREAMS": slow}
