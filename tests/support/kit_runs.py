@@ -120,7 +120,7 @@ RUNS: Final = (
             *(("ascend", "shareable"), ("ascend", "key"), ("cuda", "legacy"), ("cuda", "vmm")),
         )
     ),
-    KitRun("hip", "legacy", "streams", "ci", slow_streams=True),
+    KitRun("cuda", "vmm", "streams", "ci", slow_streams=True),
     *(
         KitRun(backend, mechanism, "core", "long", slow_streams=True)
         for backend, mechanism in (
