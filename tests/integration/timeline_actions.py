@@ -213,7 +213,7 @@ def forge(name: str, blob: bytes) -> bytes:
 
 def look_once() -> None:
     """Let a wait look once before it sleeps, so that few accesses are to be tried."""
-    pytest.MonkeyPatch().setattr(timeline, "_SPINS", 1)
+    pytest.MonkeyPatch().setattr(timeline, "_SPINS", (None,))
 
 
 def wait_in_vain(name: str, value: int) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,7 +27,7 @@ from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter import record
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.importer.table import ImportTable
-from crossmem.sharing.timelines import timeline
+from crossmem.sharing.timelines.record import TimelineRecord
 
 ACCESSES: tuple[str, ...] = ("load", "store", "observe", "any_of", "barrier", "fence")
 
@@ -72,11 +72,14 @@ def number(fatal: int, death: int) -> Callable[[memoryview], CountedWords]:
         return call
 
     for name in ACCESSES:
-        access = counted(name, getattr(words, name))
-        setattr(words, name, access)
-        if hasattr(timeline, name):
-            # The hot path has names of its own.
-            setattr(timeline, name, access)
+        setattr(words, name, counted(name, getattr(words, name)))
+    for one in actions.objects.values():
+        timeline = getattr(one, "_record", None)
+        if isinstance(timeline, TimelineRecord):
+            # The hot paths use subscripts.
+            timeline.words = cast("memoryview", CountedWords(timeline.words, note))
+            if timeline.own_words is not None:
+                timeline.own_words = timeline.words
     return lambda view: CountedWords(view, note)
 
 

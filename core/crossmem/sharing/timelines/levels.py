@@ -87,12 +87,16 @@ class Level:
             self.cell.write(ISSUED, self.reached)
             self.is_unsure, self._last = False, None
 
-    def signal(self, value: int, stream: int) -> None:
-        """Signal a value after the work that was issued on a stream.
+    def signal(self, value: int, stream: int | None) -> None:
+        """Signal a value at once, or after the work that was issued on a stream.
 
-        The value is larger than all earlier values. Earlier values are reached first, even if they
-        were signalled on other streams.
+        The value is larger than all earlier values. Without a stream, the earlier values are
+        reached already. With a stream, they are reached first, even if they were signalled on other
+        streams.
         """
+        if stream is None:
+            self.set(value)
+            return
         streams, key = self.streams, (stream, threading.get_ident())
         if key != self._last and self.issued > self.reached:
             self._order(stream)
@@ -101,7 +105,7 @@ class Level:
         self.is_unsure, self._last = False, key
 
     def set(self, value: int) -> None:
-        """Set the value at once. The caller has checked that all issued values are reached."""
+        """Set the value at once. All issued values are reached."""
         self.cell.write(VALUE, value)
 
     def _order(self, stream: int) -> None:

@@ -70,7 +70,7 @@ class TimelineRecord(Record):
         self.is_ended = False
         """Whether the timeline is void."""
         self.own_words = cell.words if is_one_store else None
-        """The words, if one store suffices for a signal of this process."""
+        """The words, if one store suffices for a signal of this process; else None."""
         self.level: Level
         if handle.level == "event":
             is_own = self.page is not None
@@ -185,7 +185,7 @@ class TimelineRecord(Record):
             if self.page is not None:
                 self.process.part(Pages).leave(self.page, self)
             self.is_done = True
-            self.page = self.mapping = None
+            self.page = self.mapping = self.own_words = None
         finally:
             if taken and taken[0]:
                 self.lock.release()

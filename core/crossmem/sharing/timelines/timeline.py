@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timelines: values that one process signals, and that others await on the host or on streams."""
 
-from itertools import repeat
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
-from crossmem.control.words import load, store
 from crossmem.errors import ConfigurationError, StaleHandleError, UnsupportedError
 from crossmem.guards import check_timeout, is_within, plain_integer, shorten
 from crossmem.models import TimelineHandle
@@ -31,8 +29,9 @@ from crossmem.sharing.timelines.record import IS_FENCED, TimelineRecord
 __all__ = ["Timeline", "open_timeline"]
 
 _MOST_READERS: Final = 2**31 - 1
-_SPINS: Final = 300
-"""How often a waiting thread reads the value before it sleeps: for some 20 microseconds."""
+_SPINS: Final = () if IS_FENCED else (None,) * 600
+"""One item for each time that a waiting thread reads the value before it sleeps: for some 20
+microseconds. A read that needs a fence is left to :meth:`Cell.wait`."""
 
 
 class Timeline(Endable):
@@ -139,16 +138,20 @@ class Timeline(Endable):
             The timeline was closed, or a forked child made this call.
         """
         record = self._record
-        if stream is None and record is not None and type(value) is int:
-            # The hot path. A closed timeline has the value VOID, so the comparison below is false.
-            own = record.own_words
-            if own is not None and not record.process.is_inherited:
-                with record.lock:
-                    if load(own, ISSUED) <= load(own, VALUE) < value < VOID:
-                        store(own, VALUE, value)
-                        if load(own, CARE):
-                            record.cell.wake()
-                        return
+        if (
+            # The hot path takes no lock. The last two conditions and the store are one step: no
+            # signal handler and no other thread runs between them.
+            stream is None
+            and record is not None
+            and type(value) is int
+            and not record.process.is_inherited
+            and (own := record.own_words) is not None
+            and own[ISSUED] <= own[VALUE] < value < VOID
+        ):
+            own[VALUE] = value
+            if own[CARE]:
+                record.cell.wake()
+            return
         self._signal(value, None if stream is None else stream_of(stream))
 
     def signal_next(self, stream: int | None) -> int:
@@ -160,24 +163,24 @@ class Timeline(Endable):
         if record.page is None:
             msg = f"{self!r}: only the process that made a timeline signals it"
             raise UnsupportedError(msg, operation="signal")
-        level, value = record.level, plain_integer(value)
+        level = record.level
         while True:
             with record.lock:
-                level.settle()
-                issued = level.issued
-                if is_next:
-                    value = issued + 1
-                if not is_within(value, issued + 1, VOID - 1):
-                    self._usable()
-                    msg = f"value is {shorten(value)}; it must be from {issued + 1} to 2**63 - 2"
-                    raise ConfigurationError(msg, operation="signal")
-                number = int(value)
-                if stream is not None:
-                    level.signal(number, stream)
-                    return number
-                if issued <= level.reached:
-                    level.set(number)
-                    return number
+                # Until this path has its result, the other threads' signals wait for the lock.
+                own, record.own_words = record.own_words, None
+                try:
+                    level.settle()
+                    issued = level.issued
+                    if issued >= VOID:
+                        raise self._ended()
+                    number = issued + 1
+                    if not is_next:
+                        number = _checked(value, number, VOID - 1, "signal")
+                    if stream is not None or issued <= level.reached:
+                        level.signal(number, stream)
+                        return number
+                finally:
+                    record.own_words = own
             # This wait does not hold the lock: the work may wait for a signal of another thread.
             level.wait_on_host(self._awaited(record, issued, None))
 
@@ -215,20 +218,18 @@ class Timeline(Endable):
             This object was closed, or the signalling process closed the timeline, or a forked child
             made this call.
         """
+        record = self._record
+        if stream is None and record is not None and type(value) is int and 0 < value < VOID:
+            process, words = record.process, record.words
+            if not (process.is_inherited or process.is_closed):
+                for _ in _SPINS:
+                    if (reached := words[VALUE]) >= value:
+                        if reached < VOID:
+                            return reached
+                        break
         record = self._usable()
-        value = value if type(value) is int else plain_integer(value)
-        if not is_within(value, 1, VOID - 1):
-            msg = f"value is {shorten(value)}; it must be from 1 to 2**63 - 2"
-            raise ConfigurationError(msg, operation="wait")
+        value = _checked(value, 1, VOID - 1, "wait")
         if stream is None:
-            words = record.words
-            for _ in repeat(None, _SPINS):
-                if (reached := load(words, VALUE)) >= value:
-                    break
-            else:
-                reached = 0
-            if value <= reached < VOID and not IS_FENCED:
-                return reached
             reached = record.level.wait_on_host(self._awaited(record, value, timeout))
             record.refuse_void(reached)
             return reached
@@ -271,10 +272,7 @@ class Timeline(Endable):
             ended, the call has no effect.
         """
         record = self._usable()
-        value = plain_integer(value)
-        if not is_within(value, 0, VOID - 2):
-            msg = f"value is {shorten(value)}; it must be from 0 to 2**63 - 3"
-            raise ConfigurationError(msg, operation="done")
+        value = _checked(value, 0, VOID - 2, "done")
         if record.mapping is None:
             msg = f"{self!r}: the process that signals a timeline cannot acknowledge its values"
             hint = "call done() on the result of open_timeline() in another process"
@@ -316,10 +314,7 @@ class Timeline(Endable):
             The timeline was closed, or a forked child made this call.
         """
         record = self._usable()
-        value = plain_integer(value)
-        if not is_within(value, 0, VOID - 2):
-            msg = f"value is {shorten(value)}; it must be from 0 to 2**63 - 3"
-            raise ConfigurationError(msg, operation="wait_for_readers")
+        value = _checked(value, 0, VOID - 2, "wait_for_readers")
         if readers is not None and not is_within(readers, 0, _MOST_READERS):
             msg = f"readers is {shorten(readers)}; it must be None or from 0 to {_MOST_READERS}"
             raise ConfigurationError(msg, operation="wait_for_readers")
@@ -342,6 +337,15 @@ class Timeline(Endable):
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         return open_timeline, (self.export(),)
+
+
+def _checked(value: Any, least: int, most: int, operation: str) -> int:
+    """Return a value as an ``int``, or raise if it is not an integer in the range."""
+    value = plain_integer(value)
+    if not is_within(value, least, most):
+        msg = f"value is {shorten(value)}; it must be from {least} to 2**63 - {2**63 - most}"
+        raise ConfigurationError(msg, operation=operation)
+    return int(value)
 
 
 def open_timeline(
