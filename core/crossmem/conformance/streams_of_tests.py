@@ -196,10 +196,10 @@ def make_work(name: str) -> bytes:
 
     The work copies the decoy to the target many times before it copies the source.
     """
-    for one, data in ((name, bytes(NBYTES)), (f"{name}-source", data_of())):
+    zeros = bytes(NBYTES)
+    for one, data in ((name, zeros), (f"{name}-source", data_of()), (f"{name}-decoy", zeros)):
         actions.allocate(one, NBYTES)
         actions.write(one, data)
-    actions.allocate(f"{name}-decoy", NBYTES)
     return actions.export(name)
 
 
@@ -209,7 +209,7 @@ def issue_work(name: str, stream: str) -> None:
     queue: StreamOfTest = actions.objects[stream]
     if not _copies:
         start = time.monotonic()
-        queue.copy(decoy, source, NBYTES)
+        queue.copy(target, decoy, NBYTES)
         queue.synchronize()
         needed = int(_WORK_S / max(time.monotonic() - start, 1e-6))
         _copies.append(min(max(needed, 2), _MOST_COPIES))
