@@ -10,7 +10,7 @@ import pytest
 
 from crossmem.bench import Report, Target, write_page
 from crossmem.bench.charts import LOADS, make_charts
-from crossmem.bench.tables import Table, markdown
+from crossmem.bench.tables import Table, markdown, number
 
 PEERS = {"floor": 100.0, "crossmem": 200.0, "pool": 2.0, "iceoryx2": None}
 STEPS = ("create", "export", "attach", "detach", "free")
@@ -70,6 +70,21 @@ def test_a_table_refuses_a_row_of_another_length() -> None:
         Table("odd", ("size", "peer"), (("floor",),))
 
     assert markdown(Table("a", ("b\nc",), (("d",),))) == "## a\n\n| b c |\n|---|\n| d |\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (3.0, "3"),
+        (0.0123, "0.0123"),
+        (999.4, "999"),
+        (999.7, "1000"),
+        (1234.5, "1234"),
+    ],
+)
+def test_numbers_have_three_digits_and_no_exponent(value: float | None, text: str) -> None:
+    assert number(value) == text
 
 
 def _circles(text: str) -> list[tuple[float, float, str]]:

@@ -123,7 +123,13 @@ class Layout:
         InvalidSizeError
             The array covers bytes outside the memory. The message says how many bytes.
         """
-        low, high = self.extent or (self.offset, self.offset)
+        if self.extent is None:
+            if self.offset <= limit_nbytes:
+                return
+            end = f"past the end of memory of {limit_nbytes} bytes"
+            msg = f"an empty array begins at byte {self.offset}, {end}"
+            raise InvalidSizeError(msg, details=repr(self))
+        low, high = self.extent
         if low >= 0 and high <= limit_nbytes:
             return
         outside = []
@@ -133,7 +139,7 @@ class Layout:
             outside.append(f"{high - max(limit_nbytes, low)} bytes past its end")
         msg = (
             f"an array covers bytes [{low}, {high}) of memory of {limit_nbytes} bytes: "
-            f"{' and '.join(outside) or 'it starts outside'}"
+            f"{' and '.join(outside)}"
         )
         raise InvalidSizeError(msg, details=repr(self))
 

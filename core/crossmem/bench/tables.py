@@ -50,4 +50,4 @@ def number(value: float | None) -> str:
         return "-"
     if value == int(value) and abs(value) >= 1:
         return f"{value:.0f}"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
