@@ -2,6 +2,7 @@
 """``crossmem conformance``: the kit, started from the command line."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,27 @@ def test_all_chooses_devices_itself() -> None:
     assert done.returncode == 2
     error = ErrorReport.model_validate_json(done.stdout)
     assert error.message == "--all and --device exclude each other"
+
+
+def test_ctrl_c_ends_all_runs() -> None:
+    options = ["conformance", "--all", "--json", "-k", "c01_odd or c18_"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "crossmem", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        assert started.stderr is not None
+        assert "run 1 of" in started.stderr.readline()
+        # pytest has begun when it prints its first line.
+        started.stderr.read(1)
+        os.killpg(started.pid, signal.SIGINT)
+        stdout, stderr = started.communicate(timeout=_DEADLINE_S)
+
+    assert started.returncode == 130
+    assert ErrorReport.model_validate_json(stdout).error == "Interrupted"
+    assert "run 2 of" not in stderr
 
 
 def test_without_hypothesis_a_line_says_what_to_install() -> None:

@@ -106,6 +106,8 @@ class Child:
         self.process.join(_GRACE_S)
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
+        if code is None:
+            how = "closed its connection"
         hint = (
             "the kernel kills processes when memory runs out" if code == -signal.SIGKILL else None
         )

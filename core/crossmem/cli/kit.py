@@ -48,6 +48,8 @@ def run_kit(
         A package that the kit needs is not installed, or the device lacks the mechanism.
     ConfigurationError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         The device cannot be used.
+    KeyboardInterrupt
+        The user pressed Ctrl-C. pytest has ended.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -80,9 +82,10 @@ def run_kit(
             try:
                 exit_code = pytest.wait()
             except KeyboardInterrupt:
-                # Ctrl-C also reaches pytest, and pytest then ends its own processes. So this
-                # function only waits for pytest's end.
-                exit_code = pytest.wait()
+                # Ctrl-C also reaches pytest, and pytest then ends its own processes. The command
+                # ends when pytest has done so.
+                pytest.wait()
+                raise
         seconds = time.perf_counter() - start
         found = _read(path)
     return ConformanceReport(

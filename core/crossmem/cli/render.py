@@ -56,9 +56,11 @@ def show_error(message: str, hint: str | None) -> None:
     console = _errors()
     # rich does not wrap these lines. The terminal wraps them, so a command in them can be copied
     # whole.
-    console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
+    console.print(
+        Text.assemble(("error: ", "bold red"), (_visible(message), "red")), soft_wrap=True
+    )
     if hint:
-        console.print(Text.assemble(("hint: ", "bold"), hint), soft_wrap=True)
+        console.print(Text.assemble(("hint: ", "bold"), _visible(hint)), soft_wrap=True)
 
 
 def show_step(text: str) -> None:
@@ -68,10 +70,14 @@ def show_step(text: str) -> None:
 
 def plain(text: str) -> str:
     """Return untrusted text as rich markup, with its markup and control characters escaped."""
+    return escape(_visible(text))
+
+
+def _visible(text: str) -> str:
+    """Return untrusted text with its control characters escaped."""
     # Text such as a file name may contain escape sequences, which could change the terminal's
     # title.
-    visible = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return escape("".join(visible))
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def nbytes_text(nbytes: int) -> str:
@@ -144,5 +150,5 @@ def progress_bar(text: str, nbytes: int) -> Iterator[Advance]:
     )
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:
-        task = bar.add_task(escape(text), total=nbytes)
+        task = bar.add_task(plain(text), total=nbytes)
         yield lambda done: bar.advance(task, done)
