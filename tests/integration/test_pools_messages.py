@@ -137,6 +137,19 @@ def test_a_message_keeps_a_freed_block(owner: Peer, importer: Peer, *, is_known:
     assert comes_to(owner, free=BLOCKS, waiting=0, holders={})
 
 
+def test_a_message_of_another_block_delays_no_wait(owner: Peer, importer: Peer) -> None:
+    blobs = give(owner, *"abcdef")
+    send(owner, "f")
+    importer.call(actions.attach, "a", blobs["a"])
+    owner.call(actions.free, "a")
+    waiting = owner.start(pool_actions.seconds_of_allocate, "next", "pool", 20.0)
+    time.sleep(0.1)
+
+    importer.call(actions.unmap, "a")
+
+    assert waiting.result() < 5
+
+
 @pytest.mark.parametrize("end", ["received", "discarded", "its receiver dies", "its sender dies"])
 def test_a_closed_pool_waits_for_messages(owner: Peer, importer: Peer, end: str) -> None:
     blobs = give(owner, "a")

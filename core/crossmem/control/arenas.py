@@ -292,7 +292,8 @@ class Arena:
         held = list(self.held)
         if self.free or self.freed:
             return True
-        return bool(held) and len(self._busy(held) | self.streamed.keys()) < len(held)
+        busy = self._busy(held) if held else set()
+        return any(one not in busy and one not in self.streamed for one in held)
 
     def tell(self) -> None:
         """Report reclaimed blocks to the observers. The caller holds no lock."""
