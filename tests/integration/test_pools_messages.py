@@ -137,6 +137,16 @@ def test_a_message_keeps_a_freed_block(owner: Peer, importer: Peer, *, is_known:
     assert comes_to(owner, free=BLOCKS, waiting=0, holders={})
 
 
+def test_a_block_in_a_message_says_what_to_do_with_the_message(owner: Peer) -> None:
+    give(owner, "a")
+    send(owner, "a")
+
+    with pytest.raises(crossmem.BusyError, match="message that nobody received") as caught:
+        owner.call(actions.free, "a", busy="raise")
+
+    assert caught.value.hint == 'receive or discard the message, or free with busy="defer"'
+
+
 def test_a_message_of_another_block_delays_no_wait(owner: Peer, importer: Peer) -> None:
     blobs = give(owner, *"abcdef")
     send(owner, "f")

@@ -315,10 +315,11 @@ class Block(Memory):
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     found = arena.holders([index])
+                    way = "unmap it in that process" if found else "receive or discard the message"
                     raise BusyError(
                         f"{self!r} is held by {name_pids(found)}",
                         operation="free",
-                        hint='unmap it in that process, or free with busy="defer"',
+                        hint=f'{way}, or free with busy="defer"',
                     )
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from crossmem.control import words
 from crossmem.control.records import Allow
@@ -44,8 +44,6 @@ from crossmem.sharing.queues.layout import (
 from crossmem.sharing.queues.segments import Segments
 
 __all__ = ["QueueOwner"]
-
-_HOST: Final = "host"
 
 
 class _Entry(NamedTuple):
