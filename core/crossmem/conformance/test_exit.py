@@ -28,7 +28,7 @@ _NBYTES = 4096
 _LAST_WORDS = "what is left: "
 _TOOK = "seconds in crossmem: "
 _TOO_LONG = "60"
-"""Seconds to wait at exit; longer than any test waits for an exit."""
+"""Seconds to wait at exit. If ``SLOWNESS`` is below 1.5, a test waits less for an exit."""
 
 
 def report_at_exit() -> None:
@@ -172,7 +172,7 @@ def test_c20_an_exporter_waits_for_leases_and_reports_them(
 
 
 class _Mortal(TracingDriver):
-    """A driver whose memory ends with the process that allocated it."""
+    """A driver that says that its memory ends with the process that allocated it."""
 
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> crossmem.Capabilities:
