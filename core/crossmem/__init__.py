@@ -9,8 +9,9 @@ One process exports, and other processes attach::
     with crossmem.attach(blob) as mapping:     # in another process
         mapping.view()
 
-A lease keeps the memory alive until the importer is done. The processes may free the memory, exit
-or die in any order. Every backend keeps the laws C1 to C30, which the documentation lists.
+A lease keeps the exporter from freeing memory that an importer still uses. The capability
+``survives_owner`` says whether importers keep the memory when the exporter exits or dies. Every
+backend keeps the laws C1 to C30, which the documentation lists.
 """
 
 import typing

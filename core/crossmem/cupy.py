@@ -54,8 +54,9 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     Raises
     ------
     UnsupportedError
-        CuPy cannot use the device's memory, for example memory of an emulated runtime. A call of
-        the allocator also raises this error if CuPy is not installed.
+        CuPy cannot use the memory of ``device``, for example memory of an emulated runtime. If
+        ``device`` is None, a call of the allocator raises this error. A call of the allocator also
+        raises it if CuPy cannot be imported.
     ConfigurationError
         At a call of the allocator: the current device is not ``device``.
     CrossmemError

@@ -24,7 +24,7 @@ Python programmer expects::
     ├── BusyError               (RuntimeError)         something still uses the memory
     ├── ClosedError             (ValueError)           the object was closed, unmapped or freed
     ├── ForkedProcessError      (RuntimeError)         the object belongs to the parent process
-    ├── UnsupportedError        (NotImplementedError)  the backend does not offer this operation
+    ├── UnsupportedError        (NotImplementedError)  not possible with this device or object
     └── DriverError             (RuntimeError)         a vendor or system call failed
 """
 
@@ -62,8 +62,8 @@ _MAX_TEXT: Final = 200
 """The largest number of characters in a message or a hint."""
 
 _CHECKED: Final = os.environ.get("CROSSMEM_TEST_MESSAGES") == "1"
-"""Whether a message or hint that is too long raises an AssertionError. Only test runs set this
-environment variable."""
+"""Whether a message or hint that is too long, or has several lines, raises an AssertionError. Only
+test runs set this environment variable."""
 
 
 class CrossmemError(Exception):
@@ -136,7 +136,7 @@ class DeviceNotFoundError(CrossmemError, LookupError):
 
 
 class InvalidSizeError(CrossmemError, ValueError):
-    """A size, offset or length is out of bounds."""
+    """A size, offset or length is out of bounds, or is not a number of bytes."""
 
 
 class OutOfMemoryError(CrossmemError, MemoryError):
@@ -164,7 +164,7 @@ class WaitTimeoutError(CrossmemError, TimeoutError):
 
 
 class QueueFullError(CrossmemError, queue.Full, TimeoutError):
-    """No buffer of the queue became free in time."""
+    """No buffer of the queue became free in time, or a queue of the vendor stayed full."""
 
 
 class QueueEmptyError(CrossmemError, queue.Empty, TimeoutError):
@@ -183,11 +183,11 @@ class AccessDeniedError(CrossmemError, PermissionError):
 
 
 class BusyError(CrossmemError, RuntimeError):
-    """Leases, mappings or views still use the object or memory."""
+    """The object or memory is in use, for example by leases, mappings, views or a graph capture."""
 
 
 class ClosedError(CrossmemError, ValueError):
-    """The object was closed, unmapped or freed."""
+    """The object was closed, unmapped or freed, a queue has ended, or this process is exiting."""
 
 
 class ForkedProcessError(CrossmemError, RuntimeError):
@@ -195,7 +195,7 @@ class ForkedProcessError(CrossmemError, RuntimeError):
 
 
 class UnsupportedError(CrossmemError, NotImplementedError):
-    """The capabilities of the backend exclude this operation."""
+    """The operation is not possible with this device, object, array library or exporter."""
 
 
 class DriverError(CrossmemError, RuntimeError):
@@ -204,7 +204,7 @@ class DriverError(CrossmemError, RuntimeError):
     Parameters
     ----------
     message
-        The attempted operation.
+        What failed, as for :class:`crossmem.CrossmemError`.
     call
         The vendor function or system call, such as ``"hipIpcOpenMemHandle"`` or ``"mmap"``.
     code

@@ -61,7 +61,7 @@ def is_flag(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a real number. NumPy's numbers are accepted, and no ``bool``."""
+    """Return whether a value is a real number. NumPy's numbers are accepted, ``bool`` is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -71,7 +71,10 @@ def is_within(value: object, first: int, last: float) -> bool:
 
 
 def read_flag(text: str) -> bool:
-    """Return True for texts like ``Yes``, False for ``off``; raise ``ValueError`` for others."""
+    """Return True for texts like ``Yes``, False for texts like ``off``.
+
+    Raise ``ValueError`` for other texts.
+    """
     word = text.lower()
     if word not in _TRUE | _FALSE:
         msg = f"{shorten(text)} is neither on nor off"
@@ -121,7 +124,10 @@ def check_flag(name: str, value: object, operation: str) -> None:
 
 
 def plain_integer(value: Any) -> Any:
-    """Return an integer of another library, such as NumPy's, as an ``int``; else the value."""
+    """Return an integer of another library, such as NumPy's, as an ``int``.
+
+    Return any other value unchanged.
+    """
     if type(value) is int or isinstance(value, bool):
         return value
     # Every NumPy array has __index__ too, so only the call shows whether the value is an integer.

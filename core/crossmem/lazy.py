@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names that import their modules at the first use, so the package imports fast.
+"""Public names whose modules are imported at the first use, which makes the package's import fast.
 
 Type checkers do not see such names, so the package also imports them under ``TYPE_CHECKING``.
 """

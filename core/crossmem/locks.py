@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The locks of crossmem, and the one order in which a thread takes them.
 
-A thread that holds a lock takes only locks of the same or a higher rank. A timeline's lock is taken
-before the lock of its memory, which has the same rank. A thread holds a lock of rank ``STATE`` or
-above only briefly. It calls no driver, plugin, observer or finaliser under such a lock, and closes
-no descriptor of a peer.
+A thread that holds a lock waits only for locks of the same or a higher rank. It may take a lock
+again that it holds. A timeline's lock is taken before the lock of its memory, which has the same
+rank. A thread holds a lock of rank ``STATE`` or above only briefly. It calls no driver, plugin,
+observer or finaliser under such a lock, and closes no descriptor of a peer.
 
-Every lock is a ``threading.RLock``, because its ``with`` statement is safe against exceptions of
-signal handlers. ``acquire`` with a timeout is not safe: record its result with
+Every lock with a rank is a ``threading.RLock``, because its ``with`` statement is safe against
+exceptions of signal handlers. ``acquire`` with a timeout is not safe: record its result with
 :func:`crossmem.driver.recording.call_into`.
 """
 
@@ -39,17 +39,18 @@ class Rank(IntEnum):
     FORK = 1
     """The state of the process: held while the state is made, or while the process forks."""
     PROCESS = 2
-    """The start of the lease server, and the list of devices."""
+    """The start of the lease server, and the beginning of the exit."""
     IMPORT = 3
     """One import: held while the vendor opens, maps or closes it."""
     ALLOCATION = 4
-    """One allocation or one address range: held during driver calls on it."""
+    """One allocation, address range, timeline, ring or place: held during driver calls on it."""
     FOREIGN = 5
-    """The foreign allocations: held while the driver adopts or disowns memory."""
+    """The foreign allocations, and the registered pages and the events of timelines: held during
+    driver calls on them."""
     CONNECTION = 6
     """One connection to an exporter: held for a request and its reply."""
     STATE = 7
-    """The open objects and their users."""
+    """The open objects and their users, and the decisions of the owner of a queue."""
     LEASES = 8
     """The lease registry."""
     INDEX = 9

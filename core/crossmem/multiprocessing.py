@@ -56,14 +56,14 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     Parameters
     ----------
     pickled
-        The message, as ``recv_bytes`` of a connection returns it. This function runs no code that
-        the message names, and ignores the message's objects of other libraries.
+        The message, as ``recv_bytes`` of a connection returns it. This function reads only the
+        reservations, and runs no code that the message names.
 
     Raises
     ------
     CrossmemError
         An exporter cannot be reached. The reservations of the other exporters' memory have ended.
-    pickle.UnpicklingError
+    pickle.UnpicklingError, EOFError
         The bytes are not a message.
     """
     reader = _Discarder(io.BytesIO(pickled))
@@ -188,11 +188,11 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor that lies in crossmem's memory and cannot be sent as a handle.
+    """Return a copy of a tensor that has no elements or lies in crossmem's memory, else None.
 
-    Examples are a tensor without elements, and a tensor in memory that this process inherited
-    through fork. Without the copy, PyTorch would send the tensor's whole storage, which is the
-    whole allocation. For other arrays, return None.
+    The caller cannot send the array as a handle, for example because this process inherited the
+    memory through fork. Without the copy, PyTorch would send the tensor's whole storage, which may
+    be a whole allocation of crossmem.
     """
     try:
         found = describe(array)
@@ -226,7 +226,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 
 def _is_crossmems(pointer: int, nbytes: int) -> bool:
-    """Whether addresses lie in crossmem's memory, of this process or inherited through fork."""
+    """Whether addresses lie in crossmem's memory, which this process may have inherited by fork."""
     arrays = current().arrays
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
@@ -294,7 +294,8 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
     """End the message's reservations if the ``with`` block raises a ``CrossmemError``.
 
-    Without this, they would last until a process ends: no process unpickles the message again.
+    Otherwise they would last until the sender or this process ends, because no process unpickles
+    the message again.
     """
     # This process may forward the arrays as handles, so its reducers are registered.
     register()
@@ -338,5 +339,6 @@ def _default(array: Any) -> _Reduced:
 
 _unregistered = set(ADAPTERS)
 # _extra_reducers is private, and _dump() replaces a method. The standard library has no public way
-# to find the registered reducers, such as those of PyTorch, or to learn that a message has ended.
+# to find the registered reducers, such as those of PyTorch, or to learn when a message has been
+# pickled.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

@@ -146,22 +146,24 @@ class Settings:
     """Backends, each with the runtime that it uses if the call names no runtime."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
-    """Folder of the lease sockets: ``$XDG_RUNTIME_DIR/crossmem``, or if that variable is not set, a
-    folder of this user in ``/tmp``."""
+    """Folder of the lease sockets. Default of :meth:`from_environ`: ``$XDG_RUNTIME_DIR/crossmem``
+    if that path is absolute. Default otherwise: a folder of this user in ``/tmp``."""
 
     timeout_s: float = 30.0
     """Seconds that an operation waits for another process if the call names no timeout."""
 
     exit_wait_s: float = 2.0
-    """Seconds that a normal exit waits for the leases of other processes and for messages."""
+    """The most seconds that a normal exit waits for streams that wait for other processes, and then
+    again for the leases of other processes and for messages."""
 
     max_reservations: int = 4096
     """The largest number of this process's exports that the messages of one sender may reserve."""
 
     barrier: str = "membarrier"
     """How accesses to shared words are ordered. ``"membarrier"``: a system call of the exporter
-    orders the accesses of all processes, if the kernel allows that. ``"fence"``: each process uses
-    fences. The import of crossmem reads the variable."""
+    orders the accesses of all registered processes; if the kernel refuses the call, each process
+    uses fences. ``"fence"``: each process uses fences. This field is only checked: the variable
+    takes effect when Python imports crossmem."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins in addition to the entry points, in this order."""

@@ -5,7 +5,7 @@ pytest loads this package for every project in the environment. Therefore it onl
 that start with ``crossmem``: it has no fixture, no hook that affects other projects' tests, and no
 import of crossmem. The kit, ``crossmem.conformance``, reads the options and applies the markers.
 This package loads the kit's report and device check only if a run names the kit. With pytest-xdist,
-the controller writes the report without importing the code under test.
+the controller writes the report. It imports neither tests nor drivers.
 """
 
 import argparse

@@ -23,7 +23,7 @@ class Adapter(Protocol):
     def classes(self, library: Any, /) -> tuple[type, ...]:
         """Return the classes whose objects need only their elements in a message.
 
-        The base class comes first.
+        The first class is the base class of the others.
         """
 
     def describe(self, array: Any, /) -> ArrayInfo:
@@ -55,7 +55,7 @@ def describe(value: Any) -> ArrayInfo | None:
     Raises
     ------
     UnsupportedError
-        The elements cannot be shared, or the value has data besides its elements.
+        The array cannot be shared, or it is of a subclass that may have data besides the elements.
     """
     kind = type(value)
     adapter = _found.get(kind) or _find_adapter(kind)

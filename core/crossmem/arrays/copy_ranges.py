@@ -39,7 +39,7 @@ class CopyRange(NamedTuple):
 
 
 def pack_ranges(extents: Iterable[tuple[int, int]], alignment: int = ALIGNMENT) -> list[CopyRange]:
-    """Return the ranges that arrays cover, by address; overlapping arrays share one range.
+    """Return the ranges that arrays cover, sorted; overlapping arrays share one range.
 
     ``extents`` holds the address of each array's first byte, and the address after its last byte.
     """

@@ -62,7 +62,7 @@ def describe(array: Any) -> ArrayInfo:
 
 def copy_to(target: Any, source: Any) -> None:
     """Overwrite an array with another array of the same shape and dtype."""
-    # The copy runs in the current stream of the target's device, after earlier work on the target.
+    # The copy runs in the current stream of the target's device, after earlier work of this stream.
     with target.device:
         target[...] = source
         if target.device != source.device:

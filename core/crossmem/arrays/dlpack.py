@@ -35,10 +35,10 @@ ROCM: Final = 10
 """DLPack's device type of AMD GPUs. CuPy and PyTorch use this device type."""
 
 EXT_DEV: Final = 12
-"""DLPack's device type of Ascend NPUs. torch_npu 2.14 imports only this type and :data:`CPU`.
+"""DLPack's device type of Ascend NPUs. torch_npu 2.14 accepts only this type and :data:`CPU`.
 
-These facts come from torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and from the
-machine code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement
+The facts about torch_npu come from its source (torch_npu/csrc/aten/common/DLConvertor.cpp) and from
+the machine code of its wheel. ``import torch_npu`` replaces ``torch.from_dlpack``. The replacement
 first requests a capsule without a version, even for objects on other devices. The replacement
 ignores ``byte_offset``, and does not know float8.
 """

@@ -96,8 +96,8 @@ def dtype_of(value: object) -> DType:
     Parameters
     ----------
     value
-        A common name, a type string, or a dtype or scalar type of NumPy, CuPy, ml_dtypes or
-        PyTorch. The call imports none of these libraries.
+        A :class:`DType`; a common name, type string or JSON text; a dtype or scalar type of NumPy,
+        CuPy or ml_dtypes; or a dtype of PyTorch. The call imports none of these libraries.
 
     Raises
     ------

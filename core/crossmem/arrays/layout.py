@@ -40,7 +40,8 @@ class Layout:
     InvalidSizeError
         A number is too large, or a size or the offset is negative.
     ConfigurationError
-        Shape or strides are not integers, differ in number, or exceed 64 dimensions.
+        Shape, strides or offset are not integers, shape and strides differ in length, or there are
+        more than 64 dimensions.
     """
 
     dtype: DType
@@ -146,8 +147,8 @@ class Layout:
     def element_strides(self, *, negative: bool = True) -> tuple[int, ...]:
         """Return the strides in elements, as DLPack and PyTorch count them.
 
-        The stride of a dimension with fewer than two elements has no meaning. If such a stride
-        cannot be expressed, it becomes 1.
+        A stride has no meaning if its dimension has fewer than two elements or the array is empty.
+        If such a stride cannot be expressed, it becomes 1.
 
         Parameters
         ----------

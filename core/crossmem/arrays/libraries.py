@@ -41,7 +41,10 @@ def require(name: str) -> Any:
 
 
 def on_use(tell: Callable[[str], None]) -> None:
-    """Register a function that is called with each library's name at the library's first use."""
+    """Register a function that is called with each library's name at the library's first use.
+
+    For libraries that were used before, the function is called at once.
+    """
     _listeners.append(tell)
     # The loop runs over a copy, because another thread may add a library during the loop.
     for name in list(_known):

@@ -16,7 +16,7 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker_in_buffer", "maker_
 
 
 def classes(torch: Any) -> tuple[type, ...]:
-    """Return the classes whose objects have no state besides their elements."""
+    """Return the classes whose objects need only elements and ``requires_grad`` in a message."""
     return torch.Tensor, torch.nn.Parameter
 
 
@@ -88,8 +88,8 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        The tensor has no memory, the tensor consists of more than its elements, or crossmem has no
-        backend for the tensor's device.
+        The tensor has no memory, is more than plain elements (such as a sparse or quantised
+        tensor), or has a dtype or a device that crossmem does not support.
     """
     torch = require("torch")
     refused, hint = None, "share the plain tensors that it consists of"

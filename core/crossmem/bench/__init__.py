@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark suite: crossmem beside its peers, in one run.
 
-Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. If this
-process may use only one CPU, both processes share this CPU. Each round measures every peer.
+Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. If the
+benchmark may use only one CPU, both processes share it. A round measures the peers in turn.
 
 In most rows of the report, each round gives one number, and the row has the median of the rounds.
 The number of a round is the median of its repetitions, or their mean if many allocations are timed
@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 Mode = Literal["smoke", "brief", "quick", "full"]
-"""How much to measure. ``smoke`` only shows that the suite works. ``brief`` measures one table,
-``quick`` measures everything in a few rounds, and ``full`` in many rounds."""
+"""How much to measure. ``smoke`` only shows that the suite works. ``brief`` measures enough
+for one table, ``quick`` measures everything in a few rounds, and ``full`` in many rounds."""
 
 _BRIEF_PEERS: Final = ("crossmem", "mp", "floor")
 """The peers in the table of a brief run."""
@@ -67,9 +67,9 @@ def run(
     Parameters
     ----------
     mode
-        ``"brief"`` measures one table, in less than half a minute. ``"quick"`` measures everything
-        in a few rounds, which takes a few minutes. ``"full"`` measures everything in many rounds.
-        ``"smoke"`` takes seconds, and its numbers have no meaning.
+        ``"brief"`` measures enough for one table, in less than half a minute. ``"quick"`` measures
+        everything in a few rounds, which takes a few minutes. ``"full"`` measures everything in
+        many rounds. ``"smoke"`` takes seconds, and its numbers have no meaning.
     peers
         The names of the peers to measure, which are keys of :data:`PEERS`. By default, a brief run
         measures ``"crossmem"``, ``"mp"`` and ``"floor"``, and any other run measures all peers. A

@@ -20,9 +20,10 @@ def run_case(
     name: str,
     **arguments: Any,
 ) -> dict[str, list[float]]:
-    """Measure one case of a program, and return the measured times in seconds.
+    """Measure one case of a program, and return the numbers that the program prints.
 
-    If the program fails, the suite's report notes why, and the result is empty.
+    The numbers are times in seconds; the case ``readers`` also has a ratio. If the program fails,
+    the suite's report notes why, and the result is empty.
 
     Parameters
     ----------
@@ -39,8 +40,8 @@ def run_case(
     try:
         done = subprocess.run(
             # The program runs by its path, because with -m, Python would first import the package
-            # crossmem.bench. The cold cases of copies.py must import only the modules that a user's
-            # program imports.
+            # crossmem.bench. For its cold times, copies.py must import only the modules that a
+            # user's program imports.
             [sys.executable, "-P", path, name, json.dumps(arguments)],
             check=True,
             capture_output=True,

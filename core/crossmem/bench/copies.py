@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that times one way of copying a dict of arrays into shared memory.
+"""A program that times copies of a dict of arrays into shared memory.
 
-The suite runs this file by its path in a fresh interpreter. Ray starts its own child processes; for
-the other ways, the program spawns the child. The program prints one line of JSON. Its cold times
-include the first use of crossmem in a process, so the program imports only those modules of
-crossmem that a user's program imports. Times are in seconds. The clock is the same in all
-processes.
+The suite runs this file by its path in a fresh interpreter. The program prints one line of JSON. In
+the case ``copied``, Ray starts its own child processes; for the other kinds, the program spawns a
+child. The case ``updated`` has no child. The cold times include the first use of crossmem in a
+process, so the program imports only those modules of crossmem that a user's program imports. Times
+are in seconds. The clock is the same in all processes.
 """
 
 import json
@@ -79,7 +79,7 @@ def _read_pages(weights: Mapping[str, Any]) -> None:
         array.reshape(-1).view("uint8")[::_PAGE_NBYTES].sum()
 
 
-# A dict with a copy ------------------------------------------------------------------------
+# A copy for another process ----------------------------------------------------------------
 
 
 def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[float]]:
@@ -100,7 +100,8 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
     Returns
     -------
     dict
-        ``"cold"``: the time of the first copy in both processes. ``"warm"``: the later times.
+        Lists of times, from the first call in the sender until the reader has read every page.
+        ``"cold"``: the first time. ``"warm"``: the later times.
     """
     if kind == "ray":
         times = _through_ray(nbytes, arrays, rounds + 1)

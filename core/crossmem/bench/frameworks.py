@@ -221,7 +221,7 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
 
 
 def _read_array(connection: Connection) -> None:
-    # The first import in a process has one-time costs, so this import is not timed.
+    # The first receive() in a process has one-time costs, so this call is not timed.
     with crossmem.device(_DEVICE).allocate(1) as warm:
         crossmem.receive(crossmem.share(warm.as_array()))
     connection.send("ready")

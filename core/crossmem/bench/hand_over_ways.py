@@ -19,7 +19,7 @@ __all__ = ["GET_S", "NAME", "SMALL", "WAYS", "Ends"]
 SMALL: Final = 4 << 10
 """The number of bytes of a small buffer."""
 NAME: Final = "psm_crossmem{:04}"
-"""A name that is as long as the names of ``multiprocessing.shared_memory``."""
+"""A name that is about as long as the names of ``multiprocessing.shared_memory``."""
 _TOGETHER_S: Final = 0.005
 GET_S: Final = 60.0
 """The longest wait of one call, in seconds."""

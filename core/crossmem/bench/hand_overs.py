@@ -270,7 +270,7 @@ class _Fan:
             connection.recv()
 
     def put(self, count: int) -> float:
-        """Put items, and return the time of the puts.
+        """Allocate and put items, and return the time that this takes.
 
         Meanwhile, the consumers get and release the items.
         """

@@ -15,7 +15,7 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "import crossmem": "import crossmem",
         # crossmem imports a module at the first use of one of its names. attach and device need
-        # nearly all modules.
+        # most modules.
         "import crossmem, device and attach": "from crossmem import attach, device",
         # pydantic loads its parts at their first use. Every program with pydantic has a model, so
         # the statement loads BaseModel.

@@ -82,7 +82,10 @@ LOADS: Final[Mapping[str, Load]] = MappingProxyType(
         STOPPED: _wait,
     }
 )
-"""The functions that keep the producer busy. The key is the name of the load in a report."""
+"""The function of each load. The key is the name of the load in a report.
+
+The job itself makes the loads ``GIL held`` and ``stopped``, so their functions do nothing.
+"""
 
 
 def _produce_beside(

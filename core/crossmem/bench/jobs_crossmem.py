@@ -75,7 +75,7 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 
 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
-    """Time imports and attaches of allocations that this process holds during the whole job.
+    """Time first imports and attaches of allocations, and repeated ones of allocations in use.
 
     The repeated imports and attaches open a whole allocation or a part of it, from a handle object
     or from bytes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs for thousands of concurrent imports and allocations."""
+"""The jobs for many imports, allocations or importers at once, and for a loop without importers."""
 
 import os
 import resource
@@ -154,10 +154,7 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
 
 
 def _produce_block_rows(context: Context, *, importers: int, batches: int) -> dict[str, Any]:
-    """Time the frees of blocks of a pool that many importers have open.
-
-    No importer holds a block.
-    """
+    """Time the frees of blocks. Importers have the pool open, but none of them holds a block."""
     pool = crossmem.device(context.peer.device).pool(4096, 2 * BATCH)
     first = pool.allocate()
     first.export()

@@ -15,7 +15,7 @@ _MOST_NBYTES: Final = 1 << 30
 
 
 class PoolPeer(Peer):
-    """``memory`` is a block of a pool. The consumer attaches it from the bytes of its handle.
+    """Shares blocks of pools. The consumer attaches a block from the bytes of its handle.
 
     The first :meth:`create` of each size makes the pool for this size.
     """

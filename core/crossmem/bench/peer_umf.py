@@ -111,8 +111,8 @@ class UmfProxyPeer(Peer):
 
     @override
     def serve(self) -> bytes:
-        # The consumer copies the memory's descriptor from this process. Under the security module
-        # Yama, a sibling process can copy descriptors only after this call of prctl().
+        # The consumer copies the memory's descriptor from this process. If the security module Yama
+        # restricts ptrace, a sibling process can copy descriptors only after this call of prctl().
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         return str(os.getpid()).encode()
 

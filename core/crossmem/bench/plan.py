@@ -13,38 +13,44 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes, counts and rounds. A round measures every peer once.
+    """Sizes, counts and rounds. A round measures the peers in turn, or crossmem alone.
 
     Parameters
     ----------
     sizes
         Sizes of the allocations whose whole lives are measured, in bytes.
     rounds, count
-        Number of rounds in which whole lives of allocations are measured, and number of
-        allocations that each peer makes in a round.
+        Number of rounds in which whole lives of allocations are measured at each size, and number
+        of allocations that each peer makes in such a round.
     budget_s
-        Seconds after which a peer's round ends early. Peers that write to every page reach this
-        limit.
+        Seconds after which a peer's round of whole lives ends early. At large sizes, peers that
+        write to every page reach this limit.
     batch, batch_rounds
-        Number of allocations in the sections ``loop``, ``churn``, ``held`` and ``batch`` of the
-        report, and number of rounds of these sections.
+        Number of allocations in each round of the sections ``loop``, ``churn`` and ``held`` of the
+        report, and number of rounds. The section ``batch`` has as many rounds: each attaches
+        ``batch`` allocations in one call, and as many others one by one.
     busy
-        How often, in each round, an importer attaches memory of a busy exporter. There are separate
-        rounds for each kind of load on the exporter.
+        How often, in each round, an importer attaches memory of a busy exporter. Each load on the
+        exporter has ``batch_rounds`` rounds, except for the load ``GIL held``. A peer whose attach
+        waits for the exporter makes one attach in a round of ``GIL held``, and is not measured
+        under the load ``stopped``.
     holds, hold_s
-        How often an exporter holds the GIL without a break, and for how many seconds.
+        Number of rounds of the load ``GIL held``, and for how many seconds an exporter then holds
+        the GIL without a break.
     repeats, repeat_rounds
-        Number of allocations that are imported and exported repeatedly, and the number of rounds.
-        ``repeats`` is also how often the importers' rows are read, how many round trips a round
-        has, and how often a C program calls each function.
+        Number of allocations in the section ``repeats``, and number of its rounds. All these
+        allocations are exported again, and half of them are imported and attached again.
+        ``repeats`` is also how often importers' rows, round trips, hand-overs and calls from C are
+        measured in a round, and ``repeat_rounds`` the number of rounds of round trips and
+        hand-overs.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
-        Sizes in bytes, number of fresh allocations for each size, and how often each allocation is
-        copied.
+        Sizes in bytes, number of rounds with fresh allocations for each size, and number of timings
+        in each direction in a round. One timing can contain several copies.
     parts_of, parts
-        Number of allocations, and number of parts of each allocation. All parts are imported at the
-        same time.
+        Number of allocations, and number of parts of each allocation. An importer attaches all
+        parts one after another, and keeps them attached.
     separate
-        Number of allocations that live at the same time.
+        Number of allocations that live at the same time, if the descriptor limit allows as many.
     imports
         Number of fresh interpreters for each import statement, and of runs of a C program that
         calls an emulated library.
@@ -52,21 +58,22 @@ class Plan:
         Number of repeated imports of a whole allocation under the system call tracer. A part of the
         allocation is imported the same number of times.
     tensors, tree_nbytes, tree_rounds
-        Number of tensors in a shared tree, the total size of the tensors in bytes, and how often a
-        tree is shared. An array is sent through a queue the same number of times.
+        Number of tensors in a shared tree, the total size of the tensors in bytes, and how often
+        crossmem shares the tree. PyTorch shares its tree once. ``tree_rounds`` is also how often an
+        array is sent through a queue.
     array_nbytes
         Size of the array that is sent through queues and that readers attach, in bytes.
     readers
         Number of processes that read one array.
     copied_sizes, copied_pairs, copied_rounds
-        Sizes in bytes of the dicts that are shared with a copy, number of fresh pairs of processes
-        for each size, and how often each pair repeats the copy.
+        Sizes in bytes of the dicts that are copied into shared memory, number of fresh pairs of
+        processes for each size and way, and how often each pair repeats the copy.
     updated_nbytes, updated_rounds
         Size in bytes of the dict that is copied once and then updated, and the number of updates in
         each fresh process. There are ``copied_pairs`` such processes.
     is_brief
-        Whether the run is short: it measures only the rows of the report that the summary shows,
-        and checks no targets.
+        Whether the run is short: it measures only some sections of the report, and computes no
+        targets.
     """
 
     sizes: tuple[int, ...] = (4 * KIB, 2 * MIB, 1024 * MIB)

@@ -99,7 +99,7 @@ def _peers(
 
 
 def _copies(report: Report) -> Table:
-    """Return the table of times for sharing a dict of arrays with a copy."""
+    """Return the table of times for copying a dict of arrays into shared memory."""
     found = [row for row in report.rows if row.section == "copies"]
     sizes = sorted({row.nbytes for row in found if row.nbytes})
     columns = [(nbytes, metric) for nbytes in sizes for metric in ("cold", "warm")]

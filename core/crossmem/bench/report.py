@@ -25,7 +25,7 @@ class Row:
     Parameters
     ----------
     section
-        The name of the row's table in the report, such as ``"life"``.
+        The row's section of the report, such as ``"life"``.
     subject
         The name of the measured peer or case.
     metric
@@ -35,10 +35,11 @@ class Row:
     unit
         ``"us"``, ``"GB/s"``, ``"ms"``, ``"ratio"`` or ``"count"``.
     nbytes
-        Size of the memory in bytes, None if the number does not depend on it.
+        Size of the memory in bytes, None if the size is fixed or does not matter.
     rounds
         The value of each round, in ``unit``. The value of a round with repetitions is the median or
-        the mean of the repetitions.
+        the mean of the repetitions. A row named p99 has one value, the percentile over all rounds.
+        Rows of the sections ``copies`` and ``updates`` have the value of each repetition.
     """
 
     section: str
@@ -95,10 +96,10 @@ class Report:
     machine
         CPU, kernel, versions.
     settings
-        Rounds, counts and CPUs of this run.
+        Device, CPUs and plan of this run.
     absent
-        The unmeasured ways to share a copy of a dict. The key is the way's name in the first
-        column of the table. The value is the text in place of the figures, such as
+        The ways to copy a dict into shared memory whose packages are missing. The key is the way's
+        name in the first column of the table. The value is the text in place of the figures:
         ``"not installed"``.
     peers
         Title, version and state of each peer. The key is the peer's name. The state is

@@ -170,7 +170,7 @@ def _turns(rounds: int) -> list[tuple[str, str]]:
 
 
 def _run(ends: _Ends, count: int, rounds: int) -> dict[str, list[float]]:
-    """Make all round trips. The first process returns the median time of each turn."""
+    """Make all round trips. The first process returns the median time of each counted turn."""
     ways = {
         name: make(ends) for name, make in _WAYS.items() if find_spec(_NEEDS.get(name, "crossmem"))
     }
@@ -224,7 +224,7 @@ def reply(way: Way, numbers: range) -> None:
 
 
 def settle(cpu: int) -> None:
-    """Bind this process to its CPU, and set an alarm that limits its life."""
+    """Bind this process to a CPU, limit its life by an alarm, and disable garbage collection."""
     os.sched_setaffinity(0, {cpu})
     # Some ways wait forever if the other process has died. The alarm then ends this process.
     signal.alarm(_DEADLINE_S)

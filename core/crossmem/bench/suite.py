@@ -141,7 +141,7 @@ class Suite:
         peer, job
             Names of the peer and of the job.
         deadline_s
-            Longest duration of the job in seconds. After that, both processes are killed.
+            Longest duration of the job in seconds. After that, both processes are ended.
         row
             A label for some calls of one job, such as a size. After a failure, later calls with the
             same peer, job and label return None. Calls with another label still run.
@@ -235,7 +235,7 @@ class Suite:
                 self.report.add("life", peer, metric, values, "us", nbytes=nbytes)
 
     def _churn_and_held(self) -> None:
-        """Measure many allocations: one after another (churn), then all at once (held)."""
+        """Measure many allocations: without a consumer (loop), in turn (churn), at once (held)."""
         plan = self.plan
         self.say(f"{plan.batch} allocations, churned and held")
         rounds: dict[tuple[str, str, str], list[float]] = {}

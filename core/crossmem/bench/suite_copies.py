@@ -51,7 +51,7 @@ def _copied(suite: Suite) -> None:
     ways = [way for way in WAYS if find_spec(_NEEDS[way])]
     suite.report.absent.update({WAYS[way]: "not installed" for way in WAYS if way not in ways})
     for nbytes in plan.copied_sizes:
-        suite.say(f"a dict of arrays of {size_name(nbytes)}, shared with a copy")
+        suite.say(f"a dict of arrays of {size_name(nbytes)}, copied into shared memory")
         rounds: dict[tuple[str, str], list[float]] = {}
         for turn in range(plan.copied_pairs):
             for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:

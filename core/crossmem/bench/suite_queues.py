@@ -13,7 +13,7 @@ _LARGE: Final = "queue 1073741824"
 ROOM_NBYTES: Final = 5 << 30
 """The free memory that two queues need, each with two buffers of 1 GiB.
 
-No process touches the pages of the buffers, but some kernels count these pages as used memory.
+The processes touch only the first page of each buffer, but some kernels count all pages as used.
 """
 
 

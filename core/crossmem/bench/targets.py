@@ -82,7 +82,7 @@ def _life(report: Report) -> Iterator[Target]:
 
 
 def _pools(report: Report) -> Iterator[Target]:
-    """Yield the targets of pools: single blocks and many blocks at once, against other peers."""
+    """Yield the targets of pools: against other peers, for busy exporters, for many importers."""
     for section, rival, title, limit in (
         ("life", "umf-disjoint", "UMF disjoint", 1.0),
         ("life", "floor", "the floor", 0.25),

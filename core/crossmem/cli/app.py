@@ -56,7 +56,8 @@ def _root(
     """Share device memory between processes on one host, without copying it.
 
     Exit codes: 0 the result is right; 1 the result is wrong; 2 an argument, device or setting
-    cannot be used; 3 crossmem refused or failed; 130 interrupted.
+    cannot be used; 3 crossmem refused or failed; 130 interrupted. The commands conformance and
+    emulate have further codes.
     """
 
 
@@ -98,8 +99,9 @@ def devices(
 ) -> None:
     """List the devices that work here, and why each other backend is unusable.
 
-    Plugins that failed to load are listed, too. The last line shows the device that a program gets
-    if it names no device. Host memory and emulations are used only if a program names them.
+    Plugins that failed to load are listed, too. The line "Default device" shows the device that a
+    program gets if it names no device. Host memory and emulations are used only if a program or
+    CROSSMEM_DEVICE names them.
     """
     with reporting("devices", as_json=as_json):
         from crossmem.cli.inventory import take_inventory

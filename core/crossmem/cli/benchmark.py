@@ -83,8 +83,8 @@ def bench(
     without leases and checks). Beside each median of the other two, a ratio says how many times as
     long crossmem takes.
 
-    Each way of sharing has two processes, each on a CPU of its own. The ways take turns, round by
-    round. [cyan]--full[/cyan] measures all ways that are installed. [cyan]pip install
+    Each way of sharing has two processes, on two CPUs if two are available. The ways take turns,
+    round by round. [cyan]--full[/cyan] measures all ways that are installed. [cyan]pip install
     'crossmem\[bench]'[/cyan] installs most of them.
 
     Exits with 0. With [cyan]--check[/cyan], exits with 1 if a target is missed.

@@ -54,7 +54,7 @@ class Channel(Protocol):
 
 
 class Sharing(Channel):
-    """A queue of crossmem: a chunk is read into the memory in which it is used.
+    """A queue of crossmem. If the host can address the buffers, chunks are read into them directly.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class Sharing(Channel):
     def __init__(self, queue: crossmem.Queue) -> None:
         self._queue = queue
         self.handle = queue.export(role="consume").to_bytes()
-        # The first allocate() takes this process's place in the queue. Here it happens before the
-        # stream, so the measured time does not include it.
+        # The first allocate() takes this process's place in the queue. The constructor makes this
+        # call, so that the measured time of the stream does not include it.
         queue.allocate().release()
         # A source can be read only into memory that the host can address. For other memory, each
         # chunk goes through the staging buffer.

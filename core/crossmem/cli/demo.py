@@ -46,7 +46,7 @@ _LEASE_END_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The results of the part with consumers: from the export to the end of the last lease."""
+    """The results of :meth:`Demo._share`, which become fields of :class:`DemoReport`."""
 
     start_s: float
     consumers: tuple[ConsumerReport, ...]
@@ -93,7 +93,7 @@ class Demo:
             An error of crossmem, here or in a consumer. Also raised if a consumer died or did not
             reply in time.
         UsageProblem
-            The file changed while it was read.
+            The file cannot be read, or became shorter while it was read.
         """
         began = time.perf_counter()
         device = crossmem.device(self.device)

@@ -139,7 +139,7 @@ def _in_foreground() -> bool:
 
 
 def show(report: EmulationReport, *, with_calls: bool) -> None:
-    """List on standard error how programs misused the API, and which functions they called."""
+    """List API misuse on standard error and, if ``with_calls``, the number of calls by function."""
     say = sys.stderr.write
     if count := len(report.violations):
         say(f"crossmem: {count} API misuse{'s' if count > 1 else ''} found:\n")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors in files: ``.safetensors``, ``.npy`` and ``.npz``.
 
-Only headers are read, every number in them is checked against the size of the file, and nothing is
-unpickled. A file that breaks the rules of its format is treated as plain bytes, with a note.
+Only headers are read, and nothing is unpickled. The sizes in the headers are checked against the
+size of the file; for a compressed array, only the size of the compressed bytes is checked. A file
+that breaks the rules of its format is treated as plain bytes, with a note.
 """
 
 import ast

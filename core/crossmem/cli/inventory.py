@@ -74,8 +74,8 @@ def _unusable(registry: Registry, name: str) -> BackendReport:
     try:
         backend = registry.backend(name)
         if availability.state == "available":
-            # The probe says that the backend works, but the driver cannot be loaded or cannot list
-            # its devices.
+            # The probe says that the backend works, but crossmem.devices() found no device of it.
+            # If the driver cannot be loaded or cannot list its devices, device() raises the reason.
             crossmem.device(name)
     except PLUGIN_FAULTS as error:
         reason, hint = reason_and_hint(error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other exporters of this host, and how each orders accesses to shared words."""
+"""The other exporters of this host, and how accesses to words shared with each are ordered."""
 
 import select
 from contextlib import suppress
@@ -19,9 +19,10 @@ _TIMEOUT_S: Final = 1.0
 
 
 def look_at_barriers(run_dir: Path) -> BarrierReport:
-    """Return how this process and each exporter in a run directory order memory accesses.
+    """Return how memory accesses are ordered, by this process and with each exporter.
 
-    A server is omitted if it does not reply within a second, or has another protocol version.
+    The exporters are those of a run directory. A server is omitted if it cannot be reached, does
+    not reply within a second, or has another protocol version.
     """
     found = (_ask(path) for path in server_paths(run_dir))
     return BarrierReport(

@@ -33,7 +33,10 @@ names a missing device."""
 
 
 class ExitCode(IntEnum):
-    """The exit codes of commands. ``conformance`` exits with pytest's exit code."""
+    """The exit codes of commands.
+
+    After a run, ``conformance`` exits with pytest's exit code, and ``emulate`` with its program's.
+    """
 
     OK = 0
     MISMATCH = 1
@@ -47,7 +50,7 @@ class ExitCode(IntEnum):
 
 
 class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
-    """An argument or a file cannot be used.
+    """An argument, a device or a file cannot be used, or a required package is missing.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ def _verdict(report: QueueDemoReport) -> str:
     if not report.ok:
         return f"[bold red]MISMATCH[/bold red]  Not every chunk arrived as it was put. {total}"
     who = _count(len(report.secondaries), "secondary process", "secondary processes")
-    text = f"{_count(report.chunks, 'chunk')} reached {who} once each. {total}"
+    text = f"{_count(report.chunks, 'chunk')} arrived in {who}, each chunk once. {total}"
     return f"[bold green]OK[/bold green]  {text}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of the commands as data: ``--json`` prints exactly these fields.
+"""The results of the commands except ``bench``, as data: ``--json`` prints exactly these fields.
 
 Fields that end in ``_s`` are seconds, fields that end in ``nbytes`` are bytes.
 """
@@ -130,7 +130,7 @@ class DemoReport(FrozenModel):
     capacity_nbytes: int
     handle_nbytes: int
     load_s: float
-    """Time to read the file into the allocation."""
+    """Time to read the file into the allocation and to compute the file's digest."""
 
     export_s: float
     start_s: float
@@ -311,11 +311,12 @@ class ConformanceReport(FrozenModel):
 
 
 class LeftOutReport(FrozenModel):
-    """A vendor binding that cannot be tested here."""
+    """A backend, or one vendor binding of a backend, that cannot be tested here."""
 
     backend: str
     runtime: str | None
-    """The vendor binding; None if the backend has no choice of runtimes."""
+    """The vendor binding; None if the backend has no choice of runtimes, or if the whole backend
+    cannot be used."""
 
     reason: str
     hint: str | None
@@ -340,11 +341,11 @@ class ErrorReport(FrozenModel):
     version: str
     ok: Literal[False] = False
     error: str
-    """Name of the class, such as ``OutOfMemoryError``."""
+    """Class of the error, such as ``OutOfMemoryError``; or ``UsageError`` or ``Interrupted``."""
 
     message: str
     hint: str | None
     details: str = ""
-    """The paths or plugins that were tried, one per line."""
+    """Further text, such as the paths or plugins that were tried, one per line."""
 
     exit_code: int

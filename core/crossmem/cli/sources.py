@@ -130,7 +130,7 @@ def _kind(mode: int) -> str:
 class GeneratedSource:
     """Random int8 weights of a small transformer, laid out as a ``.safetensors`` file.
 
-    Equal sizes always give equal bytes.
+    Two sources of equal size give equal bytes if they are read in steps of equal lengths.
 
     Raises
     ------
@@ -184,8 +184,8 @@ def _generate_header(nbytes: int) -> tuple[bytes, Layout]:
         shapes.append((f"layers.{layer:02d}.mlp.up.weight", (4 * width, width)))
         shapes.append((f"layers.{layer:02d}.mlp.down.weight", (width, 4 * width)))
     layers_nbytes = sum(rows * columns for _, (rows, columns) in shapes)
-    # The embedding gets all whole rows that fit into the remaining bytes. Spaces after the header
-    # fill the rest.
+    # The embedding gets all whole rows that fit into the remaining bytes. Spaces at the end of the
+    # header fill the rest.
     guess = _encode([*shapes, ("embedding.weight", (nbytes, width))])
     rows = (nbytes - 8 - len(guess) - layers_nbytes) // width
     shapes.append(("embedding.weight", (rows, width)))

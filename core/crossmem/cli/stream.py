@@ -75,7 +75,7 @@ class QueueDemo:
             An error of crossmem, here or in a secondary. Also raised if a secondary died or did not
             reply in time.
         UsageProblem
-            The file changed while it was read.
+            The file cannot be opened or read, or became shorter while it was read.
         """
         began = time.perf_counter()
         device = crossmem.device(self.device)

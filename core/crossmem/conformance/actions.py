@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 objects: dict[str, Any] = {}
-"""The peer's named objects: allocations, imports, mappings, views."""
+"""The peer's named objects, such as allocations, imports, mappings and views."""
 
 _spec = "host"
 _runtime: str | None = None
@@ -112,7 +112,7 @@ def tracer() -> TracingDriver:
 
 
 def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
-    """Allocate memory that is exported with these options; return its address and capacity."""
+    """Allocate memory for exports with these options; return its address and capacity."""
     allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
@@ -151,7 +151,7 @@ def exports() -> list[crossmem.ExportInfo]:
 
 
 def _pages() -> list[crossmem.ShareableHandle]:
-    """Return the pages of host memory that this process keeps open for further timelines."""
+    """Return the handles of the host memory that this process keeps open for further timelines."""
     return [page.handle for page in current().part(Pages)._open.values()]
 
 

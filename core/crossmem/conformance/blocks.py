@@ -126,8 +126,9 @@ def _arenas() -> list[Arena]:
 class BlockTracer(TracingDriver):
     """A tracing driver for tests with ``--crossmem-blocks``.
 
-    :attr:`live` counts a block as an allocation, and a held block as an import. The arenas are not
-    counted.
+    :attr:`live` counts a block as an allocation. If this process holds a block of another process,
+    the hold counts as an import and a mapping. If the block is this process's own, a read-only hold
+    counts as a mapping. The arenas are not counted.
     """
 
     @property

@@ -18,7 +18,8 @@ START_TIMEOUT_S: Final = 60.0 * SLOWNESS
 """How long a peer may take to start, in seconds."""
 
 GRACE_S: Final = 10.0 * SLOWNESS
-"""How long a call may continue in a peer after the test has stopped waiting, in seconds."""
+"""How long a call may continue in a peer after the test has stopped waiting, in seconds. Also how
+long a test waits for a peer to stop or to end after a signal."""
 
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -52,7 +53,7 @@ def _exactly(stream: socket.socket, nbytes: int) -> bytes:
 
 
 def serve(descriptor: int) -> None:
-    """Execute the requests of a test process until the channel closes. Runs in the peer."""
+    """Execute a test's requests until the channel closes or a request is None. Runs in the peer."""
     from crossmem.conformance import actions  # noqa: PLC0415 - only in the peer
 
     with socket.socket(fileno=descriptor) as stream:

@@ -65,7 +65,7 @@ def _law_of(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its law. With ``--crossmem-core``, deselect tests outside the core."""
+    """Mark each test with its law. With ``--crossmem-core``, deselect tests not marked as core."""
     left_out = []
     for item in items:
         if _HERE not in item.path.parents:
@@ -90,7 +90,9 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test if the device lacks a capability that the test requires.
 
-    With ``--crossmem-blocks``, also skip each test that does not apply to blocks of pools.
+    If the mechanism shares only queues of the vendor, also skip each test that is not marked for
+    such queues. With ``--crossmem-blocks``, also skip each test that does not apply to blocks of
+    pools.
     """
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):

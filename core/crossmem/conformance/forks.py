@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that fork a peer. A child sleeps until it is killed, or calls a function and ends."""
+"""Functions that fork a peer. A child sleeps until it is killed, or calls a function."""
 
 import ctypes
 import os
@@ -112,7 +112,7 @@ def in_child(
 def waiting_child(folder: Path, function: Callable[..., Any], *args: Any) -> None:
     """Fork a child that calls a function at the request of :func:`answer_of`.
 
-    Until this request, the child does nothing, even if this process ends.
+    The child waits at most 30 s for this request, and lives on if this process ends.
 
     Parameters
     ----------

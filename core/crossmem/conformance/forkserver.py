@@ -107,7 +107,8 @@ class ForkedProcess:
         subprocess.TimeoutExpired
             The process has not ended after `timeout` seconds.
         ForkServerError
-            The server was killed, so the exit code is unknown. Also raised after :meth:`close`.
+            The server was killed, so the exit code is unknown. Also raised if :meth:`close` was
+            called before the exit code had arrived.
         """
         if self.returncode is None:
             if self.status < 0:

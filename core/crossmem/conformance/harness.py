@@ -47,7 +47,7 @@ class FreshPeer(Protocol):
 
 
 class Imports:
-    """Makes imports of peers' memory, and address ranges for them, in the test's own process."""
+    """Makes imports of peers' memory, and address ranges, in the test's own process."""
 
     def __init__(self, device: crossmem.Device, undo: ExitStack) -> None:
         self.device = device

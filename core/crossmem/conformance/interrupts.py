@@ -24,7 +24,7 @@ class Interrupted(BaseException):
 
 
 class _Again:
-    """An object whose comparison with a number triggers a signal again, without Python code."""
+    """An object whose comparison with a signal's number triggers that signal in C code."""
 
     __lt__ = _thread.interrupt_main
 

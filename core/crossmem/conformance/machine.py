@@ -72,7 +72,7 @@ class SharingMachine(RuleBasedStateMachine):
         return f"{kind}{next(self.names)}"
 
     def give_pools_back(self, place: int) -> None:
-        """Let a process release the imported pools in which it holds no block."""
+        """With ``--crossmem-blocks``, release imported pools in which a process holds no block."""
         if blocks.are_used():
             self.at(place, blocks.close_idle)
 

@@ -72,7 +72,8 @@ class Held:
 class Entry:
     """Memory that a process has open with one access, ``"ro"`` or ``"rw"``.
 
-    ``users`` counts the imports. ``exports`` contains the access of each imported handle.
+    ``users`` counts the imports and the attached mappings. ``exports`` contains the access of each
+    of their handles.
     """
 
     block: Block
@@ -110,8 +111,8 @@ class Model:
         """Return the error that an import must raise; None if the import must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if blocks.are_used() and not handle.block.is_orphaned:
-            # In one process, all imports of a block hold it by the same word, whatever their access
-            # is.
+            # In one process, all imports of a pool's block hold the block by the same word,
+            # whatever their access is.
             entry = entry or self.entries.get((place, handle.block.name, "rw"))
             entry = entry or self.entries.get((place, handle.block.name, "ro"))
         if entry is not None and handle.handle.access in entry.exports:

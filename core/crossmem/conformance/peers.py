@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT_S: Final = 40.0 * SLOWNESS
-"""How long a call may take, in seconds."""
+"""How long a call may take by default, in seconds."""
 
 _STDERR_TAIL_NBYTES: Final = 4000
 _PROGRAM: Final = (
@@ -73,7 +73,7 @@ class PeerDiedError(Exception):
 
 
 class PeerTimeoutError(Exception):
-    """The peer did not reply within the deadline of the call."""
+    """The peer did not reply, stop or exit in time."""
 
 
 class Pending:
@@ -264,7 +264,7 @@ class Peer:
         self._answers[number] = tuple(answer)
 
     def _is_readable(self, timeout_s: float) -> bool:
-        """Return whether data from the peer arrives in time. Raise if the peer has died."""
+        """Return whether data arrives in time. Raise if the peer has died and no data is left."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
@@ -347,7 +347,7 @@ class Peer:
             if self._is_running() and "COVERAGE_PROCESS_START" in os.environ:
                 # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
-        # After the peer's end, another process may have its pid. That process must not be killed.
+        # Another process may have the pid of an ended peer, and must not be killed.
         if self._process.returncode is None or not self._state():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -396,5 +396,5 @@ def kill_all() -> None:
 
 
 def kit_descriptors() -> frozenset[int]:
-    """Return the descriptors of this process for connections to peers."""
+    """Return the descriptors of this process for connections to peers and fork servers."""
     return server_descriptors().union(*(peer.descriptors for peer in _alive))

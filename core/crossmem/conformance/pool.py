@@ -136,7 +136,8 @@ class PeerPool:
         Raises
         ------
         LeakError
-            The peer died, or resources of the test remain in it. A new peer replaces it.
+            The peer died or did not reply, or resources of the test remain in it. The peer was
+            ended, and the next :meth:`ensure` starts a new peer.
         """
         if peer not in self._clean:
             return

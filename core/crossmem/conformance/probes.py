@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to a peer's driver, by which a test observes core's calls or makes them fail.
+"""Changes to a peer's driver, by which a test observes crossmem's calls or makes them fail.
 
 The functions replace methods of the peer's tracing driver, some of them until the peer ends. So a
 test uses these functions only in fresh peers.
@@ -36,7 +36,7 @@ _journal: list[str] = []
 
 
 def start_journal() -> None:
-    """Start to record the calls of driver methods, in order."""
+    """Start to record the calls of the driver methods in ``_METHODS``, in order."""
     driver = actions.tracer()
 
     def noting(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:

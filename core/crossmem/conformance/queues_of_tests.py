@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the queue tests, for the test's process and for peers.
 
-As in ``actions``, tests refer to objects by name. Most tests put numbered items. The number of an
-item determines its data, so each consumer can check the data.
+As in ``actions``, tests refer to objects by name. Most tests put numbered items. The producer and
+the number of an item determine its data, so each consumer can check the data.
 """
 
 import random
@@ -179,7 +179,10 @@ def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
 
 
 def check_free(name: str | crossmem.Queue, count: int) -> None:
-    """Check the number of free buffers. Skip a vendor's queue, whose buffers are made on demand."""
+    """Check the number of free buffers.
+
+    A vendor's queue is not checked, because its buffers are made on demand.
+    """
     if not _find(name).device.capabilities.vendor_queues:
         assert count_free(name) == count
 
@@ -198,7 +201,7 @@ def stats(name: str | crossmem.Queue) -> crossmem.QueueStats:
 
 
 def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
-    """Check fields of a queue's state. Skip a vendor's queue, which has no ``stats()``."""
+    """Check fields of a queue's state. A vendor's queue is not checked: it has no ``stats()``."""
     queue = _find(name)
     if not queue.device.capabilities.vendor_queues:
         found = queue.stats()

@@ -55,7 +55,7 @@ class Report(FrozenModel):
     version: str
     """Version of crossmem."""
     device: str
-    """The device under test, such as ``"host:0"``."""
+    """The requested device, such as ``"host"``."""
     runtime: str | None
     """The requested vendor binding."""
     mechanism: str | None

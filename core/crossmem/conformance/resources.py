@@ -50,7 +50,8 @@ def collect_of_vendor(device: crossmem.Device) -> None:
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
     """Return the target of each open descriptor, sorted; without the inodes of sockets and pipes.
 
-    crossmem's closer threads close peers' descriptors. This function waits briefly for them.
+    crossmem closes some descriptors and connections in separate threads. This function waits
+    briefly for the end of these threads.
     """
     end = time.monotonic() + _CLOSED_WITHIN_S
     while is_closing() and time.monotonic() < end:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fork servers of this process, one for each environment in which peers start."""
+"""The fork servers of this process, one for each set of variables from ``server_variables``."""
 
 import atexit
 import os
@@ -44,7 +44,7 @@ def server_descriptors() -> frozenset[int]:
 
 @atexit.register
 def _close_servers() -> None:
-    """End the fork servers."""
+    """End the fork servers. In a forked child, only close the connections to them."""
     while _servers:
         _servers.popitem()[1].close()
 

@@ -52,8 +52,9 @@ _WORK_S: Final = 0.03
 _MOST_COPIES: Final = 500
 
 _copies: list[int] = []
-"""The only item is the number of copies that take ``_WORK_S`` together. The first call of
-:func:`issue_work` measures the number; before that call, the list is empty."""
+"""The only item is the number of copies that take about ``_WORK_S`` together, but at least 2 and at
+most ``_MOST_COPIES``. The first call of :func:`issue_work` measures the number; before that call,
+the list is empty."""
 
 
 class StreamOfTest:

@@ -199,7 +199,7 @@ def test_c17_dropped_objects_are_given_back_with_a_warning(
     for make in drops:
         with pytest.warns(ResourceWarning, match="was dropped without"):
             dropped(make)
-        # The import of a dropped mapping ends only now, and emits a warning of its own.
+        # The dropped objects have emitted their warnings. This call releases their resources.
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             crossmem.collect()
 

@@ -173,7 +173,7 @@ def test_c20_an_exporter_waits_for_leases_and_reports_them(
 
 
 class _Mortal(TracingDriver):
-    """A driver whose memory ends with the process that allocated it."""
+    """A driver that says that its memory ends with the process that allocated it."""
 
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> crossmem.Capabilities:

@@ -30,7 +30,7 @@ _NBYTES = 4096
 
 
 def _set_up(blob: bytes) -> None:
-    """Make one object of each kind for a child to inherit."""
+    """Make an allocation, an import, two mappings and a device for a child to inherit."""
     actions.offer("allocation", _NBYTES, b"parent's")
     actions.attach("mapping", blob)
     actions.import_("imported", blob)
@@ -255,7 +255,7 @@ _loaded: list[int] = []
 
 
 class _Unforkable(TracingDriver):
-    """A driver that cannot be used after a fork. It records the processes that have loaded it."""
+    """A driver that says that it is not fork-safe. It records the processes that have loaded it."""
 
     def __init__(self, inner: Driver) -> None:
         super().__init__(inner)

@@ -243,7 +243,7 @@ def test_c09_an_unknown_way_to_free_is_refused(allocate: Allocate) -> None:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "a pool searches for released blocks only when a block is requested"
+    "a freed block that was held returns to its pool during a later call of the exporter"
 )
 @pytest.mark.crossmem_core
 def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(

@@ -22,11 +22,11 @@ STRIDE: Final = 5
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""A call in these files counts as one step: only tests use the tracer and locks in Python."""
+"""A call into these files is not interrupted: only tests use the tracer and locks in Python."""
 
 
 def counts(path: str) -> bool | None:
-    """Return True for a file of core, False for a file whose calls are one step, else None."""
+    """Return True for a file of core, False for a file of ``_ONE_STEP``, else None."""
     if path in _ONE_STEP:
         return False
     return True if path.startswith(f"{_CORE}/") and not path.startswith(_KIT) else None

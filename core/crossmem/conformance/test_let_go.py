@@ -271,7 +271,7 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 
 def report_threads_at_exit() -> int:
-    """Let this process print its thread count after the exit; return the vendor's thread count."""
+    """Let this process print its thread count after crossmem's exit; return the vendor's count."""
     # current() registers crossmem's own exit handler, which runs before the report because of the
     # report's low priority.
     current()

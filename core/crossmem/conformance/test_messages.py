@@ -16,7 +16,7 @@ NBYTES = 5000
 
 
 def holders_of(blob: bytes) -> list[tuple[int, bool]]:
-    """Return each lease on this process's export: its pid, and whether a message has the lease."""
+    """Return the pid of each lease on this process's export, and whether a message has it."""
     return [
         (lease.pid, lease.in_message)
         for info in crossmem.exports()

@@ -26,14 +26,17 @@ def gate(word: TimelineLevel, make_timeline: MakeTimeline) -> crossmem.Timeline:
 
 
 def _prepare(queue: crossmem.Queue, producer: Peer, consumer: Peer) -> None:
-    """Let both peers open the queue and make a stream; the producer also makes source memory."""
+    """Let both peers open the queue, and make a stream and the memory for its work."""
     for one, role in ((producer, "produce"), (consumer, "consume")):
         one.call(queues.open_, "queue", queues.handle_of(queue, role))
         one.call(_make_work)
 
 
 def _make_work() -> None:
-    """Make a stream and the memory for its work. Run the work once, which measures its time."""
+    """Make a stream and the memory for its work, and run the work once.
+
+    The first run in a process also measures how long a copy takes.
+    """
     streams.new_stream("stream")
     streams.make_work("work")
     actions.allocate("copy", NBYTES)

@@ -115,8 +115,8 @@ def test_q03_a_queue_that_raises_does_not_wait(make_queue: MakeQueue, peer: Peer
 
 @pytest.mark.crossmem_core
 def test_q09_after_the_owners_death_nothing_waits(peer: Peer, fresh_peer: FreshPeer) -> None:
-    # The vendor keeps the queue and its buffers after the owner's death. So crossmem itself must
-    # end the waits.
+    # A vendor keeps its queue and the queue's buffers after the owner's death. So crossmem itself
+    # must end the waits.
     owner, producer = fresh_peer(), fresh_peer()
     handles = owner.call(queues.make, "queue", 1)
     producer.call(queues.open_, "queue", handles["produce"])

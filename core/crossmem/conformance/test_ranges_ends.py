@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C17 to C23 for address ranges and pieces: close, fork, threads, exit, read-only access."""
+"""Laws C17 to C20 and C23 for address ranges: close, fork, threads, exit, read-only access."""
 
 import pickle
 import random
@@ -235,7 +235,7 @@ def test_c18_a_child_keeps_no_memory_of_its_parents_ranges(
     peer = fresh_peer(tracing=False)
     peer.call(set_up)
 
-    # Host-visible memory stays mapped in the child, so the test counts only open descriptors.
+    # Host-visible memory stays mapped in the child, so mappings of such memory do not count.
     is_open = capabilities.host_visible
     assert peer.call(in_child, resources.shared_nbytes, only_open=is_open) == 0
 

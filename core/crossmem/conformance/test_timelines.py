@@ -222,7 +222,7 @@ def test_l01_a_value_that_was_issued_is_not_issued_again(
 
 
 def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossmem.Timeline:
-    """Give a peer the timeline, memory for work, memory for a copy, and a stream."""
+    """Name the stream. Give a peer the timeline, memory for work and a copy, and its own stream."""
     actions.objects["stream"] = stream
     peer.call(streams.open_, "timeline", timeline.export().to_bytes())
     peer.call(actions.attach, "work", streams.make_work("work"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C3 to C26 for timelines, and law L1 for acknowledgements."""
+"""The laws of the contract that timelines keep, and law L1 for acknowledgements."""
 
 import os
 import random

@@ -188,7 +188,7 @@ def test_l04_a_stream_that_waits_for_a_dead_process_is_released(
     assert peer.call(actions.attribute, "timeline", "void")
     with pytest.raises(crossmem.OwnerGoneError):
         peer.call(streams.wait, "timeline", 1)
-    # A stream that begins to wait now is released, too.
+    # A further wait does not hold the stream: the call is refused, or the stream is released.
     peer.call(streams.wait_for_the_dead, "timeline", 2, "stream")
     assert peer.call(streams.synchronize, "stream", within=SOON_S) < SOON_S
 

@@ -39,7 +39,7 @@ def _reached(tracer: TracingDriver) -> list[int]:
 
 
 def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHandleError) -> str:
-    """Check that every importing function refuses these bytes, and return the message."""
+    """Check that import_handle, attach_many and attach refuse a value; return the last message."""
     tracer = actions.tracer()
     before = _reached(tracer)
     with pytest.raises(error):

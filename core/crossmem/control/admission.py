@@ -29,17 +29,17 @@ _MAX_ROWS: Final = 8
 rows after each exec."""
 
 _MAX_TEXT: Final = 300
-"""Maximum length of an error text in a reply."""
+"""Maximum number of characters of a plugin's error without a vendor's call, in a reply."""
 
 
 class Admitted(NamedTuple):
-    """A grant: the export that a peer may hold, and the slot and generation for its row."""
+    """A grant: an export, and slot and generation for the peer's row (both 0 for a reservation)."""
 
     export: Export
     slot: int = 0
     generation: int = 0
     row: int | None = None
-    """Descriptor of a new row, if the peer had no row for the slot's segment. The caller closes
+    """Descriptor of the peer's row for the slot's segment, if the row is new. The caller closes
     the descriptor."""
 
 
@@ -51,7 +51,8 @@ class Admission:
     registry
         The exports and leases.
     log
-        Receives a line about each peer whose request makes a driver fail.
+        Receives a line about each request for which a driver raises something other than a
+        :class:`CrossmemError`.
     """
 
     def __init__(self, registry: LeaseRegistry, log: PeerLog) -> None:
@@ -83,8 +84,8 @@ class Admission:
         wanted
             The requested export.
         pinned
-            Receives the memory's unit, which this method pins. The memory is not freed until the
-            registry unpins the unit.
+            Receives the memory's unit, if this method pins the unit. The memory is not freed until
+            the registry unpins the unit.
         """
         lock = self.registry.lock
         with lock:
@@ -134,7 +135,7 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # For a live block, importers send no request. So the block of this request was
+            # For a live block, importers send no request. So the handle of this request was
             # withdrawn, and the request has no reservation for the block.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
@@ -212,8 +213,8 @@ class Admission:
         """Return a peer's row for a control segment; ``made`` receives a new row's descriptor."""
         key = request.session, which
         row = holder.rows.get(key)
-        # The importer may have sent a request before it read the reply with the row. Such a request
-        # does not name the row. The number of the request is smaller than the number of that reply,
+        # The importer may have sent this request on an earlier connection, before the request whose
+        # reply has the row. Then this request does not name the row, but its number is smaller,
         # because numbers grow over all connections of a program.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row

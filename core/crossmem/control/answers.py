@@ -76,9 +76,11 @@ class Leased:
     capacity: int
     exported: Exported
     row: list[int] = field(default_factory=list)
-    """Descriptors of a control segment and of the importer's new row, until both are mapped."""
+    """Descriptors of a control segment and of the importer's new row, until both are mapped; empty
+    without a new row. :meth:`close_descriptors` adds the export's descriptors, to close them."""
     holds: HoldTable | None = None
-    """The table in which the importer holds the export; None until the client's request sets it."""
+    """The table in which the importer holds the export. None for a raw handle, and until the
+    client's request sets it."""
     is_recorded: bool = False
     """Whether an import owns the hold and will end it. Otherwise the caller must end the hold."""
 
@@ -174,6 +176,8 @@ def receive_reply(
         The owner dies, or does not reply in time.
     DriverError
         This process has no free descriptor.
+    EOFError
+        The owner has closed the connection.
     ProtocolError
         The owner sends a message that was not requested.
     """

@@ -15,7 +15,7 @@ __all__ = ["BlockReport", "report_of"]
 
 
 class BlockReport(NamedTuple):
-    """One exported generation of a block, with its holders.
+    """One generation of a block, with its holders.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class BlockReport(NamedTuple):
 
 
 def report_of(arena: Arena) -> list[BlockReport]:
-    """Return a report of each generation with a handle or a holder, in the order of the blocks."""
+    """Return a report of each generation that is live or has a holder, in order of the blocks."""
     first, count, pool = arena.at, arena.fresh, arena.core
     with arena.registry.lock:
         found: dict[tuple[int, int], list[Lease]] = {}

@@ -2,9 +2,9 @@
 """The owner's side of a pool: the free blocks, and the freed blocks that still have holders.
 
 Each block has a slot, like the export of an allocation. The generation is odd from the first export
-until the block is freed. The owner reuses a freed block after a barrier and a read of the rows:
-after the barrier, each importer that saw the old generation has written it into its row. One
-barrier serves many freed blocks.
+until the block is freed. Before the owner reuses a block that was exported, it executes a barrier
+and reads the rows: after the barrier, each importer that saw the old generation has written it into
+its row. One barrier serves many freed blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ from crossmem.models import BlockHandle, EventKind, PoolCore
 __all__ = ["BATCH", "Arena"]
 
 BATCH: Final = 32
-"""Largest number of freed blocks that wait for one barrier."""
+"""The owner reads the rows when this many freed blocks wait, or fewer in a small pool."""
 _FRESH: Final = 64
 """The most never-allocated blocks that enter the free list at once."""
 _LOOK_S: Final = 1e-3
@@ -74,16 +74,18 @@ class Arena:
         self.free: list[int] = []
         """Free blocks. The last one is allocated next."""
         self.fresh = 0
-        """The first block that was never allocated."""
+        """The first block that has never been in the free list."""
         self.freed: list[int] = []
         """Blocks that were freed since the last read of the rows. Their handles are stale."""
         self.held: dict[int, None] = {}
-        """Freed blocks that a row, a message or this process itself held at the last read."""
+        """Freed blocks that a row, a message, this process itself or work of a stream still used at
+        the last read."""
         self.streamed: dict[int, Callable[[], bool]] = {}
         """Freed blocks whose work was issued on one stream, each with a function that returns
         whether the work is complete."""
         self.reserved: dict[int, Unit] = {}
-        """The lease units of the blocks that messages in transit reserve. The key is the block."""
+        """The lease units of the blocks that messages have reserved, each until its block is free
+        again. The key is the block."""
         self.waiting: dict[object, None] = {}
         """Calls that wait for a block, or that free a block unless it is held. During these calls,
         each free takes the lock of the process's state."""
@@ -154,18 +156,18 @@ class Arena:
                         unit.is_retired = False
 
     def reclaim(self, *, all_of_them: bool = False) -> int:
-        """Move freed blocks without holders to the free list, and return their number.
+        """Move freed blocks without holders or running work to the free list; return their number.
 
         Parameters
         ----------
         all_of_them
-            Also check blocks that had a holder at the last read.
+            Also check the blocks in :attr:`held`.
 
         Raises
         ------
-        DriverError
-            The kernel refuses the barrier, or the device reports failed work. The blocks stay
-            freed, and a later call continues.
+        DriverError, BusyError
+            The kernel refuses the barrier, or the device's work cannot be awaited now. The blocks
+            stay freed, and a later call continues.
         """
         while (moved := self._reclaim(all_of_them=all_of_them)) is None:
             pass
@@ -232,7 +234,10 @@ class Arena:
         return running
 
     def _busy(self, indices: Sequence[int]) -> set[int]:
-        """Return the given blocks that a row or a message holds. The caller holds the lock."""
+        """Return the given blocks that a row holds, and all blocks that a message reserves.
+
+        Also forget the units of freed blocks that nothing holds. The caller holds the lock.
+        """
         busy: set[int] = set()
         least, most = min(indices), max(indices) + 1
         at, count = self.at + least, most - least

@@ -2,8 +2,8 @@
 """The memory barrier of ``membarrier(2)``, which runs a fence in every registered process.
 
 A process that has registered takes part in the barriers of all other processes. The registration
-takes 10 ms if a second thread runs, so crossmem registers the process early, at the import.
-A forked child is registered, too; exec ends the registration.
+takes 10 ms if a second thread runs, so this module registers the process early, when Python imports
+the module. A forked child is registered, too; exec ends the registration.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ def _register(environ: Mapping[str, str]) -> str:
 
 
 def is_registered() -> bool | None:
-    """Whether the kernel reports this process as registered; None before Linux 6.3."""
+    """Whether the kernel reports a registration; None if it cannot report, as before Linux 6.3."""
     found: int = _syscall(_NUMBER, _GET_REGISTRATIONS, 0, 0)
     return None if found < 0 else bool(found & _REGISTER_GLOBAL_EXPEDITED)
 
@@ -72,4 +72,4 @@ WHY_NOT: Final = _register(os.environ)
 """The reason why this process is not registered; empty if it is registered."""
 
 IS_REGISTERED: Final = not WHY_NOT
-"""Whether this process is registered. Only a registered process may call the barrier."""
+"""Whether this process is registered. Otherwise it uses fences and does not call the barrier."""

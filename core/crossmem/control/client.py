@@ -69,14 +69,14 @@ class OwnerConnection:
     ) -> None:
         self.owner = owner
         self.users: set[object] = set()
-        """Imports and calls that use this connection. The import table adds and removes them."""
+        """The imports and calls that use this connection, which add and remove themselves."""
         self._this = this
         self._state = state
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
         """Sockets that are connecting. The list lets a forked child close them."""
         self.lock = ordered_lock(Rank.CONNECTION)
-        """Held from a request until its reply has been read."""
+        """Held during a connect or a close, and from a request until its reply has been read."""
         self._link: Link | None = None
         self._pidfd: int | None = None
         self._request = 0
@@ -94,7 +94,7 @@ class OwnerConnection:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the exporting process runs; False if this process never connected to it."""
+        """Whether the exporting process runs. Without its pidfd: whether a connection is open."""
         return not self.is_owner_dead(within_s=0.0)
 
     @property
@@ -119,12 +119,12 @@ class OwnerConnection:
         deadline: Deadline,
         kind: MessageType = MessageType.IMPORT,
     ) -> list[Leased | Refusal]:
-        """Request leases on exports of this owner, in one round trip.
+        """Request leases or reservations, in one round trip for each ``MAX_WANTED`` exports.
 
         Parameters
         ----------
         handles
-            The handles of the requested exports; all of one backend.
+            The handles of the requested exports; for IMPORT, all of one backend.
         reservations
             One number for each handle: its reservation in a message, or 0; a new one for RESERVE.
         reported
@@ -139,8 +139,8 @@ class OwnerConnection:
 
         Raises
         ------
-        OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, DriverError
-            The request to the owner failed, or this process has no descriptor left.
+        CrossmemError
+            The request to the owner failed, or this process has no descriptor or room left.
         """
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
@@ -158,7 +158,7 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # self._holds is replaced if the owner executes another program.
+                            # A later row may replace self._holds: see _take_row().
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
                         # A call gets all exports or none, so the rest is not requested.
@@ -177,7 +177,7 @@ class OwnerConnection:
         """Map the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
-            # A second row for a known segment: the owner now runs another program.
+            # A second row: the owner runs another program, or has forgotten a row without holds.
             self._holds = HoldTable()
         self._holds.add(which, leased.row)
         close_each(leased.row)
@@ -235,7 +235,7 @@ class OwnerConnection:
 
         Raises
         ------
-        OwnerUnresponsiveError, WrongHostError, AccessDeniedError
+        CrossmemError
             The owner cannot be reached. A dead owner is no error: its reservations have ended.
         """
         taken: list[bool] = []

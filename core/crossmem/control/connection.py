@@ -159,7 +159,7 @@ class ServerConnection:
             self._outbox.append((message, part))
 
     def flush(self, in_flight: InFlight) -> bool:
-        """Send queued messages until the socket is full; return whether all are sent.
+        """Send queued messages until one has to wait; return whether all are sent.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class ServerConnection:
                 else:
                     self.socket.send(message)
             except OSError as error:
-                # ETOOMANYREFS: too many descriptors of this user are sent and unread.
+                # ETOOMANYREFS: too many descriptors that this process's user has sent are unread.
                 if error.errno not in {errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS}:
                     raise EOFError from error
                 self.is_full = error.errno == errno.EAGAIN

@@ -4,8 +4,8 @@
 ``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
 of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies.
 Therefore a thread for which peers or applications wait never closes a peer's descriptor, unless the
-driver has imported memory by the descriptor. A peer must not fill the descriptor table with slow
-descriptors: see :func:`is_behind`.
+driver has imported memory by the descriptor, or it was checked to be a segment of leases. A peer
+must not fill the descriptor table with slow descriptors: see :func:`is_behind`.
 """
 
 import array

@@ -56,6 +56,8 @@ def dial(
         This process has no free descriptor.
     EOFError
         The owner has closed the connection already.
+    ProtocolError
+        The server's first message does not follow the protocol.
     """
     # On every new connection, a hostile owner may send descriptors that are slow to close. This
     # wait bounds the number of such descriptors.

@@ -97,7 +97,9 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
     Raises
     ------
     ConfigurationError
-        The run directory is not safe to use.
+        The run directory is not safe to use, or the process cannot listen in it.
+    OSError
+        This process has no free descriptor.
     """
     _prepare(run_dir)
     _sweep(run_dir)

@@ -51,7 +51,7 @@ class EventQueue:
         )
 
     def tell(self) -> None:
-        """Notify owners of deaths, and send events to observers in order.
+        """Report deaths of holders to the owners of exports, and send events to observers in order.
 
         The caller holds no lock.
         """

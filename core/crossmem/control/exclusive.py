@@ -14,8 +14,8 @@ __all__ = ["Deaths", "claim"]
 def claim(export: Export) -> Refusal | None:
     """Refuse an exclusive export that a process holds; return None for any other export.
 
-    If no process holds the exclusive export yet, its earlier grants become stale. The caller holds
-    the lock.
+    Earlier grants of an exclusive export become stale, so that no second process begins to hold it.
+    The caller holds the lock.
 
     Raises
     ------
@@ -35,13 +35,13 @@ def claim(export: Export) -> Refusal | None:
 
 
 class Deaths:
-    """The exports whose holders have died, and whose owners are not notified yet."""
+    """The exports that dead processes were granted, and whose owners are not notified yet."""
 
     def __init__(self) -> None:
         self._exports: dict[Export, None] = {}
 
     def note(self, exports: Iterable[Export]) -> None:
-        """Remember the exports that a dead process held, if their owners want a notice."""
+        """Remember the exports that a dead process was granted, if their owners want a notice."""
         self._exports.update((one, None) for one in exports if one.on_death is not None)
 
     def tell(self) -> None:

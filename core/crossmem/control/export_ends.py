@@ -94,13 +94,13 @@ class ExportEnds:
         self._end(export)
 
     def settle(self, unit: Unit) -> None:
-        """Forget the withdrawn exports of live memory that no process holds any more."""
+        """Forget withdrawn exports of live memory, once they have no holder and no reservation."""
         for export in list(unit.withdrawn):
             slot = export.slot
             if _is_reserved(export):
                 continue
             if slot is None or not words.any_of(export.rows.values(), slot.at):
-                # If the barrier fails, the export stays registered until its memory ends.
+                # If the barrier fails, the export stays registered, and a later call tries again.
                 with suppress(DriverError):
                     self._end(export)
 

@@ -17,8 +17,8 @@ class ExportTable:
         self._exports: dict[int, dict[int, Export]] = {}
         """The exports. The keys are the number of the allocation and the number of the export."""
         self._made: dict[int, int] = {}
-        """The number of exports that an allocation has had. The key is the number of an allocation
-        that has an export now."""
+        """The number of exports that an allocation has had, until the memory is released. The key
+        is the number of the allocation."""
         self._newest_allocation = 0
         self.is_exiting = False
         """Whether this process is exiting. Then only receivers of messages can lease, by their
@@ -56,8 +56,8 @@ class ExportTable:
         allocation, export
             The requested export.
         is_reserved
-            Whether the requester has a reservation for the export. The export is then leased even
-            if it was freed or withdrawn, and while this process exits.
+            Whether the requester has a reservation for the export. The export can then be leased
+            even if its memory was freed, if it was withdrawn, or while this process exits.
         """
         if self.is_exiting and not is_reserved:
             return Refusal(Status.EXITING, "the exporting process is exiting")
@@ -73,8 +73,8 @@ class ExportTable:
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
-                # Importers hold a block through its slot. The block is in this table only while a
-                # message reserves it. So a block outside the table has no reservation any more.
+                # Importers hold a block through its slot. The first reservation of a block adds the
+                # block to this table. So a block outside the table has no reservation.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that have leases or a connection. The lease server watches them until they die."""
+"""The processes that have leases or a connection. The lease server watches for their deaths."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,9 @@ __all__ = ["HolderTable"]
 
 
 class HolderTable:
-    """Watches processes with leases or a connection. Only the server's thread uses it.
+    """Watches processes with leases or a connection.
+
+    Only the server's thread calls the methods, except :meth:`close`.
 
     Parameters
     ----------
@@ -76,11 +78,11 @@ class HolderTable:
         """Return the holder of a process. Watch the process, unless it is watched already."""
         number = 0
         if not connection.pid:
+            # The pidfd's number is preferred, because a process can invent sessions.
             number = pidfd_number(pidfd) or request.session
             known = self._known(connection, number)
             if known is not None:
-                # The process is watched already, so the second pidfd is closed. Otherwise a process
-                # could fill the descriptor table by inventing sessions.
+                # The process is watched already, so the second pidfd is closed.
                 if pidfd is not None:
                     os.close(pidfd)
                 return known

@@ -43,7 +43,7 @@ class HoldTable:
         Raises
         ------
         InvalidHandleError
-            A descriptor is not a segment.
+            The number is too large, or a descriptor is not a segment.
         OutOfMemoryError
             This process has no room for another mapping.
         """
@@ -137,10 +137,7 @@ class HoldTable:
         return which[:2]
 
     def close(self) -> None:
-        """Unmap the segments.
-
-        The caller knows that the exporter is dead, or that no hold is left.
-        """
+        """Unmap the segments. Holds that have not ended stay written in the rows."""
         for control, row, _is_fenced in self._segments.values():
             control.close()
             row.close()

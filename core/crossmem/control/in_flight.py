@@ -19,12 +19,15 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""One other user may leave at most ``ulimit -n`` divided by this number of descriptors unread."""
+"""The most descriptors that one other user may leave unread are ``ulimit -n`` divided by this
+number, or as many as one message can carry, if that is more."""
 _NOTHING: Final = bytes(4)
 
 
 class InFlight:
-    """Counts descriptors sent to processes of other users. Only the server's thread uses it.
+    """Counts descriptors sent to processes of other users.
+
+    Only the server's thread calls the methods, except :meth:`abandon`.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of leases, and the leases that no row records.
 
-No row records the reservations of messages, or the leases of this process on its own memory.
+No row records the reservations of messages, or the leases of this process on its own memory, except
+its holds of blocks of its own pools.
 """
 
 import logging
@@ -33,7 +34,7 @@ class Holder:
         User id as this process sees it.
     pidfd
         Descriptor that reports the process's death; None for this process itself, and if the kernel
-        has no pidfds.
+        gives no pidfd of the process.
     connections
         Number of the process's connections.
     leases

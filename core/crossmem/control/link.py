@@ -67,7 +67,8 @@ class Deadline:
 class Link:
     """An open connection to the owner's lease server.
 
-    The methods raise ``EOFError`` if the owner has closed the connection.
+    :meth:`send`, :meth:`wait_for_room`, :meth:`receive` and :meth:`take` raise ``EOFError`` if the
+    owner has closed the connection.
 
     Parameters
     ----------
@@ -76,8 +77,8 @@ class Link:
     connection
         A connected, non-blocking socket, which :meth:`close` closes.
     pidfd
-        The owner's pidfd, if an earlier connection has opened it. This object never closes
-        :attr:`pidfd`. The caller of :meth:`close` must do so.
+        The owner's pidfd, if an earlier connection has opened it. The user of this object closes
+        :attr:`pidfd`, also if :meth:`check_server` has opened it.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Link:
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES))
         self.pidfd = pidfd
         self.is_broken = False
-        """Whether this process knows that the owner has closed the connection."""
+        """Whether :meth:`send_now` has found that the owner has closed the connection."""
         self._readable = select.poll()
         self._readable.register(self._number, select.POLLIN)
         self.nonce = os.urandom(NONCE_NBYTES)
@@ -200,8 +201,8 @@ class Link:
                 # it were read, the kernel would close the other descriptors in this thread, which
                 # may block.
                 raise no_descriptors("recvmsg")
-            # The message is taken out of the socket. The kernel closes no descriptor, because this
-            # process has received all descriptors of the message.
+            # The message is taken out of the socket. The kernel drops its own references to the
+            # files. That cannot block, because this process has the files open.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sockets at which the lease server accepts importers. Only the server's thread uses them."""
+"""The sockets at which the lease server accepts importers. Only the server's thread accepts."""
 
 import logging
 import resource

@@ -10,7 +10,7 @@ __all__ = ["EventLoop"]
 
 
 class EventLoop:
-    """Calls a handler for each descriptor that is ready.
+    """Finds the descriptors that are ready, and the handler of each.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class EventLoop:
         return self._handlers.get(descriptor)
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
-        """Call a handler whenever a descriptor can be read."""
+        """Let :meth:`wait` return a descriptor whenever it can be read, and store its handler."""
         # The handler is stored after the registration, which the kernel may refuse.
         self.epoll.register(descriptor, select.EPOLLIN)
         self._handlers[descriptor] = handler

@@ -64,7 +64,7 @@ class PeerLog:
         who = f"process {pid}" if pid else "a process that is not visible here"
         more = f" ({left_out} more lines about it were left out)" if left_out else ""
         if self._unwritten:
-            more += f" ({self._unwritten} lines about other processes were left out)"
+            more += f" ({self._unwritten} other lines were left out)"
             self._unwritten = 0
         self._log.warning("%s: %s%s", who, text, more)
         if error is not None:

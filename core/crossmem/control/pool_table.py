@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lease registry's record of the pools of a process. The caller holds the registry's lock."""
+"""The lease registry's record of the pools of a process.
+
+The caller holds the registry's lock, except for :meth:`PoolTable.close`.
+"""
 
 from typing import Protocol
 
@@ -27,13 +30,14 @@ class _Arena(Protocol):
 
 
 class PoolTable:
-    """The pools of this process, and the rows in which this process itself holds their blocks."""
+    """The pools of this process, and the rows of this process itself."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}
         """The arenas. The key is the number of the allocation."""
         self.own_rows: dict[int, memoryview] = {}
-        """The rows of this process itself. The key is the number of the control segment."""
+        """The rows in which this process holds blocks of its own pools, and acknowledges values of
+        its own timelines. The key is the number of the control segment."""
 
     def close(self, allocation: int) -> None:
         """Remove a pool whose construction failed, if the table contains it."""
@@ -42,7 +46,7 @@ class PoolTable:
             arena.close()
 
     def own_row(self, which: int) -> memoryview:
-        """Return the row in which this process holds blocks of its own pools."""
+        """Return this process's own row for a control segment. The first call makes the row."""
         row = self.own_rows.get(which)
         if row is None:
             # The kernel allocates only pages with used words.

@@ -27,8 +27,8 @@ __all__ = [
     "pidfd_number",
 ]
 
-# A Python that was built with older headers lacks these numbers. They are the same on every
-# architecture on which Linux runs CPython (asm-generic/socket.h, unistd.h).
+# A Python that was built with older headers lacks these numbers. They are the same on x86-64 and
+# aarch64 (asm-generic/socket.h, unistd.h).
 _SO_PEERPIDFD: Final = 77
 _SYS_PIDFD_OPEN: Final = 434
 _UCRED: Final = struct.Struct("iII")
@@ -40,8 +40,8 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""Words of a buffer that is large enough for a ``struct statfs``. Its first word is the file
-system's type."""
+"""Number of words in a buffer that is large enough for a ``struct statfs``, whose first word is the
+file system's type."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -100,7 +100,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _peer_pidfd(connection: socket.socket) -> int | None:
-    """Return a new pidfd of the process at the other end; None if this kernel has no such pidfd."""
+    """Return a new pidfd of the process at the other end; None if the kernel gives none."""
     opened: list[int] = []
     try:
         return call_into(opened, connection.getsockopt, socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -167,7 +167,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     -------
     int or None
         None if no descriptor can report the peer's death. That occurs only before Linux 6.5: for a
-        peer in an invisible pid namespace, and for a peer that ``/proc`` does not show.
+        peer in an invisible pid namespace, for a peer that ``/proc`` does not show, and, before
+        Linux 5.3, for every peer.
 
     Raises
     ------
@@ -237,7 +238,8 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
             return True
         if found is not None:
             raise ProcessLookupError(errno.ESRCH, "the process is dead and its pid was reused")
-    # ``/proc`` shows nothing of the process: it is hidden, or it has just ended.
+    # ``/proc`` proves nothing: it belongs to another namespace, or does not show the process, which
+    # may have just ended.
     if is_dead(pidfd, dying_s):
         raise ProcessLookupError(errno.ESRCH, "the process is dead")
     return False
@@ -257,12 +259,14 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0
     -------
     int or None
         None if this process cannot identify the owner: the owner is in another pid namespace, the
-        kernel has no pidfds, or ``/proc`` hides the owner.
+        kernel has no pidfds, or ``/proc`` does not show the owner.
 
     Raises
     ------
     ProcessLookupError
         The exporting process is dead.
+    OSError
+        This process has no free descriptor.
     """
     if owner.pid_namespace != this.pid_namespace:
         return None

@@ -97,7 +97,7 @@ class Unit:
     pins: int = 0
     """Number of unsent replies to requests for the memory. The memory stays until this is 0."""
     withdrawn: "set[Export]" = field(default_factory=set)
-    """Withdrawn exports that still have a holder."""
+    """Withdrawn exports that still have a holder or a reservation."""
     is_retired: bool = False
     was_granted: bool = False
     """Whether an export of the memory was ever granted. Only then may a row hold the memory."""

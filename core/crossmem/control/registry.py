@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of a process and their leases. The lease server's decisions are made here."""
+"""The exports of a process, and the leases on them."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +47,7 @@ class LeaseRegistry:
         self._waiters = Waiters(self.lock)
         """The threads that wait for the end of a lease."""
         self.myself = Holder(identity.pid, identity.uid)
-        # This class and the admission of peers use the attributes below under the lock.
+        # The lock guards the attributes below.
         self.events = EventQueue(registry)
         self.exports = ExportTable()
         self.leases = LeaseTable()
@@ -320,7 +320,7 @@ class LeaseRegistry:
             self._waiters.ring()
 
     def unpin(self, units: Iterable[Unit]) -> None:
-        """Release the pins of memory whose requests the server has answered."""
+        """Unpin memory, after the replies with its exports were sent or dropped."""
         with self.lock:
             for unit in units:
                 unit.pins -= 1
@@ -328,7 +328,7 @@ class LeaseRegistry:
             self._waiters.ring()
 
     def lose(self, holder: Holder) -> None:
-        """End all leases of a dead process."""
+        """End all leases of a process that is dead, or that has neither pidfd nor connection."""
         with self.lock:
             for lease in self.leases.end_all(holder):
                 self._after_end(lease, LOST[lease.in_message])

@@ -28,7 +28,7 @@ def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> R
         return Refusal(Status.TOO_MANY, reason)
     who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
     reason = (
-        f"messages of {who} reserve {len(holder.messages)} of its exports already; "
+        f"messages of {who} reserve {len(holder.messages)} exports already; "
         f"at most {limit} are allowed"
     )
     return Refusal(Status.FULL, reason)

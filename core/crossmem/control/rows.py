@@ -88,7 +88,7 @@ def leases_of(unit: Unit) -> tuple[Lease, ...]:
 
 
 def ended_of(export: Export) -> list[Any]:
-    """Return the rows that held an export, but no longer hold it."""
+    """Return the rows in ``export.since`` that do not hold the export now."""
     slot = export.slot
     assert slot is not None  # noqa: S101 - an export with rows has a slot
     return [row for row in export.since if not words.load(export.rows[row], slot.at)]

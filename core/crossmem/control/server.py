@@ -2,10 +2,10 @@
 """The lease server of an exporting process: one daemon thread that answers importers.
 
 The thread reads requests and sends replies. It never frees memory, synchronises a device or waits
-for a peer. It records ended leases, and other threads free the memory. No other thread uses the
-connections. Signal handlers run in the main thread, so they cannot interrupt the server's thread.
-An application thread that needs the importers' latest messages asks the server's thread to read
-them (:meth:`LeaseServer.catch_up`).
+for a peer. It records ended leases, and other threads free the memory. Until the server stops, no
+other thread uses the connections. Signal handlers run in the main thread, so they cannot interrupt
+the server's thread. An application thread that needs the importers' latest messages asks the
+server's thread to read them (:meth:`LeaseServer.catch_up`).
 """
 
 import logging
@@ -78,8 +78,9 @@ class LeaseServer:
     ------
     ConfigurationError
         The run directory cannot be used.
-    DriverError
-        This process has no free descriptor or thread.
+    DriverError, OutOfMemoryError
+        This process has no free descriptor or no room for a segment of words, or :meth:`start`
+        cannot start the thread.
     """
 
     def __init__(
@@ -107,8 +108,8 @@ class LeaseServer:
             self._holders = HolderTable(self._loop, self._lose)
             self._listeners = Listeners(self._loop, self._accept)
             try:
-                # The first control segment is made now, so that the first lease needs no further
-                # descriptor.
+                # The first control segment is made now, so that the first lease cannot fail for
+                # lack of the segment's descriptor.
                 self.leases.slots.grow()
                 self._listeners.open(run_dir, identity)
             except BaseException:
@@ -356,7 +357,7 @@ class LeaseServer:
                 self._unsent.remove(connection)
                 self._loop.change(connection.number, read=True)
             return
-        # The server reads no further request of this peer until the replies are sent.
+        # The server reads no further request from this connection until the replies are sent.
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
@@ -384,11 +385,10 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _lose(self, holder: Holder) -> None:
-        """End all leases of a dead process."""
+        """End all leases of a process that is dead, or that has neither pidfd nor connection."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                # Unread messages of the dead process may end reservations of messages that it
-                # received.
+                # Unread messages of the process may end reservations of messages that it received.
                 self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's side of leases: it writes control segments, and reads the importers' rows.
 
-A slot stands for one export. Its word in the control segment is the generation. The generation is
-odd while the export lives, becomes even when the memory is freed or the withdrawn export ends, and
-never repeats.
+A slot stands for one export, or for one block of a pool. The slot's word in the control segment is
+the generation. The generation is odd while the export lives, becomes even when the memory is freed
+or the withdrawn export ends, and never repeats. Two kinds of slots have no generation: the second
+slot of a pool (:data:`crossmem.control.segments.BLOCKS_AT`), and the slots for the acknowledgements
+of timelines.
 """
 
 from heapq import heappop
@@ -22,9 +24,10 @@ REGISTERED: Final = 1
 """A mode: the writer is registered for ``membarrier``, so an exporter's barrier orders the
 accesses of the writer."""
 FENCED: Final = 2
-"""A mode: the writer is not registered and uses fences. The other side must use fences, too."""
+"""A mode: the writer uses fences, because the exporter or the importer is not registered. An
+importer that reads this mode in a control segment must use fences, too."""
 OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
-"""The mode that this process writes into the control segments that it makes."""
+"""The mode that this process writes into the control segments that it makes, and sends in HELLO."""
 
 
 class Slot(NamedTuple):
@@ -39,8 +42,8 @@ class Slot(NamedTuple):
     at
         Index of the word, in the control segment and in each row.
     length
-        Number of slots that are returned together with this one: for a pool, all of its slots; for
-        a block, 0, because its pool returns the slot.
+        Number of slots that become free at the same time, including this one: for a pool or a page
+        of timelines, all of its slots; for a block, 0, because the slot becomes free with its pool.
     """
 
     number: int
@@ -72,13 +75,16 @@ class SlotTable:
         self.descriptors: list[int] = []
         """Descriptors of the control segments, for the replies to importers."""
         self.free: list[int] = []
-        """A heap of the returned slots. No row holds such a slot any more."""
+        """A heap of single slots that have become free. No row holds such a slot any more."""
         self.free_ranges: list[tuple[int, int]] = []
-        """Returned ranges of slots, for pools: the first slot and the length of each."""
+        """Free ranges of slots, for pools and pages of timelines: the first slot and the length of
+        each."""
         self._count = 0
 
     def take(self) -> Slot:
-        """Return the lowest free slot with a new odd generation. Add a segment if necessary.
+        """Return a free slot with a new odd generation. Add a segment if necessary.
+
+        The free ranges are left to :meth:`take_range`.
 
         Raises
         ------
@@ -116,8 +122,8 @@ class SlotTable:
         else:
             if self._count + count > SLOTS * len(self.segments):
                 self.grow()
-                # A range lies within one segment, so the rest of the last segment becomes a free
-                # range.
+                # A range lies within one segment, so the rest of the previous segment becomes a
+                # free range.
                 first = SLOTS * (len(self.segments) - 1)
                 if first > self._count:
                     self.free_ranges.append((self._count, first - self._count))
@@ -144,7 +150,7 @@ class SlotTable:
         Raises
         ------
         DriverError, OutOfMemoryError, OSError
-            This process has no descriptor or no room for a segment.
+            This process has no descriptor or no room for a segment, or the kernel lacks memfds.
         """
         try:
             segment = segments.create(

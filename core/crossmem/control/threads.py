@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and waits of threads that stay correct if a signal handler raises (law C30)."""
+"""How threads start and wait, so that a signal handler that raises does no harm (law C30)."""
 
 import logging
 import threading
@@ -14,8 +14,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
 
 LOOK_AGAIN_S: Final = 0.5
-"""The interval at which a waiting thread reads the rows, because the hint about the end of a hold
-may be lost."""
+"""The interval at which a waiting thread checks its condition again, because the hint about the end
+of a hold may be lost. Also the pause of a :class:`PassingThread` after a fault."""
 _STOP_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,10 @@ class PassingThread:
         """Wakes the thread."""
 
     def start(self) -> bool:
-        """Start the thread, unless it runs; False if this process can start no more threads."""
+        """Start the thread, unless it runs or :meth:`stop` was called.
+
+        Return False if this process can start no more threads.
+        """
         taken: list[bool] = []
         started: list[int] = []
         try:
@@ -97,7 +100,7 @@ class PassingThread:
                 return
 
     def stop(self) -> None:
-        """End the thread at a normal exit."""
+        """End the thread, at a normal exit of the process. Wait for it at most 5 seconds."""
         self._is_stopping = True
         self.bell.ring()
         if self._running.acquire(timeout=_STOP_S):
@@ -124,7 +127,10 @@ class Waiters:
             bell.ring()
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a condition, with a check every half second; False if the time is over."""
+        """Wait for a condition; return False if the time is over.
+
+        The condition is checked at the start, at each :meth:`ring` and every half second.
+        """
         end = time.monotonic() + timeout_s
         while True:
             bell = Bell()

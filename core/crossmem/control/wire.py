@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages between an importer and a lease server, and the proofs that both know the secret.
 
-One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags and request id, then a body. A
-request always fits into one message. A long reply continues in further messages with the same
-request id, until a message has the flag LAST. No data is ever unpickled, and every length is
-bounded.
+One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags, mode (only in HELLO) and
+request id, then a body. A request always fits into one message. A long reply continues in further
+messages with the same request id, until a message has the flag LAST. No data is ever unpickled, and
+every length is bounded. An application message is a message between programs that contains handles;
+its reservations keep their memory.
 
 ======= ================ =====================================================================
 type    direction        body
 ======= ================ =====================================================================
 HELLO   server to client protocol version, nonce of the connection
-IMPORT  client to server nonce, identity of the peer, then one record for each requested export
+IMPORT  client to server fields of Request, then one record for each requested export
 RESERVE client to server the same body as IMPORT, for reservations without the memory itself
 REPLY   server to client one record for each requested export; descriptors travel alongside
 END     client to server numbers of reservations that end
@@ -121,17 +122,18 @@ class Status(IntEnum):
     EXITING = 4
     FAILED = 5
     FULL = 6
-    """The sender's messages have reserved as many exports as the limit allows. The request may
-    succeed later, when some of these reservations have ended."""
+    """With this request, the application messages of the importer would reserve more exports than
+    the limit allows. The request may succeed later, when some of the earlier reservations have
+    ended."""
     TOO_MANY = 7
-    """One message asks for more reservations than the limit ever allows."""
+    """One application message asks for more reservations than the limit ever allows."""
     WITHDRAWN = 8
     NO_ROW = 9
-    """The process has reached the limit of its rows."""
+    """The importer has as many rows as one process may have."""
     UNWATCHED = 10
-    """The kernel would not report the process's death, but the owner of a pool needs the report."""
+    """The kernel would not report the importer's death, but a pool's owner needs the report."""
     TAKEN = 11
-    """Another process holds an exclusive export."""
+    """The export is exclusive, and a process holds it already."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
@@ -148,9 +150,9 @@ class Hello(NamedTuple):
 class Wanted(NamedTuple):
     """One requested export, with the proof that the importer knows the secret.
 
-    ``reservation`` is the number that came with the handle in a message, 0 without a message. In a
-    RESERVE, it is the number of the new reservation. ``generation`` is the generation of a pool's
-    block, 0 for other exports.
+    ``reservation`` is the number that came with the handle in an application message, 0 without
+    such a message. In a RESERVE, it is the number of the new reservation. ``generation`` is the
+    generation of a pool's block, 0 for other exports.
     """
 
     allocation: int
@@ -164,9 +166,9 @@ class Request(NamedTuple):
     """One request for 1 to ``MAX_WANTED`` exports of one backend.
 
     ``reported`` is the importer's number for the vendor's whitelist. ``session`` distinguishes the
-    programs that one process runs. ``known`` has a bit for each control segment of which the
-    importer has a row. ``following`` is the number of further exports that later requests of the
-    same message ask for.
+    programs that one process runs. ``known`` has a bit for each control segment for which the
+    importer has a row. ``following`` is the number of exports that later requests of the same call
+    ask for.
     """
 
     nonce: bytes
@@ -181,9 +183,10 @@ class Request(NamedTuple):
 class Grant(NamedTuple):
     """A grant, with the true sizes and the data that the importer's driver needs.
 
-    The importer holds nothing until it has written ``generation`` into the word of ``slot``. If
-    ``has_row`` is true, the grant's first two descriptors are the control segment and a row.
-    ``record`` and ``proof`` are the received bytes, for the importer to verify.
+    The importer holds nothing until it has written ``generation`` into the word of ``slot`` in its
+    row. If ``has_row`` is true, the grant's first two descriptors are the control segment and a
+    row; ``descriptor_count`` does not count these two. ``record`` and ``proof`` are the received
+    bytes, for the importer to verify.
     """
 
     slot: int

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations on words that processes share. Accesses to such words use these functions.
 
-The hot paths of pools are an exception. They subscript the view, because a signal handler or
-another thread could run between two calls of these functions.
+There are exceptions. The hot path that frees a block of a pool subscripts the view, because a
+signal handler or another thread could run between two calls of these functions. Other code reads
+ranges of words by slices, and a producer of a queue subscripts the words of its own ring.
 
-A word has 8 bytes and is aligned. Only one process writes it. CPython copies an item of a
-``memoryview`` with format ``Q`` by one instruction, so no reader sees half of a store.
+A word has 8 bytes and is aligned. Only one process writes it, with the exceptions that
+:mod:`crossmem.sharing.timelines.cell` names. CPython copies an item of a ``memoryview`` with format
+``Q`` by one instruction, so no reader sees half of a store.
 
 x86-64 keeps stores in order and loads in order, but it may execute a load before an earlier store
 becomes visible to other processors. On other processors :func:`release` and :func:`observe` add a

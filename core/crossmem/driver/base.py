@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 DRIVER_API_VERSION: Final = 1
-"""Version of this contract. Each backend declares the version that it implements."""
+"""Version of this contract. crossmem refuses a driver whose ``api_version`` is another number."""
 
 
 class CopyKind(StrEnum):
@@ -42,7 +42,9 @@ class CopyKind(StrEnum):
 
 @dataclass(slots=True)
 class Block:
-    """Memory that this process allocated. Made by :meth:`Driver.allocate`, owned by core.
+    """Memory that this process allocated or adopted. Owned by core.
+
+    Made by :meth:`Driver.allocate` or :meth:`crossmem.driver.ForeignMemory.adopt`.
 
     Parameters
     ----------
@@ -76,10 +78,12 @@ class Exported:
         an export admits can open the payloads. If only processes of the exporter's user can open
         them, the capability ``other_users`` is false.
     descriptors
-        File descriptors to pass along. They belong to the driver: core sends copies, and the driver
-        closes them in ``release_export`` or ``free``.
+        File descriptors to pass along. In the exporter, they belong to the driver: core sends
+        copies, and the driver closes them in ``release_export`` or ``free``. For importers, see
+        :meth:`Driver.import_`.
 
-    A lease carries at most 64 KiB of payloads and 16 descriptors. Core refuses larger exports.
+    A lease carries at most 1,024 payloads and 16 descriptors. The payloads have together at most
+    65,408 bytes, including 4 bytes for the length of each payload. Core refuses larger exports.
     """
 
     payloads: tuple[bytes, ...] = ()
@@ -112,13 +116,16 @@ class Imported:
 class Mapped:
     """Memory at an address of this process, from ``map`` until ``unmap``.
 
+    The methods ``map_at`` and ``map_readonly`` of the optional groups return this type, too.
+
     Parameters
     ----------
     source
         The mapped memory.
     pointer
-        The address. The driver sets it to 0 right before the vendor call that unmaps the memory. If
-        the vendor refuses, the driver restores the address. So an interrupted ``unmap`` can be
+        The address. Right before the vendor call that unmaps the memory, the driver sets this field
+        to 0, or clears its own record of the mapping in ``source.reference``. If the vendor
+        refuses, the driver restores the field or the record. So an interrupted ``unmap`` can be
         repeated.
     """
 
@@ -135,8 +142,8 @@ class Reserved:
     ordinal
         Device for which the addresses are reserved.
     pointer
-        The first address. As in :class:`Mapped`, the driver sets it to 0 right before the vendor
-        call that releases the addresses.
+        The first address. The driver sets it to 0 right before the vendor call that releases the
+        addresses, and restores it if the vendor refuses.
     nbytes
         Size of the range in bytes.
     """
@@ -148,7 +155,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process that requests a lease, for the vendor's whitelist.
+    """A process that requests a lease or a role in a vendor's queue, for the vendor's whitelist.
 
     Parameters
     ----------
@@ -197,9 +204,9 @@ class Driver(ABC):
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
         """Return the abilities of a device for a mechanism's memory; None: the preferred mechanism.
 
-        The field ``mechanisms`` is the same for every argument. Core passes only mechanisms from
-        this field. The first call for a device may make vendor calls, later calls must not. Core
-        calls this once per device, mechanism and process.
+        The fields ``mechanisms`` and ``fork_safe`` of a device are the same for all mechanisms.
+        Core passes only None and names from ``mechanisms``. The first call for a device may make
+        vendor calls, later calls must not. Core calls this once per device, mechanism and process.
         """
 
     def refusal(self, ordinal: int, mechanism: str) -> UnsupportedError | None:  # noqa: ARG002
@@ -225,7 +232,7 @@ class Driver(ABC):
 
     @abstractmethod
     def free(self, block: Block) -> None:
-        """Free a block. Every export is released.
+        """Free a block, after the release of each of its exports.
 
         The block's last lease has ended. Exception: if the capability ``survives_owner`` is true,
         core also frees leased blocks at a normal exit of the process. Called on an application's
@@ -243,7 +250,7 @@ class Driver(ABC):
         block
             The block to export.
         mechanism
-            The mechanism for which the block was allocated.
+            The mechanism for which the block was allocated or adopted.
         access
             ``"ro"`` only if the capability ``readonly_exports`` is true.
         raw
@@ -256,8 +263,9 @@ class Driver(ABC):
     def release_export(self, block: Block, exported: Exported) -> None:  # noqa: B027
         """Release an export, for vendors whose export is a separate object.
 
-        Called before :meth:`free`, once for each export. No lease is left, except at a normal exit
-        as for :meth:`free`. The default suits vendors whose export needs no release.
+        Called once for each export, before :meth:`free` or
+        :meth:`crossmem.driver.ForeignMemory.disown`. No lease is left, except at a normal exit as
+        for :meth:`free`. The default suits vendors whose export needs no release.
         """
 
     def after_fork_in_child(self) -> None:  # noqa: B027
@@ -279,10 +287,10 @@ class Driver(ABC):
     def grant(self, block: Block, exported: Exported, peers: Sequence[Peer]) -> None:  # noqa: B027
         """Put processes on the vendor's whitelist, for vendors that have one.
 
-        Called before the reply to a peer's first request for this export. The method must not
-        synchronise, block or call crossmem, because it runs on the lease server's thread. A peer's
-        reported number is untrusted: check the number against the peer's pid as far as the vendor
-        allows, and raise on a contradiction.
+        Called before core first grants this export to a peer; core may repeat the call for the same
+        peer. The method must not synchronise, block or call crossmem, because it runs on the lease
+        server's thread. A peer's reported number is untrusted: check the number against the peer's
+        pid as far as the vendor allows, and raise on a contradiction.
         """
 
     @abstractmethod
@@ -299,9 +307,10 @@ class Driver(ABC):
     ) -> Imported:
         """Open another process's memory for a device of this process.
 
-        Called once for each (allocation, device, access). Core holds no lock that another import
-        needs. After success the driver owns ``exported.descriptors``. If this method raises, core
-        closes the descriptors that are still in ``exported.descriptors``.
+        While an import is open, core opens no second import of the same (allocation, device,
+        access), except for another raw handle. Core holds no lock that another import needs. After
+        success the driver owns ``exported.descriptors``. If this method raises, core closes the
+        descriptors that are still in ``exported.descriptors``.
 
         Parameters
         ----------
@@ -323,7 +332,10 @@ class Driver(ABC):
 
     @abstractmethod
     def close(self, imported: Imported) -> None:
-        """Close an import that is not mapped now."""
+        """Close an import that is not mapped now.
+
+        Exception: if :meth:`map` raised and could not undo its steps, the import may be mapped.
+        """
 
     @abstractmethod
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:

@@ -43,7 +43,8 @@ class HostBuffer:
     Parameters
     ----------
     data
-        Any object with a contiguous buffer. It keeps its size until :meth:`release`.
+        Any object with a contiguous buffer. The object cannot change its size before
+        :meth:`release`.
 
     Raises
     ------

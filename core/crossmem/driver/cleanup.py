@@ -11,7 +11,10 @@ __all__ = ["in_any_case", "noting", "on_failure"]
 
 @contextmanager
 def on_failure(step: Callable[[], object]) -> Iterator[None]:
-    """Run a step if the block raises. An error of the step becomes a note on the block's error."""
+    """Run a step if the ``with`` block raises.
+
+    A ``CrossmemError`` of the step becomes a note on the error of the ``with`` block.
+    """
     try:
         yield
     except BaseException as error:
@@ -24,9 +27,9 @@ def on_failure(step: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def in_any_case(step: Callable[[], object]) -> Iterator[None]:
-    """Run a step after the block, even if the block raises.
+    """Run a step after the ``with`` block, even if the block raises.
 
-    If both raise, the block's error propagates.
+    If both raise, the error of the ``with`` block propagates; see :func:`on_failure`.
     """
     with on_failure(step):
         yield
@@ -35,7 +38,10 @@ def in_any_case(step: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def noting(error: BaseException) -> Iterator[None]:
-    """Run a cleanup block after an error. An error of the block becomes a note on ``error``."""
+    """Run a ``with`` block that cleans up after ``error``.
+
+    A ``CrossmemError`` of the block becomes a note on ``error``.
+    """
     try:
         yield
     except CrossmemError as failure:

@@ -111,8 +111,8 @@ class ForeignMemory(Protocol):
 
         The address is positive and below 2**63, and may be invalid. If the vendor does not know
         the memory, or the mechanism cannot share it on this device, the result has an obstacle and
-        the method raises no error. Examples are managed, pooled, virtual and imported memory, and
-        memory of the host or another device.
+        the method raises no error. Examples are managed memory, memory of the host or of another
+        device, and for some mechanisms pooled, virtual or imported memory.
         """
         ...
 
@@ -209,8 +209,9 @@ def witness_of(driver: Driver) -> Witness | None:
 def check_groups(driver: Driver) -> list[str]:
     """Return the faults of a driver's optional groups, one line for each.
 
-    It is a fault if a driver has some methods of a group but not all. It is also a fault if the
-    methods and the group's capability contradict each other for every device and mechanism.
+    It is a fault if a driver has some methods of a group but not all. It is also a fault if a
+    device has the capability of a group that the driver lacks, or if no device has the capability
+    of a group that the driver offers.
     """
     faults = []
     for group in _GROUPS:

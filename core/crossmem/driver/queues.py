@@ -123,7 +123,7 @@ class VendorQueues(Protocol):
         ...
 
     def free_buffer(self, buffer: VendorBuffer) -> None:
-        """Free a buffer that was allocated or received here, and not handed over."""
+        """Free a buffer that this process has allocated or received, and has not handed over."""
         ...
 
     def enqueue(
@@ -142,7 +142,7 @@ class VendorQueues(Protocol):
         Parameters
         ----------
         queue, buffer
-            The queue, and a buffer that was allocated here.
+            The queue, and a buffer that this process has allocated.
         length
             Number of valid bytes; at most the capacity.
         user_data

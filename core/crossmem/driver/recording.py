@@ -30,8 +30,8 @@ def call_into(box: list[_T], call: Callable[..., _T], *arguments: object) -> _T:
     box
         The list in which the caller finds the result even if this function raises.
     call, arguments
-        A function that returns a resource as a number. A Python function must itself be safe up to
-        its ``return``.
+        A function that returns a resource or its number, and the arguments. If the function is
+        written in Python, it must itself be safe up to its ``return``.
     """
     box.extend(starmap(call, (arguments,)))
     return box[-1]

@@ -14,9 +14,9 @@ __all__ = ["SharedEvent", "StreamEvents", "StreamWords", "StreamWork", "Streams"
 class Streams(Protocol):
     """The device runs work in streams, asynchronously to the calls that issue the work.
 
-    A driver without this group completes all work before the issuing call returns. A driver offers
-    this group together with :class:`StreamWords`, :class:`StreamEvents` or both. If it offers
-    neither of them, the only timeline level is ``"host"``.
+    A driver without this group completes all work before the issuing call returns. A driver with
+    this group may also offer :class:`StreamWords`, :class:`StreamEvents` or both. If it offers
+    neither of these two, the only timeline level is ``"host"``.
     """
 
     def synchronize_stream(self, ordinal: int, stream: int) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common base of vendor drivers. It makes a device current during each call of a mechanism.
+"""The common base of vendor drivers.
 
-A mechanism keeps each of the vendor's objects in the ``reference`` of the block or import until the
-object is released. So core can call a release method at any time, and can repeat the call.
+It makes a device current during each call of a mechanism, except ``keep_mapped``. A mechanism keeps
+each of the vendor's objects in the ``reference`` of the block or import until the object is
+released. So core can call a release method at any time, and can repeat the call.
 """
 
 import logging
@@ -141,8 +142,8 @@ class VendorDriver(Driver):
                     # The addresses are released, but the thread's previous device could not be made
                     # current again.
                     _log.warning(
-                        "this thread's previous device is not current; the thread's next call "
-                        "makes the device current again",
+                        "this thread's previous device is not current; the thread's next call of "
+                        "crossmem tries again to make it current",
                         exc_info=True,
                     )
 

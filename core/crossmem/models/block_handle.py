@@ -31,7 +31,7 @@ _GEOMETRY: Final = struct.Struct("<II")
 BLOCK_ALIGNMENT: Final = 64
 """The distance between two blocks is a multiple of this number of bytes."""
 BLOCK_START: Final = HEADER.size + _BODY.size
-"""Offset of the bytes that are the same in all handles of a pool."""
+"""Offset of the last bytes of a handle, which are the same in all handles of a pool."""
 _MIN_NBYTES: Final = BLOCK_START + MIN_CORE_NBYTES + _GEOMETRY.size
 
 Fields = tuple[int, int, int, int, int]
@@ -139,7 +139,7 @@ class BlockHandle(ShareableHandle):
     @property
     @override
     def export(self) -> int:  # type: ignore[override]
-        """The number of the export: 0 for the arena, ``i + 1`` for block ``i``."""
+        """The number of the block's export: the index plus 1, because 0 is the arena's export."""
         return self._fields[2] + 1
 
     @property

@@ -23,7 +23,7 @@ TIMELINE_LEVELS: Final[tuple[TimelineLevel, ...]] = get_args(TimelineLevel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Abilities and limits of one device, constant for the life of the process.
+    """Abilities and limits of one device with one mechanism, constant for the life of the process.
 
     Raises
     ------
@@ -36,10 +36,10 @@ class Capabilities:
     for a requested one (C25)."""
 
     granularity_nbytes: int
-    """Capacities are multiples of this many bytes (C2)."""
+    """Capacities of allocations are multiples of this many bytes (C2)."""
 
     max_allocation_nbytes: int
-    """Size in bytes of the largest allocation that can succeed (C16)."""
+    """Largest size in bytes that an allocation may request (C16)."""
 
     host_visible: bool
     """The CPU can read and write device addresses, so ``view()`` works.
@@ -65,16 +65,16 @@ class Capabilities:
     """``export(lease=False)`` can carry the vendor's bytes for programs without crossmem."""
 
     address_ranges: bool
-    """The optional group :class:`crossmem.driver.AddressRanges` is implemented."""
+    """The optional group :class:`crossmem.driver.AddressRanges` works with this mechanism."""
 
     foreign_memory: bool
-    """The optional group :class:`crossmem.driver.ForeignMemory` is implemented."""
+    """The optional group :class:`crossmem.driver.ForeignMemory` works with this mechanism."""
 
     other_users: bool = True
     """Processes of other users that ``Allow(uids=...)`` admits can open the memory (C13)."""
 
     cuda_array_interface: bool = False
-    """Pointers are CUDA or HIP addresses, so CuPy can have arrays there."""
+    """Pointers are CUDA or HIP addresses, so CuPy can have arrays at these addresses."""
 
     dlpack_device_type: int | None = None
     """DLPack's number for the type of device. If it is None, ``__dlpack__`` raises BufferError."""

@@ -31,8 +31,8 @@ class DeviceInfo:
     """Number of the device in this process, from 0 to 65535."""
 
     identity: str
-    """The vendor's UUID, or an unambiguous PCI bus id if the vendor has no UUID: 1 to 128 printable
-    ASCII characters without blanks."""
+    """The vendor's UUID; an unambiguous PCI bus id if the vendor has no UUID; another unambiguous
+    name if there is no vendor. 1 to 128 printable ASCII characters without blanks."""
 
     name: str
     """Name to display, 1 to 256 characters."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of the wire forms of queue and timeline handles: kind, version, length, checksum."""
+"""The header of the wire forms of queue and timeline handles.
+
+It contains the kind, the version, a number, the length and the checksum.
+"""
 
 import struct
 from binascii import crc32

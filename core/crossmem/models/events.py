@@ -23,18 +23,18 @@ class EventKind(StrEnum):
     LEASED = "leased"
     """The lease server granted a lease to another process."""
     LEASE_ENDED = "lease-ended"
-    """A holder ended its lease. The exporter notices the end, and emits the event, when it next
-    frees memory or lists its exports."""
+    """A holder ended its lease. The exporter notices the end, and emits the event, when it releases
+    the memory or the withdrawn export, lists its exports, or sees the death of the holder."""
     LEASE_LOST = "lease-lost"
-    """A lease ended because its holder died. Without a pidfd, the end of the holder's connection
-    counts as its death."""
+    """A lease ended because its holder died. Without a pidfd, the end of the holder's last
+    connection counts as its death."""
     RESERVED = "reserved"
     """A message has reserved memory of this process."""
     RESERVATION_ENDED = "reservation-ended"
     """A message's reservation ended, because the message was received or discarded."""
     RESERVATION_LOST = "reservation-lost"
     """A message's reservation ended because its sender died. Without a pidfd, the end of the
-    sender's connection counts as its death."""
+    sender's last connection counts as the sender's death."""
     RECEIVED = "received"
     """This process received an object in a message of Ray as a handle, so it uses the exporter's
     memory."""
@@ -42,7 +42,8 @@ class EventKind(StrEnum):
     """This process received an object in a message of Ray as a copy, because the sender is on
     another node."""
     WITHDRAWN = "withdrawn"
-    """An export of this process was withdrawn: no further process can import it."""
+    """An export of this process was withdrawn: no further process can import it, except by a
+    message that was sent before."""
     DENIED = "denied"
     """A process requested memory that it may not import."""
     RECLAIMED = "reclaimed"

@@ -138,8 +138,8 @@ class ShareableHandle:
     access: Access = _field("access", '``"rw"`` or ``"ro"``.')
     raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in other handles.")
     secret: bytes = _field("secret", "16 secret bytes. An importer proves that it knows them.")
-    # An importer's proof covers the core. So if a field was changed in transit, the import is
-    # refused.
+    # An importer's proof covers the core. So if a field of the core was changed in transit, the
+    # import is refused.
     core: bytes = _field("wire", "Everything except the part: equal cores name the same export.")
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":

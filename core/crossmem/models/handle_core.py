@@ -45,11 +45,11 @@ _FIXED: Final = struct.Struct("<QI16sQQBBBH")
 _FIXED_START: Final = ProcessIdentity.LAYOUT.size
 
 MIN_CORE_NBYTES: Final = _FIXED_START + _FIXED.size
-"""Size in bytes of a core without its names."""
+"""Size in bytes of a core without its flags, its names and the vendor's bytes."""
 
 
 class _Names(NamedTuple):
-    """The names in untrusted bytes, after the checks of :func:`_decode_names`."""
+    """The names and the vendor's bytes of an untrusted core, checked by :func:`_decode_names`."""
 
     backend: str
     mechanism: str

@@ -100,5 +100,8 @@ class ProcessIdentity(_Fields):
             ) from error
 
     def to_bytes(self) -> bytes:
-        """Return the 40 bytes that handles contain, and from which the socket's name is derived."""
+        """Return the 40 bytes that handles contain.
+
+        The name of the lease server's socket is derived from these bytes.
+        """
         return self.LAYOUT.pack(*self)

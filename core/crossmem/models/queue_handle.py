@@ -38,7 +38,7 @@ class QueueHandle:
     directory: ShareableHandle
 
     def to_bytes(self) -> bytes:
-        """Return the wire form: at most 1 KiB, always the same for the same role."""
+        """Return the wire form: at most 1 KiB, always the same for the same queue and role."""
         return _ENVELOPE.wrap(ROLES.index(self.role), self.directory.to_bytes())
 
     @classmethod

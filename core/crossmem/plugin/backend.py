@@ -29,8 +29,8 @@ class Availability:
         permission to use it.
     reason
         Why this machine cannot use the backend, in one clause of at most 120 characters. In
-        messages, the backend's name precedes the reason. A longer reason is cut in messages and
-        kept whole in the details. Only ``"available"`` needs no reason.
+        messages, the backend's name precedes the reason. crossmem cuts a longer reason, and puts
+        the whole reason at the beginning of ``details``. Only ``"available"`` needs no reason.
     details
         Further text, such as every path that was tried, one per line.
 

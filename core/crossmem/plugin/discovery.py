@@ -231,5 +231,5 @@ def _describe(point: EntryPoint) -> PluginInfo:
 
 
 def _normalized(name: str) -> str:
-    """Normalise names as packaging does: Acme_HIP and acme-hip are equal."""
+    """Return a name in packaging's normal form, which is equal for Acme_HIP and acme-hip."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -28,8 +28,9 @@ class EmulationRequest:
         Memory of each device, such as ``"8GiB"``.
     faults
         Calls that shall fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or
-        ``CALL=CODE:SKIP:COUNT``. The faults end with the emulation. A lasting emulation must have
-        no faults.
+        ``CALL=CODE:SKIP:COUNT``: after SKIP calls (default 0), COUNT calls (default 1) of the
+        function CALL fail with CODE. The faults end with the emulation. A lasting emulation must
+        have no faults.
     strict
         Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
         the host access to device addresses.
@@ -63,7 +64,7 @@ class Breach(NamedTuple):
     rule: str
     """Id of the rule."""
     text: str
-    """The fault, with the values."""
+    """What is wrong with the call, with the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,8 @@ class EmulationReport:
     Parameters
     ----------
     violations
-        The breaches of all processes, in order of time.
+        The breaches of all processes of the emulated host since this emulation was prepared, in
+        order of time.
     calls
         Number of calls of each function by processes that ended normally. The key is the function.
     """
@@ -95,7 +97,8 @@ class Emulation:
     report
         Returns the report so far.
     close
-        Releases the resources of this emulation. Called once, after the program has ended.
+        Releases the resources of this emulation. Called once: after the program has ended, or,
+        for a lasting emulation, after its environment was printed.
     """
 
     library_path: tuple[Path, ...]

@@ -3,13 +3,14 @@
 
 Hooks are for discovery and observation only. After a driver is loaded, crossmem calls it directly.
 
-A plugin is a module, or any object with these functions. An entry point in the group ``crossmem``
-or the variable ``CROSSMEM_PLUGINS`` names the plugin. The plugin marks its implementations with
+A plugin is a module, or an instance of a class, with these functions. An entry point in the group
+``crossmem`` or the variable ``CROSSMEM_PLUGINS`` names the plugin, or a program passes it to
+:meth:`Registry.register`. The plugin marks its implementations with
 :data:`crossmem.plugin.hookimpl`. An implementation may omit parameters that it does not need. Rules
 for all hooks:
 
 - The import of the module must not import a vendor's package, load a vendor's library or touch a
-  device, because every process that uses crossmem imports the hooks of every plugin.
+  device, because every process that uses any backend imports the modules of all plugins.
 - Each plugin's hooks are called separately. An exception is recorded or logged with the plugin's
   name, and the other plugins are still called. Wrappers are refused, because they would see the
   results of other plugins.
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 FindRuntime = Callable[[str, str], object]
-"""``find_runtime(api, name)``: asks all plugins for a runtime; see :func:`crossmem_runtime`."""
+"""``find_runtime(api, name)``: asks the plugins for a runtime; see :func:`crossmem_runtime`."""
 
 
 @hookspec
@@ -44,7 +45,8 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     """Return the backends that this plugin offers.
 
     When: during discovery, which the first use of any backend starts; not at ``import crossmem``.
-    How often: once per process, and once more in a child that was forked during discovery.
+    How often: once per process. Again in a child that was forked during discovery, and after a
+    discovery that failed because ``CROSSMEM_RUNTIME`` is invalid.
     Thread: the first thread that uses a backend; other threads wait for it.
     Must not: import a vendor's package, load a library, touch a device, call crossmem or call
     ``find_runtime``. This hook only describes backends. :attr:`Backend.probe` and
@@ -53,9 +55,9 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     Parameters
     ----------
     find_runtime
-        For use in :attr:`Backend.load` only. It returns the answer of some plugin's
-        ``crossmem_runtime`` for an API and a name, or raises
-        :class:`crossmem.BackendUnavailableError` if no plugin answers. A plugin whose backends use
+        For use in :attr:`Backend.load` only. It returns the plugins' first answer to
+        ``crossmem_runtime(api, name)``. If no plugin answers, it raises the error of a plugin that
+        has the runtime, else :class:`crossmem.BackendUnavailableError`. A plugin whose backends use
         no other plugin's runtimes omits this parameter.
 
     Returns
@@ -80,7 +82,7 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
 def crossmem_runtime(api: str, name: str) -> object | None:
     """Return a vendor binding, for a backend that can use several bindings.
 
-    When: while a backend's driver is loaded, if that backend calls ``find_runtime``.
+    When: during the load of a backend's driver, if that backend calls ``find_runtime``.
     How often: at most once per process for each runtime that is requested by name, and again
     after a failure.
     Thread: the first thread that uses the backend; other threads that use it wait.
@@ -122,9 +124,10 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None":
     """Prepare an emulation of a vendor's library for a program that does not use crossmem.
 
-    When: while the command ``crossmem emulate`` runs, before it starts the program.
-    How often: once for each command.
-    Thread: the main thread of that command.
+    When: before ``crossmem emulate`` or ``crossmem bench`` starts a program on the emulation, and
+    before ``crossmem emulate --print-env`` prints the environment.
+    How often: once for each emulation.
+    Thread: the main thread of the command.
     Must not: start the program, or change this process's environment.
 
     Plugins are called in the order of :func:`crossmem_runtime`, and the first answer that is not
@@ -163,10 +166,10 @@ def crossmem_event(event: Event) -> None:
 
     When: right after the event, which an observer cannot change or prevent.
     How often: once for each event in each process that sees it. An import of memory that the
-    process already has open is not an event, and neither is a slice.
+    process already has open is not an event, and neither is the making of a slice.
     Thread: for actions of the application, the acting thread; for actions of other processes
-    (leases, denials, losses), the lease server's thread; for a deferred free, the thread that
-    frees. Several threads may call the hook at once.
+    (leases, denials, losses), the lease server's thread or a thread that calls crossmem; for a
+    deferred free, the thread that frees. Several threads may call the hook at once.
     Must not: block, wait for another process, call crossmem, or raise. While an observer runs on
     the lease server's thread, importers get no reply. The calling thread may hold locks of
     crossmem.

@@ -31,10 +31,12 @@ class PluginInfo:
     Parameters
     ----------
     plugin
-        Name of the plugin's entry point, or of the module in ``CROSSMEM_PLUGINS``.
+        Name of the plugin's entry point, or of the module in ``CROSSMEM_PLUGINS``, or the name
+        that :meth:`Registry.register` got.
     distribution, version
-        The installed distribution that contains the plugin; empty if ``CROSSMEM_PLUGINS`` or
-        :meth:`Registry.register` adds the plugin.
+        The installed distribution that contains the plugin, and its version; empty if the
+        distribution's metadata is broken, or if ``CROSSMEM_PLUGINS`` or :meth:`Registry.register`
+        adds the plugin.
     """
 
     plugin: str
@@ -58,7 +60,8 @@ class PluginFailure:
     Parameters
     ----------
     plugin, distribution, version
-        As in :class:`PluginInfo`.
+        As in :class:`PluginInfo`. If a distribution's entry points cannot be read, ``plugin`` is
+        ``"(entry points)"``.
     error
         The fault, as text.
     """

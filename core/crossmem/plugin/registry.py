@@ -43,7 +43,7 @@ class Registry:
     Parameters
     ----------
     settings, entry_points
-        The plugins to load. ``entry_points=None`` means those of the installed distributions.
+        The plugins to load, and the runtimes. ``entry_points=None``: the installed entry points.
     """
 
     observed: bool
@@ -194,7 +194,7 @@ class Registry:
         return self._offer(name).backend
 
     def availability(self, name: str) -> Availability:
-        """Return a backend's availability. A runtime of :meth:`runtime_of` counts as available.
+        """Return a backend's availability: available if ``CROSSMEM_RUNTIME`` has an entry for it.
 
         Raises
         ------
@@ -218,7 +218,7 @@ class Registry:
         BackendNotFoundError
             No plugin offers the backend.
         BackendUnavailableError
-            The backend cannot be used on this machine. The hint says how to install it.
+            The backend cannot be used on this machine, or as for :meth:`backend`.
         ConfigurationError
             The backend has no runtime with that name.
         """
@@ -281,7 +281,7 @@ class Registry:
         Raises
         ------
         CrossmemError
-            As for :meth:`runtime`, and BackendNotFoundError if no plugin has the emulation.
+            As for :meth:`runtime`; BackendNotFoundError only if no plugin raises another error.
         """
         from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed only here
 
@@ -300,7 +300,7 @@ class Registry:
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                # The error of a wrong request is raised below, so the debug level is enough here.
+                # Unless a plugin answers, the error of a wrong request is raised: DEBUG is enough.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
@@ -349,7 +349,7 @@ class Registry:
 
     def _where_to_look(self) -> str | None:
         """Return the hint for an error that an unloaded plugin may explain."""
-        return "`crossmem devices` lists the plugins that failed" if self._left_out() else None
+        return "`crossmem devices` lists failed and disabled plugins" if self._left_out() else None
 
     def _left_out(self) -> list[str]:
         """Return the plugins that failed or are disabled, one line each."""

@@ -192,7 +192,7 @@ def choose(
     Raises
     ------
     ConfigurationError
-        The named device or runtime is invalid.
+        The named device or runtime is invalid, or a runtime is named without a device.
     BackendNotFoundError
         No plugin offers the named backend.
     BackendUnavailableError
@@ -245,7 +245,9 @@ def explain(
     *,
     runtime: str | None = None,
 ) -> Explanation:
-    """Explain the decision of :func:`choose` for the same arguments. This probes every backend.
+    """Explain the decision of :func:`choose` for the same arguments.
+
+    This probes every backend, except backends with a runtime in ``CROSSMEM_RUNTIME``.
 
     Returns
     -------

@@ -105,7 +105,7 @@ def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[P
             for low, high in own:
                 for offset in range(low, high, _PIECE_NBYTES):
                     nbytes = min(_PIECE_NBYTES, high - offset)
-                    # Ray sends this buffer out of band, so neither side makes another copy.
+                    # Ray sends this buffer out of band, so the pickle contains no copy of it.
                     yield [PickleBuffer(mapping.read(nbytes, offset=offset))]
 
 

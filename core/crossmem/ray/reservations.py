@@ -4,12 +4,13 @@
 Each message carries a token, a Ray object that the sender owns. Ray keeps the token as long as the
 message: in an object store, in a waiting or running call, or in a result. Ray also counts the
 receivers of the token. A receiver keeps the token as long as it keeps the memory, and forwards both
-together. When no living process has the token any more, the sender releases the memory.
+together. When no message and no living process has the token any more, the sender releases the
+memory.
 
 Ray begins to count a token when the message is complete. The sender must keep the token until that
-moment, but Ray does not report the moment to the serialiser. Therefore, the token lives as long as
-the ``tie``, an object that the sender holds during the send. All messages with the same tie share
-one token.
+moment, but Ray does not report the moment to the serialiser. Therefore, the sender keeps the token
+as long as the ``tie`` lives. The tie is an object that the sender holds during the send. All
+messages with the same tie share one token.
 """
 
 import logging
@@ -43,7 +44,7 @@ def token_of(memory: Memory) -> Any:
 def tie_of(memory: Memory) -> Any:
     """Return the object that lives as long as this process holds received memory.
 
-    The mappings of a pool's blocks share one use, so for a block the object is the block's mapping.
+    All blocks of a pool share one ``Usage``, so for a block the object is ``memory`` itself.
     """
     return memory if is_block(memory) else usage_of(memory)
 
@@ -84,10 +85,10 @@ def _put(tie: Any, token: Any) -> None:
 
 
 def _let_go(token: bytes) -> None:
-    """Release memory that no message keeps any more. A thread of Ray calls this."""
+    """Release memory that no message or receiver keeps any more. A thread of Ray calls this."""
     _reserved.pop(token, None)
     try:
-        # The finalisers of the memory have only queued the releases. This call executes them.
+        # The finalisers of the memory have only queued the releases, which drain() executes.
         drain()
     except Exception:  # noqa: BLE001 - logged with its traceback
         _log.exception("memory reserved by a Ray message could not be released")

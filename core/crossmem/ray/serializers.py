@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray serialisers for arrays, tensors and shared trees.
 
-Receivers on the sender's node get handles, and receivers on other nodes get copies.
+Receivers on the sender's node attach the memory, and receivers on other nodes get copies.
 
 The sender does not know the receivers, because Ray gives an object to any process that requests it.
 Therefore each message contains handles and the id of the sender's node, and the receiver compares

@@ -6,7 +6,7 @@ Ray that lacks one of the first three.
 
 - whether Ray is serialising a message. Ray's pickler also writes data that is stored, such as
   checkpoints and functions, and stored data must not contain handles;
-- a notice of the end of the last reference to an object, in any process of the cluster;
+- a notice when no process of the cluster has a reference to an object any more;
 - the lock that Ray holds while a deserialiser runs. A deserialiser that waits for Ray under this
   lock blocks all other deserialisers of the process. It also blocks Ray itself, which deserialises
   awaited objects before it continues;
@@ -53,12 +53,12 @@ def import_ray() -> Any:
 
 
 def check() -> None:
-    """Refuse a Ray that lacks one of the functions that crossmem needs.
+    """Refuse a Ray that lacks one of the attributes that crossmem needs.
 
     Raises
     ------
     UnsupportedError
-        The message names the missing function.
+        The message names the missing attribute.
     """
     ray = import_ray()
     serialization = import_module("ray._private.serialization")

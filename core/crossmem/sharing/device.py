@@ -73,6 +73,8 @@ class Device(LocalDevice):
             ``nbytes`` is not positive, or larger than the device can ever allocate.
         OutOfMemoryError
             The device has no room now. The message says how many freed bytes importers still hold.
+        UnsupportedError
+            The device's mechanism can share only queues.
         DriverError
             The vendor's call failed for another reason.
         """
@@ -93,7 +95,7 @@ class Device(LocalDevice):
 
         A process leases the whole pool when it attaches its first block. Attaching and unmapping
         later blocks takes no message, and usually no system call. Most frees take neither: the
-        owner frees blocks in batches of up to 32, with one barrier for each batch.
+        owner reclaims freed blocks in batches of up to 32, with one barrier for each batch.
 
         Parameters
         ----------
@@ -115,7 +117,8 @@ class Device(LocalDevice):
         OutOfMemoryError
             The device has no room now.
         UnsupportedError
-            The backend does not offer ``access``.
+            The device does not offer ``access``, cannot admit the users in ``allow``, or can share
+            only queues.
         DriverError
             The vendor's call failed for another reason.
         """
@@ -206,6 +209,8 @@ class Device(LocalDevice):
         ------
         InvalidSizeError, ConfigurationError
             An argument is out of bounds.
+        UnsupportedError
+            The device does not offer queues with these arguments.
         OutOfMemoryError, DriverError
             There is no memory for the buffers.
         """
@@ -262,7 +267,7 @@ class Device(LocalDevice):
             This memory cannot be shared (the message says why), the capability ``foreign_memory``
             is false, or the block contains other memory and ``neighbours`` is None.
         InvalidSizeError
-            The bytes do not lie in one allocation of the vendor.
+            ``nbytes`` is not positive, or the bytes do not lie in one allocation of the vendor.
         BusyError
             The memory of an earlier adoption was freed while it was adopted, and the vendor has
             other memory at these addresses now. Free the earlier adoption first.

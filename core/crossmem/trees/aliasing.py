@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between the arrays of two trees, if arrays of one tree share memory with others."""
+"""Copies between the arrays of two trees. The arrays may share memory with each other."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def _key(array: ArrayInfo) -> tuple[object, ...]:
 
 
 def _may_be_equal(first: Copy, second: Copy) -> bool:
-    """Return whether two sources have equal bytes. Sources of two libraries are not compared."""
+    """Return whether two sources have equal bytes; True also if their libraries differ."""
     one, other, kind = first.source, second.source, first.origin.kind
     if kind != second.origin.kind:
         return True
@@ -97,7 +97,7 @@ def _may_be_equal(first: Copy, second: Copy) -> bool:
 
 
 def _duplicate(one: Copy) -> Any:
-    """Return a copy of a source that is in memory of its own."""
+    """Return a copy of a source, in new memory."""
     if one.origin.kind == "numpy":
         return one.source.copy()
     if one.origin.kind == "torch":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds arrays and tensors in memory of this process from the description of a tree."""
+"""Builds arrays and tensors from the description of a tree, in memory mapped in this process."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def build(message: Message, memories: Sequence[Memory]) -> Any:
 def maker_of_rows(
     memories: Sequence[Memory] | dict[int, Memory],
 ) -> Callable[[Row, Kind], Any]:
-    """Return a function that makes the array of a row of a message, in the library ``kind``.
+    """Return a function that makes the array of a row, as an array of the library ``kind``.
 
     Parameters
     ----------

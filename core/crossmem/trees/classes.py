@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classes of objects in a tree: the sender names them, and the receiver looks them up.
 
-The receiver looks only in modules that it has imported. A class must be a dataclass or named tuple
-with exactly the sent fields. No code of the class runs, except the ``__hash__`` and ``__eq__`` of
-objects that are keys of a dict. Therefore, fields with their own descriptors are refused, and so
-are classes with ``__del__``.
+The receiver looks only in modules that it has imported. A dataclass must have exactly the sent
+fields, and a named tuple must have as many fields as values were sent. No code of the class runs,
+except the ``__hash__`` and ``__eq__`` of objects that are keys of a dict. Therefore, fields with
+their own descriptors are refused, and so are classes with ``__del__``.
 """
 
 import sys

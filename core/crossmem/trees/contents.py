@@ -92,7 +92,7 @@ class Contents:
         """Return the arrays that readers see: for a copied array, a new array over the copy.
 
         A new array holds an import of the memory, as the arrays of other processes do. So the tree
-        can be closed while the array is in use. A new array in a block of a pool holds the block.
+        can be closed while the array is in use. An array in a pool's block holds the block instead.
         """
         copies, rows = self._copies, self._message.rows
         if copies:
@@ -119,7 +119,7 @@ class Contents:
 def _map_pages(memory: Memory, low: int, high: int) -> None:
     """Map the pages of a copy now, so that later reads of the copy cause no page faults.
 
-    The copy was written through its descriptor, so no page of it is mapped yet.
+    A copy that was written through a descriptor has no mapped page yet.
     """
     if memory.device.capabilities.host_visible:
         memory.view()[low:high:_READ_STEP].tobytes()

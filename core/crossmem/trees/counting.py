@@ -19,7 +19,7 @@ _MAX_NESTING: Final = 200
 
 _MIN_ROW_NBYTES: Final = 24
 """A lower bound for the size of an array's description in the JSON. Such a description has at most
-three opening brackets. So the length of a text limits the number of its brackets."""
+three opening brackets. So the length of a text limits the number of these brackets."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _TOKENS: Final = re.compile(

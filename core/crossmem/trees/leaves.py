@@ -23,7 +23,7 @@ class Leaf(NamedTuple):
     value
         The array or tensor.
     found
-        The address, layout and device of the array.
+        The library, address, layout and device of the array.
     where
         A function that returns the array's path in the tree. Only error messages need the path.
     """

@@ -49,7 +49,8 @@ def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
     Raises
     ------
     ConfigurationError
-        The trees differ in a container, a shape or a dtype. The message names the place.
+        The trees differ in a container, a shape, a dtype or, for an update, a plain value. The
+        message names the place.
     UnsupportedError
         Something in the other tree cannot be shared.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The message of a shared tree: its handles, the arrays in their memory, and the containers.
 
-The wire form is a header (magic, version, length, checksum) and then JSON. No data is ever
+The wire form is a header (magic, version, flags, length, checksum) and then JSON. No data is ever
 unpickled. Every number is checked before its use, so the bytes may come from an untrusted process.
 """
 

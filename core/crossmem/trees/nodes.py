@@ -17,7 +17,7 @@ null, true, 1  None, True, 1; Unicode strings and finite floats also have their 
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
-{"i": [n, x]}  again the mutable container that was the n-th to be complete, from 0; x: its JSON
+{"i": [n, x]}  again the n-th mutable container that was completed, from 0; x: its first JSON
 ============== ==================================================================================
 
 The module ``classes`` describes the lookup of classes.
@@ -60,7 +60,7 @@ def write(value: Any, add_array: AddArray) -> Any:
     UnsupportedError
         The value contains something other than containers, arrays and plain values.
     ConfigurationError
-        The value is nested too deep, contains itself, or has too many values.
+        The value contains itself, is nested too deep, or has too many values or a huge integer.
     """
     return _Writer(add_array).write(value, ())
 
@@ -235,7 +235,7 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
     InvalidHandleError
         The node is invalid.
     UnsupportedError
-        A class or a dtype is missing in this process.
+        A class, a library or a dtype is missing in this process.
     """
     try:
         return _read(node, _Known(arrays, []), 0)
@@ -301,7 +301,7 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
     for pair in nodes:
         _check_list(pair, depth)
         key, value = pair
-        # The node of a string is the string itself, and most keys are strings.
+        # Most keys are strings. A node that is a string is also the value.
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
     if len(pairs) > _MAX_COLLISIONS:

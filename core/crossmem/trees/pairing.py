@@ -80,7 +80,8 @@ def _in_words(tag: str | None, name: str | None) -> str:
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     """Return a node's tag, the nodes inside it, and its class's name.
 
-    The inner nodes are in a dict. Its keys are indexes, or the texts of the keys of ``node``.
+    The inner nodes are in a dict. Its keys are indexes, or the texts of the keys of ``node``. For
+    an array, the dict is ``node`` itself.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None

@@ -99,12 +99,14 @@ def let_go(memory: Exportable) -> None:
 
 
 def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None:
-    """In a forked child, refuse an array in a block of the parent, which the child has not mapped.
+    """In a forked child, refuse an array in a pool's block or a queue's buffer of the parent.
+
+    The child does not have this memory mapped.
 
     Raises
     ------
     ForkedProcessError
-        The array lies in a block of the parent.
+        The array lies in such memory.
     """
     memory = cast("Memory | None", current().arrays.find_inherited(pointer, nbytes))
     if memory is not None and is_block(memory):

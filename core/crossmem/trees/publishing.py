@@ -36,11 +36,11 @@ class Published:
     )
 
     _devices: set[Device]
-    """The devices whose work must be complete before a version is published."""
+    """The devices that hold the arrays. A publish without a stream waits for all their work."""
     _is_own: bool
-    """Whether this process shares the tree."""
+    """Whether :func:`crossmem.share` made this object, and the tree has versions."""
     _is_taken: bool
-    """Whether this process has used the shared arrays: by ``value``, ``update`` or ``receive``.
+    """Whether ``value``, ``update`` or ``receive`` has used the shared arrays of this object.
 
     Before that, this process has only the originals, so it cannot have written to the copies.
     """
@@ -61,7 +61,12 @@ class Published:
         Raises
         ------
         ClosedError
-            This process, or the process that shares the tree, has closed the tree.
+            This process, or the process that shares the tree, has closed the tree. Or the process
+            that shares the tree is dead, and its last version is not known.
+        UnsupportedError
+            The tree has no versions.
+        OwnerGoneError, OwnerUnresponsiveError
+            As for :meth:`wait`.
         """
         timeline = self._look(None)
         version = timeline.value
@@ -86,9 +91,10 @@ class Published:
         Raises
         ------
         UnsupportedError
-            Another process shares the tree, or the arrays are not all on one device with streams.
-            Also raised if :func:`crossmem.share` copied arrays and this process has neither used
-            :attr:`value` nor called :meth:`update`, so that it has written only to the originals.
+            Another process shares the tree, or the tree has no versions. Or ``stream`` was passed,
+            and the arrays are not all on one device with streams. Also raised if
+            :func:`crossmem.share` copied arrays and this process has neither used :attr:`value` nor
+            called :meth:`update`, so that it has written only to the originals.
         ConfigurationError
             ``stream`` is not a stream.
         ClosedError, ForkedProcessError
@@ -132,10 +138,13 @@ class Published:
             The owner does not reply at the first check.
         OwnerGoneError
             The process that shares the tree is dead.
-        ClosedError
-            The owner closed the tree, or this object was closed.
-        UnsupportedError, ConfigurationError
-            As for :meth:`publish`.
+        ClosedError, ForkedProcessError
+            The owner closed the tree, this object was closed, or a forked child made this call.
+        UnsupportedError
+            The tree has no versions. Or ``stream`` was passed, and the arrays are not all on one
+            device with streams.
+        ConfigurationError
+            ``after`` is not a version, or ``stream`` is not a stream.
         """
         if type(after) is not int or not 0 <= after < 2**63 - 2:
             msg = f"after must be a version, not {shorten(after)}"
@@ -194,7 +203,8 @@ class Published:
         Raises
         ------
         UnsupportedError
-            This process shares the tree, or the device has no streams.
+            This process shares the tree, or the tree has no versions. Or ``stream`` was passed,
+            and the arrays are not all on one device with streams.
         ConfigurationError
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
@@ -223,8 +233,10 @@ class Published:
         ------
         WaitTimeoutError
             The message says how many readers have acknowledged the version.
+        ConfigurationError
+            ``version`` or ``readers`` is not an integer in the valid range.
         UnsupportedError
-            Another process shares the tree.
+            Another process shares the tree, or the tree has no versions.
         ClosedError, ForkedProcessError
             This object was closed, or a forked child made this call.
         """

@@ -56,7 +56,7 @@ def receive(
     """Return arrays and tensors over the memory that another process shared, without a copy.
 
     The memory stays valid while a received array, or an object that is derived from the array,
-    lives, even if the sender frees the memory. After the sender's exit, the memory stays valid if
+    lives, even if the owner frees the memory. After the owner's exit, the memory stays valid if
     the backend has the capability ``survives_owner``. The memory is released within a second after
     the last array ends.
 
@@ -66,8 +66,8 @@ def receive(
         The object that :func:`crossmem.share` returned, or its bytes.
     readonly
         True: the device or the kernel forbids writes. NumPy arrays are marked read-only. PyTorch
-        and CuPy have no read-only arrays, so a write to one of their arrays kills the process.
-        ``"advisory"``: only NumPy arrays refuse writes.
+        and CuPy have no read-only arrays. If the CPU writes to such an array, the process is
+        killed. ``"advisory"``: only NumPy arrays refuse writes.
     device
         The device that will use the memory, for memory of this device's backend. Memory of other
         backends is mapped for the device that holds it. None: all memory is mapped for the device
@@ -87,12 +87,12 @@ def receive(
     UnsupportedError
         A library or a class is missing in this process.
     ConfigurationError
-        ``into`` has another structure, or one array at two places whose contents differ; or another
-        argument is invalid.
+        ``into`` has another structure, an array that cannot be overwritten, or one array at two
+        places for which the shared arrays differ. Or another argument is invalid.
     BackendNotFoundError
         No plugin offers the backend of ``device``.
     ClosedError, ForkedProcessError
-        ``shared`` was closed, or a forked child made this call.
+        ``shared`` was closed, or was inherited through fork.
     CrossmemError
         As for :func:`crossmem.attach`.
     """

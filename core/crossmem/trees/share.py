@@ -48,7 +48,7 @@ def share(
     access: Access | None = None,
     neighbours: Neighbours | None = None,
 ) -> Shared[_T]:
-    """Make arrays and tensors receivable by other processes, in place.
+    """Make arrays and tensors receivable by other processes, in place if possible.
 
     Memory of crossmem is shared in place. Memory received from another process is shared with its
     original handle. Memory that a framework allocated on a device is adopted.
@@ -60,11 +60,11 @@ def share(
         dataclasses of them, with plain values. Overlapping arrays overlap in the receiver too, and
         an array that occurs twice is one array.
     copy
-        ``"allow"`` or True: an array is copied once if it cannot be shared in place. An array that
-        shares a block of the vendor with other memory is also copied, unless ``neighbours`` is
-        ``"expose"``. Readers get the copy. To give readers new data, change the arrays in
-        :attr:`crossmem.Shared.value`, or copy again with :meth:`crossmem.Shared.update`. None or
-        False: an array that would be copied is refused.
+        ``"allow"`` or True: an array that cannot be shared in place is copied, during this call
+        only. An array that shares a block of the vendor with other memory is also copied, unless
+        ``neighbours`` is ``"expose"``. Readers get the copy. To give readers new data, change the
+        arrays in :attr:`crossmem.Shared.value`, or copy again with :meth:`crossmem.Shared.update`.
+        None or False: an array that would be copied is refused.
     device
         The device to which host memory is copied; ``host`` if None. The CPU must be able to address
         the device's memory.
@@ -98,7 +98,7 @@ def share(
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such ``device`` in this process.
     DriverError, OutOfMemoryError
-        A vendor's call failed, or the pool has no free block. In this case, no copy is left.
+        A vendor's call failed, or the device or the pool has no room. No copy is left then.
     """
     process = drain()
     if not isinstance(copy, bool):
@@ -219,7 +219,7 @@ def _timeline(process: Process, allow: Allow | None, memory: TreeMemory) -> Time
 
 
 def host_device(named: Device | str | None) -> Device:
-    """Return the device for memory of the host.
+    """Return the device to which arrays in host memory are copied.
 
     Raises
     ------

@@ -75,7 +75,7 @@ class Shared(Published, Generic[_T_co]):
         self._devices = tree_memory.devices if tree_memory is not None else set()
         self._owned = tree_memory.owned if tree_memory is not None else []
         self.copied_nbytes = tree_memory.copied_nbytes if tree_memory is not None else 0
-        # The arrays in this process's own memory; None for a tree of another process.
+        # The shared originals and copies of arrays; None if this object was made from bytes.
         self._contents = contents
         self._is_taken = False
         self._value: tuple[_T_co] | None = None
@@ -115,8 +115,8 @@ class Shared(Published, Generic[_T_co]):
     def to_bytes(self) -> bytes:
         """Return the bytes with which other processes receive the tree. Send them in any way.
 
-        A process that has the bytes and passes the exporter's access check can read the memory, so
-        treat the bytes as a credential.
+        A process that has the bytes and passes the exporter's access check can import the memory,
+        so treat the bytes as a credential.
         """
         if self._blob is None:
             self._blob = self.message.to_bytes()
@@ -139,9 +139,9 @@ class Shared(Published, Generic[_T_co]):
         """The tree in shared memory. Readers see all writes to its arrays.
 
         The containers of the value are new. An array that was shared in place is the original. For
-        an array that was copied, the value has an array in the shared memory, for training in
-        place. The copy of a PyTorch ``Parameter`` is a plain tensor. In another process, the value
-        is the result of :func:`crossmem.receive`, and this object keeps the result.
+        an array that was copied, the value has an array in the shared memory, so that a program can
+        train in place. The copy of a PyTorch ``Parameter`` is a plain tensor. In another process,
+        the value is the result of :func:`crossmem.receive`, and this object keeps the result.
 
         The arrays keep the memory after :meth:`close`, as received arrays do.
 
@@ -178,16 +178,18 @@ class Shared(Published, Generic[_T_co]):
             A tree with the same containers, and the same libraries, dtypes and shapes of arrays.
             Its plain values must be the same too, because readers have them from the bytes. Arrays
             of :attr:`value` may be at other places: they are read before they are overwritten. If
-            shared arrays overlap in part, the new arrays must overlap in the same way, or the last
-            array at such an element remains.
+            shared arrays overlap in part, the new arrays must overlap in the same way. Otherwise,
+            each element in an overlap gets the value from the last of the new arrays.
 
         Raises
         ------
         ConfigurationError
-            The tree's structure differs, or a shared array is read-only, or it is at two places and
-            the new arrays differ. The message names the array. Nothing has changed then.
+            The structure or a plain value differs, a shared array cannot be overwritten, or one
+            shared array is at two places for which the new arrays differ. The message names the
+            place. Nothing has changed then.
         UnsupportedError
-            Another process shares the tree, or something in ``tree`` cannot be shared.
+            Another process shares the tree, the tree has no versions, or something in ``tree``
+            cannot be shared.
         ClosedError, ForkedProcessError
             This object was closed, or a forked child made this call.
         """
@@ -229,7 +231,7 @@ class Shared(Published, Generic[_T_co]):
 
     @property
     def kept(self) -> object:
-        """The objects that keep the memory. While a caller keeps them, it may use the memory."""
+        """The objects that keep the memory, until :meth:`close` frees copies and adoptions."""
         return self._owned, self._contents, self._kept, self._received
 
     @property
@@ -264,8 +266,8 @@ class Shared(Published, Generic[_T_co]):
                 # memory is released.
                 steps.callback(self._timeline.close)
             if self._process.is_inside:
-                # A finaliser may run in a thread that holds a lock, and releases take locks of a
-                # lower rank. So another thread executes these steps.
+                # This call runs in a finaliser or signal handler, and its thread holds a lock.
+                # Releases take locks of a lower rank, so another thread executes these steps.
                 deferred = self._process.deferred
                 deferred.ready[Call(steps.pop_all().close)] = None
                 deferred.start_reaper()

@@ -210,9 +210,10 @@ class TreeMemory:
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
         """Copy each byte of the arrays once, into one allocation or block; return the places.
 
-        A gap is memory between the elements of an array, such as the other columns of a matrix. In
-        host memory, the copy omits a gap if no other array lies in it, because the user did not
-        share the gap. On a device, the copy includes gaps, because only a kernel could omit them.
+        A gap is memory between the elements of an array: if the array is one column of a matrix,
+        the other columns are gaps. In host memory, the gaps of an array are not copied if no other
+        array overlaps its range of addresses, because the user did not share the gaps. On a device,
+        gaps are copied, because only a kernel could omit them.
         """
         home = self.host() if where is None else home_of(self.process, where)
         alignment = ALIGNMENT if self.pool is None else BLOCK_ALIGNMENT
@@ -256,7 +257,10 @@ class TreeMemory:
         return places
 
     def _allocate(self, home: Device, nbytes: int, leaf: Leaf) -> Exportable:
-        """Return memory for copies. It is freed after the last array in it ends."""
+        """Return memory for copies.
+
+        The memory is freed when the tree and all arrays in the memory have ended.
+        """
         if self.pool is not None:
             refuse_pool_elsewhere(self.pool, leaf.where(), home.name)
             return take_block(self.pool, nbytes, "the copies need", "share")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's buffers, and their hand-over by queues.
 
-The vendor's waiting calls poll the queue. This module adds only typed errors and exact time limits.
+The vendor's waiting calls poll the queue. This module adds typed errors, exact time limits, and
+retries while another process uses the queue.
 """
 
 import ctypes
@@ -136,7 +137,7 @@ class HandOvers:
         made: list[int] = []
         with self._about(buffer.ordinal, "put"):
             number = attached_in(queue).number
-            # A new buffer has the length 0, which the vendor's call refuses.
+            # The vendor's call refuses the length 0, but a new buffer has this length already.
             if length:
                 buffer.length = length
                 code = tdt.set_buf_data_len(handle, length)

@@ -2,8 +2,8 @@
 """The choice of device and context on any thread, and their restoration afterwards (law C19).
 
 A process opens a device once, in a separate thread, because ``set_device`` changes the context of
-the calling thread. Only a reset of the device would undo this change. crossmem never resets a
-device, because torch_npu or the application may be using it.
+the calling thread. If that thread had no context before, only a reset of the device would undo this
+change. crossmem never resets a device, because torch_npu or the application may be using it.
 """
 
 import threading
@@ -113,7 +113,11 @@ class Contexts:
         self._vendor.check(name, code)
 
     def _settle(self) -> None:
-        """Pay the debts of earlier calls, unless the application has chosen a context since."""
+        """Pay the debts of earlier calls.
+
+        If the application has chosen a context since, do not restore the previous context, but
+        destroy a context that crossmem created.
+        """
         debts = self._debts
         while debts:
             debt = debts[0]

@@ -60,7 +60,7 @@ class AscendDriver(VendorDriver):
     Raises
     ------
     BackendUnavailableError
-        The runtime offers neither shareable handles nor keys.
+        The runtime offers neither shareable handles nor keys, or lacks a function that both need.
     """
 
     backend = BACKEND

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the plugin. They import no module of the vendor before a driver is requested."""
+"""The hook of the plugin. Only a load imports pyACL; a probe or a load may open CANN's library."""
 
 import sys
 from functools import partial

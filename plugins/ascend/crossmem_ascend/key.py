@@ -31,11 +31,12 @@ _PIDS_IN_A_CALL: Final = 31
 
 @dataclass(slots=True)
 class _Keyed(Reference):
-    """Memory with a key. Each field records a resource that is not released yet."""
+    """Memory with a key."""
 
     key: str = ""
+    """In the exporter, the open key; empty if there is none. In an importer, the key to open."""
     address: int = 0
-    """The address of the allocation, or of the mapped import."""
+    """The address of the allocation, or of the mapped import; 0 after the free or the unmap."""
 
 
 class Key(Mechanism):
@@ -57,7 +58,7 @@ class Key(Mechanism):
 
     @override
     def allocate(self, ordinal: int, nbytes: int) -> Block:
-        # The capacity is a number of whole huge pages. Otherwise the memory might not be aligned to
+        # The capacity is a whole number of huge pages. Otherwise the memory might not be aligned to
         # a page, or might share a page with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         owned = _Keyed(self)

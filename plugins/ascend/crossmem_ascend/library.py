@@ -2,7 +2,7 @@
 """``libascendcl`` through ctypes, with the interface of pyACL.
 
 This binding needs no pyACL, and releases the GIL during calls. It has functions that pyACL lacks:
-access to mappings, handles of mapped memory, and version 2 of shareable handles.
+access to mappings, handles of mapped memory, version 2 of shareable handles, and queues.
 """
 
 import ctypes
@@ -132,7 +132,7 @@ def acl_library() -> ctypes.CDLL:
 
 
 def folders(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the folders in which CANN may be installed."""
+    """Return the library folders of all places where CANN may be installed."""
     variables = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
     roots = [environ[name] for name in variables if environ.get(name)]
     return tuple(f"{root}/lib64" for root in (*roots, *_ROOTS))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common interface of the two mechanisms, keys and shareable handles."""
+"""The common interface of the mechanisms ``key`` and ``shareable``."""
 
 from dataclasses import dataclass, field
 from typing import Final, Protocol

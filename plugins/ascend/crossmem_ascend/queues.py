@@ -46,7 +46,7 @@ _BITS: Final[Mapping[QueueRole, int]] = {"produce": 4, "consume": 2}
 def obstacle(
     vendor: Vendor, tdt: object | None, ordinal: int, environ: Mapping[str, str]
 ) -> UnsupportedError | None:
-    """Return why a device's processes cannot use the vendor's queues, None if they can."""
+    """Return why processes cannot use the vendor's queues on a device, None if they can."""
     code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
     missing = [f"tdt.{name}" for name in NEEDS if not hasattr(tdt, name)]
     missing += ["rt.get_run_mode"] if not vendor.has("get_run_mode") else []

@@ -83,8 +83,8 @@ PEER_ACCESS: Final = frozenset(
 
 
 STREAM_VALUES: Final = frozenset({"host_register", "host_unregister", "value_wait", "value_write"})
-"""Functions of ``acl.rt`` for values in host memory that streams write and wait for. A product that
-lacks them returns 207000."""
+"""Functions of ``acl.rt`` for values in host memory that streams write and wait for. On a product
+without this feature, they return 207000."""
 
 NOTIFIES: Final = frozenset(
     {
@@ -97,7 +97,7 @@ NOTIFIES: Final = frozenset(
         "wait_and_reset_notify",
     }
 )
-"""Functions of ``acl.rt`` for notifies that several processes use. On a product that lacks them,
+"""Functions of ``acl.rt`` for notifies that several processes use. On a product without this feature,
 the export returns 207000."""
 
 
@@ -188,7 +188,8 @@ class Rt(Protocol):
 class Acl(Protocol):
     """The module ``acl``.
 
-    ``get_soc_name``, ``get_recent_err_msg`` and an emulation's ``crossmem_fault`` may be missing.
+    A runtime may also have ``get_soc_name``, ``get_recent_err_msg`` and ``tdt``, and an emulation
+    ``crossmem_fault`` and ``violations``.
     """
 
     @property
@@ -245,7 +246,7 @@ class Vendor:
             The result code.
         """
         if code != SUCCESS:
-            # A binding reports its own failures, which are not the vendor's, by crossmem_fault.
+            # An emulation reports its own failures, which are not the vendor's, by crossmem_fault.
             told: Callable[[], CrossmemError | None] | None
             told = getattr(self.acl, "crossmem_fault", None)
             fault = told() if told is not None else None

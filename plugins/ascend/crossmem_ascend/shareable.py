@@ -33,7 +33,10 @@ _NO_RAW_EXPORT: Final = frozenset({FEATURE_NOT_SUPPORT, PARAM_INVALID})
 
 @dataclass(slots=True)
 class _Physical(Reference):
-    """Physical memory in this process. Each field records a resource that is not released yet."""
+    """Physical memory in this process.
+
+    Each field except ``share`` records a resource that is not released yet.
+    """
 
     handle: int
     addresses: int = 0

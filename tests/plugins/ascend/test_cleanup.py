@@ -174,7 +174,7 @@ def test_addresses_are_released_once_whatever_happens_to_the_context(
     # Another thread may have the addresses now: who is told that it failed would ask again.
     driver.release(reserved)
 
-    assert "makes the device current again" in caplog.text
+    assert "tries again to make it current" in caplog.text
     assert acl.rt.named().count("release_mem_address") == 1
 
     copy(driver)

@@ -50,4 +50,4 @@ def test_peers_without_end_make_ten_lines_a_second(
 
     lines = [one.getMessage() for one in caplog.records]
     assert len(lines) == 11
-    assert lines[-1] == "process 1000: it talks (90 lines about other processes were left out)"
+    assert lines[-1] == "process 1000: it talks (90 other lines were left out)"

@@ -56,7 +56,7 @@ def test_unknown_name_lists_what_there_is(world: Any) -> None:
     ]
     with pytest.raises(BackendNotFoundError) as caught:
         registry.driver("nothing_like_it")
-    assert caught.value.hint == "`crossmem devices` lists the plugins that failed"
+    assert caught.value.hint == "`crossmem devices` lists failed and disabled plugins"
 
 
 def test_unknown_name_where_there_is_nothing(world: Any) -> None:

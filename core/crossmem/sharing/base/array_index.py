@@ -94,8 +94,8 @@ class ArrayIndex:
         if len(new) < _MOST_NEW:
             return
         # A wait for the lock could deadlock, because the holder of the lock may run a finaliser
-        # that waits for a lock of this thread. If the lock is taken, the next lookup updates the
-        # lists.
+        # that waits for a lock of this thread. If another thread holds the lock, the next lookup
+        # updates the lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003
@@ -121,7 +121,7 @@ class ArrayIndex:
                 self._is_busy = was_busy
 
     def find_inherited(self, pointer: int, nbytes: int) -> Indexed | None:
-        """Return memory of a parent process that contains all of these addresses, else None."""
+        """Return memory of an ancestor process that contains all of these addresses, else None."""
         parent = self._inherited
         while parent is not None:
             found = parent.find(pointer, nbytes)
@@ -131,7 +131,7 @@ class ArrayIndex:
         return None
 
     def is_inherited(self, pointer: int, nbytes: int) -> bool:
-        """Whether all of these addresses lie in memory of a parent process."""
+        """Whether all of these addresses lie in one memory object of an ancestor process."""
         return self.find_inherited(pointer, nbytes) is not None
 
     def _search(self, pointer: int, nbytes: int) -> Indexed | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between memory and the host, and copies within a device."""
+"""Copies between memory and the host, and copies from memory to memory."""
 
 from typing import Any
 
@@ -135,8 +135,8 @@ class Copyable(Endable):
         Parameters
         ----------
         source
-            An allocation, mapping or piece of the same backend. Memory of another device needs the
-            capability ``peer_access``.
+            An allocation, mapping or piece of the same backend and runtime. If it lies on another
+            device, both devices need the capability ``peer_access``.
         nbytes
             Number of bytes; None: all of ``source`` from ``source_offset`` on.
         offset
@@ -151,7 +151,7 @@ class Copyable(Endable):
         AccessDeniedError
             This memory is read-only in this process.
         UnsupportedError
-            The device cannot reach the other memory.
+            The device cannot reach the memory of ``source``.
         ClosedError, ForkedProcessError
             One of the two objects was closed, or a forked child made this call.
         """
@@ -181,7 +181,7 @@ class Copyable(Endable):
             other_copies.pop(other, None)
 
     def _begin_copy(self, copy: object) -> int:
-        """Register a copy and return the memory's address. The caller always removes the copy."""
+        """Register a copy and return the memory's address. The caller must remove the copy."""
         # This statement raises in a forked child. It comes before the lock: if a thread of the
         # parent held the lock at the fork, no thread of the child would release it.
         self.ptr  # noqa: B018
@@ -194,7 +194,8 @@ class Copyable(Endable):
     def _refuse_write(self, operation: str) -> None:
         if self.readonly:
             msg = f"{self!r} is read-only"
-            raise AccessDeniedError(msg, operation=operation, hint="import without readonly")
+            hint = 'import without readonly=, from an export with access="rw"'
+            raise AccessDeniedError(msg, operation=operation, hint=hint)
 
     def _refuse_unreachable(self, source: "Copyable") -> None:
         mine, other = self.device, source.device

@@ -95,7 +95,7 @@ class DeferredWork:
         self.waiting: set[Record] = set()
         """Freed memory whose leases have not ended."""
         self.idle: dict[Record, None] = {}
-        """Freed memory whose last lease has ended. The lease server adds the records."""
+        """Freed memory whose last lease has ended. The lease registry adds the records."""
         self.draining: set[int] = set()
         """The ids of threads that execute a release which their current call does not need."""
         self.streams_wait: Callable[[object], bool] = lambda _driver: False
@@ -163,8 +163,8 @@ class DeferredWork:
                 # queue again, so the reaper tries later.
                 self.start_reaper()
         except CrossmemError as error:
-            # The call that ended the object has raised this error already. The record stays in the
-            # queue for the next attempt.
+            # The current call did not end the object, so it does not raise this error. The record
+            # stays in the queue for the next attempt.
             if isinstance(error, StreamsWaitError):
                 self.start_reaper()
         except Exception:  # noqa: BLE001 - logged with its traceback

@@ -82,7 +82,7 @@ class LocalDevice:
 
     public: ClassVar["type[LocalDevice] | None"] = None
     """The class of all device objects: :class:`crossmem.Device`, whose module sets this
-    attribute at its import."""
+    attribute."""
 
     def __init__(
         self,
@@ -305,7 +305,8 @@ def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -
 def runtime_in_use(process: Process, backend: str) -> str | None:
     """Return the one runtime through which this process uses a backend.
 
-    If the process uses no runtime of the backend, or several, return None: the backend chooses.
+    If the process uses no runtime of the backend, or several, return None: ``CROSSMEM_RUNTIME``, or
+    else the backend, chooses.
     """
     used = {
         runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend

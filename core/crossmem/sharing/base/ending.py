@@ -49,7 +49,8 @@ class Endable:
         Raises
         ------
         BusyError
-            The object is in use. Nothing has changed then.
+            The object is in use, and nothing has changed. Or the object has ended, but its release
+            must not wait for the device now. Later calls of crossmem continue with the release.
         CrossmemError
             The vendor refused the release. Later calls of crossmem continue with it.
         """
@@ -65,8 +66,8 @@ class Endable:
         deferred = process.deferred
         ready = deferred.ready
         if ready or deferred.idle:
-            # A dropped object counts as a user of this object until its own record is released. So
-            # queued records are released first.
+            # A dropped object, such as a piece, may count as a user of this object until its own
+            # record is released. So queued records are released first.
             process.drain()
             if ready and self._is_used():
                 process.drain(patient=True)
@@ -132,7 +133,7 @@ class Endable:
             )
 
     def _is_reaped(self) -> bool:
-        """Return whether the reaper releases this object if it is dropped.
+        """Return whether the reaper releases this object if it is dropped without ``_is_left``.
 
         The release of a GPU's memory waits for the device. In another thread, this wait could break
         the capture of a graph, so the next call of crossmem does it.
@@ -166,10 +167,8 @@ def end_because(one: Endable, why: str) -> None:
 
     Raises
     ------
-    BusyError
-        The object is in use. Nothing has changed then.
-    CrossmemError
-        The vendor refused the release. Later calls of crossmem continue with it.
+    BusyError, CrossmemError
+        As for :meth:`Endable._end`.
     """
     # The reason is set before the object ends, so that every error of a later use contains it.
     one._why_ended = why

@@ -45,7 +45,8 @@ class Memory(Copyable):
         The view and all objects derived from it keep this object alive. While one of them exists,
         the memory cannot be unmapped or freed. A forked child reads and writes the same memory
         through an inherited view, but cannot make new views. The pages stay allocated until the
-        child ends.
+        child ends. Blocks of pools are not mapped in the child: an access through an inherited view
+        of a block ends the child (SIGSEGV).
 
         Raises
         ------
@@ -188,8 +189,8 @@ class Memory(Copyable):
         Parameters
         ----------
         stream
-            The consumer's stream. Unless the stream is -1, the method waits for all work of this
-            process on the device.
+            The consumer's stream; None for host memory. For device memory, unless the stream is -1,
+            the method waits for all work of this process on the device.
         max_version
             The newest version of DLPack that the consumer supports. Read-only memory needs at least
             (1, 0).
@@ -287,5 +288,8 @@ def is_block(memory: Memory) -> bool:
 
 
 def usage_of(memory: Memory) -> Usage:
-    """Return the record of the users of memory, which all objects of the same memory share."""
+    """Return the record of the users of memory.
+
+    All objects of the same memory share the record. So do all blocks of one pool or queue.
+    """
     return memory._usage

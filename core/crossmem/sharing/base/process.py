@@ -63,7 +63,7 @@ class Part:
         self._process = process
 
     def tend(self) -> None:
-        """Do pending work, except releases. Each call of crossmem off the hot path runs this."""
+        """Do pending work outside the queue of deferred work, for :func:`crossmem.collect`."""
 
     def prepare_exit(self) -> None:
         """Wait for work of other processes. A normal exit runs this before all releases."""
@@ -89,9 +89,9 @@ class Process:
         self.state = ordered_lock(Rank.STATE)
         """Guards the open objects and their users. Threads hold this lock only briefly."""
         self._notifies = [threading.Condition(self.state).notify]
-        """The ``notify`` method of a condition for each lock that threads hold only briefly.
-        :attr:`is_inside` calls it to find out whether this thread holds the lock. No thread ever
-        waits for these conditions."""
+        """The ``notify`` methods of two conditions: for the lock of the state and, with a server,
+        for the lock of the lease registry. :attr:`is_inside` calls them to find out whether this
+        thread holds one of the locks. No thread ever waits for these conditions."""
         # This program may have replaced another program by exec, with the same pid and start time.
         # The other program's numbers must not occur again (C6). So numbers begin with the CPU time
         # of the process in microseconds. The other program used more than a microsecond for each
@@ -108,7 +108,7 @@ class Process:
         """Drivers whose streams still wait for another process when this process exits. crossmem
         leaves their memory to the vendor, because a wait for the streams might never end."""
         self.is_exiting = False
-        """Whether new exports and imports are refused."""
+        """Whether the exit has begun: imports, and the start of the server, are refused."""
         self.is_closed = False
         """Whether all objects have become unusable. Set under the lock of the state."""
         self.is_inherited = False
@@ -117,7 +117,7 @@ class Process:
         """A list with the lease server. The server enters the list before its thread starts, so an
         interrupt cannot lose the server."""
         self.server: LeaseServer | None = None
-        """The lease server, None before the first leased export."""
+        """The lease server, None before the first call of :meth:`start_server`."""
 
     def part(self, kind: type[_P]) -> _P:
         """Return the part of a package. The first call makes the part."""
@@ -134,7 +134,7 @@ class Process:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread holds a lock of the state, so that a release here could deadlock.
+        """Whether this thread holds a lock under which a release could deadlock; see ``_notifies``.
 
         Finalisers and signal handlers may run at any point, even while their thread holds such a
         lock. If an object ends in such code, its resources are released later.
@@ -189,14 +189,14 @@ class Process:
         self.deferred.drain(look=True, patient=patient)
 
     def tend(self) -> None:
-        """Do the pending work of all parts, except releases."""
+        """Do the pending work of all parts; see :meth:`Part.tend`."""
         for part in list(self._parts.values()):
             part.tend()
 
     # The end ------------------------------------------------------------------------------
 
     def shut_down(self) -> None:
-        """Release all resources at a normal exit, in the vendor's order."""
+        """Release all resources at a normal exit, in the order that vendors require."""
         with self.lock:
             if self.is_exiting or _current is not self:
                 return
@@ -250,7 +250,7 @@ class Process:
 
     @property
     def held_for_fork(self) -> list["threading.RLock"]:
-        """The locks that are held during a fork, so that no other thread changes the state."""
+        """The locks that are held during a fork, so that no thread changes what they guard."""
         server = self.server
         return [self.lock] if server is None else [self.lock, server.leases.lock]
 
@@ -261,7 +261,7 @@ def _closing_of(part: Part) -> int:
 
 open_pools: Final[dict[bytes, Any]] = {}
 """The pools of other processes that this process has open. A key is the bytes that all handles of a
-pool share. The dict is empty in a forked child, and after this process has released everything."""
+pool share. The dict is empty in a forked child, and once :attr:`Process.is_closed` is true."""
 
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
@@ -316,7 +316,7 @@ def drain() -> Process:
     Raises
     ------
     ClosedError
-        This process is exiting and has released everything.
+        This process is exiting, and all objects of crossmem have become unusable.
     """
     process = _current
     if process is None:

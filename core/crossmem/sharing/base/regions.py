@@ -66,8 +66,8 @@ class RegionIndex(Generic[_T]):
         start, nbytes
             First address, and number of bytes, of the object.
         space
-            Any object that stands for the address space, such as its driver. Regions of one space
-            do not overlap. Regions of different spaces may overlap.
+            Any object that stands for the address space, such as the driver of the memory. Regions
+            of one space must not overlap. Regions of different spaces may overlap.
         """
         self.remove(what)
         region = _Region(start, start + nbytes, space, next(self._numbers))

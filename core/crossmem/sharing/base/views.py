@@ -40,7 +40,7 @@ def kind_of_arrays(device: LocalDevice) -> "Kind":
     Raises
     ------
     UnsupportedError
-        No library can use such memory.
+        Neither NumPy nor CuPy can use such memory.
     """
     capabilities = device.capabilities
     if capabilities.host_visible:

@@ -93,8 +93,8 @@ class Allocation(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this memory.
 
-        A second export with the same arguments returns an equal handle without a vendor call, until
-        that handle is withdrawn (C3).
+        Without ``stream``, a second export with the same arguments returns an equal handle without
+        a vendor call, until that handle is withdrawn (C3).
 
         Parameters
         ----------

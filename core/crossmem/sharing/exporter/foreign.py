@@ -38,7 +38,8 @@ def check_address(name: str, value: object) -> int:
 def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
     """Return the driver's report about the memory at an address, with any obstacle to adoption.
 
-    For memory of crossmem itself, the function does not call the driver.
+    The function does not call the driver for memory of crossmem itself, or if the device does not
+    offer adoptions.
 
     Raises
     ------
@@ -76,7 +77,7 @@ class ForeignAllocation(BlockRecord):
     Attributes
     ----------
     number
-        Number of the allocation in handles. Each adoption is an export of the allocation.
+        Number of the allocation in handles. All adoptions in the allocation share it.
     foreign
         The driver's report about the memory at the time of the first adoption.
     users

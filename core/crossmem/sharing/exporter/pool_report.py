@@ -21,7 +21,8 @@ class PoolStats:
     live
         Number of blocks that are allocated and not freed.
     waiting
-        Number of freed blocks that processes or messages still hold.
+        Number of freed blocks that processes or messages still hold, or that the work of a stream
+        may still use.
     holders
         Number of blocks, live or freed, that each process holds. The key is the pid.
     in_messages

@@ -61,7 +61,7 @@ class BlockRecord:
         return made[0]
 
     def release_exports(self, block: Block) -> None:
-        """Release the vendor's exports. The caller holds the lock."""
+        """Release the vendor's exports. The caller holds the lock, or nothing uses the block."""
         driver = self.device.driver
         for made in self.exported.values():
             if made:
@@ -106,7 +106,8 @@ class AllocationRecord(Record):
         the same number."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
-        """The handles that were returned. The key is the arguments of the export."""
+        """The handles that were returned and not withdrawn. The key is the arguments of the export,
+        and "early" if the call did not wait for the device."""
         self.unit: Unit | None = None
         """The memory's unit in the lease registry, None before its first leased export."""
         self.is_retired = False
@@ -180,7 +181,7 @@ class AllocationRecord(Record):
         return unit
 
     def _on_idle(self) -> None:
-        """Note that the last lease has ended. The lease server's thread calls this."""
+        """Note that the last lease has ended. Any thread may call this."""
         self.process.deferred.note_idle(self)
 
     @override
@@ -297,7 +298,8 @@ class Allocations(Part):
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
         """Return the record of the memory that a handle names.
 
-        None if the memory was released. Freed memory that waits for leases still has its record.
+        None if this process has no such export, for example because the memory was released. Freed
+        memory that waits for leases still has its record.
         """
         return self.exported.get((handle.allocation, handle.export))
 

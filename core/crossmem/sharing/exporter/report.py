@@ -53,20 +53,21 @@ class ExportInfo:
     Parameters
     ----------
     handle
-        The handle that :meth:`crossmem.Allocation.export` returned.
+        The handle of the export. The handle of a block names the block's whole capacity.
     nbytes, capacity
-        Requested and reserved size of the allocation, in bytes.
+        Requested and reserved size of the memory, in bytes; for a block, both are its capacity.
     leases
         The leases, the oldest first.
     denied
-        Number of requests that ``allow`` refused.
+        Number of requests that ``allow`` or the driver refused; 0 for a block.
     waiting
         Whether the owner has freed the memory while leases on it remain.
     withdrawn
         Whether the export was withdrawn. A withdrawn export is listed until its leases have ended.
     pool
-        The use of the blocks, if this is the export of a pool's whole memory; else None. The leases
-        of such an export belong to processes that have the pool open.
+        The use of the blocks, if this is the export of a pool's whole memory. The leases of such an
+        export belong to processes that have the pool open. None for other exports, and for a closed
+        pool after the end of its last block.
     """
 
     handle: ShareableHandle
@@ -80,10 +81,11 @@ class ExportInfo:
 
 
 def exports() -> list[ExportInfo]:
-    """Return every export of this process that can have leases, the oldest allocation first.
+    """Return every export of this process that can have leases.
 
-    A pool has one entry; :meth:`crossmem.Pool.exports` returns its blocks. This call first frees
-    memory whose last lease has ended.
+    The exports have the order in which their memory was first exported. A pool has one entry;
+    :meth:`crossmem.Pool.exports` returns its blocks. This call first frees memory whose last lease
+    has ended.
     """
     process = drain()
     if process.server is None:

@@ -26,8 +26,8 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         is_mine = handle.owner == process.identity and handle.allocation == record.number
         if not is_mine or unit is None or server is None:
             raise _no_export(record, handle)
-        # Adoptions of the same memory have the same allocation number, so the export may belong to
-        # another adoption.
+        # Adoptions in one allocation of the vendor have the same allocation number, so the export
+        # may belong to another adoption.
         if record.allocations.exported.get(export) is record:
             # This step comes first. If a later step is interrupted, the record still forgets the
             # export when the record itself ends.

@@ -77,16 +77,18 @@ def import_handle(
     InvalidHandleError
         No process exported memory with these bytes (C14).
     StaleHandleError
-        The memory was freed (C6).
+        The memory was freed (C6), or the handle was withdrawn (C28).
     OwnerGoneError, OwnerUnresponsiveError
-        The exporter is dead (C12), or lives but does not reply (C26).
+        The exporter is dead (C12) or exiting, or lives but does not reply (C26).
     AccessDeniedError
         The exporter does not admit this process (C13).
     WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         This process cannot reach the memory; the message names the missing part (C15).
     UnsupportedError
-        The backend does not offer the requested import. ``"release"`` was requested for a raw
+        The backend does not offer the requested import, or ``"release"`` was requested for a raw
         handle, whose importers cannot notice the exporter's death.
+    DriverError, OutOfMemoryError
+        A vendor's call failed, in this process or in the exporter.
     """
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
@@ -134,7 +136,7 @@ def attach(
     Parameters and errors are those of :func:`import_handle`.
     """
     if type(handle) is bytes and on_owner_death is KEEP and readonly is False and device is None:
-        # If the pool of the block is open in this process, the attach needs no message.
+        # A block of a pool that is open in this process is attached without a message.
         arena: ArenaImport | None = open_pools.get(handle[BLOCK_START:])
         if arena is not None:
             if arena.ready or arena.idle:
@@ -179,10 +181,12 @@ def attach_many(
     timeout: float | None = None,
     on_owner_death: OnOwnerDeath = KEEP,
 ) -> list[Mapping]:
-    """Attach any number of handles with one round trip to each exporter.
+    """Attach any number of handles with few requests.
 
-    If one handle cannot be attached, the call attaches none. Parameters and errors are those of
-    :func:`import_handle`. The mappings have the order of the handles.
+    A request contains up to 1024 handles of one exporter and one backend. Each pool that is not
+    open yet takes a request of its own. If one handle cannot be attached, the call attaches none.
+    Parameters and errors are those of :func:`import_handle`. The mappings have the order of the
+    handles.
     """
     process = drain()
     check_device(device)
@@ -217,7 +221,7 @@ def attach_reserved(
     ----------
     message
         The handles with their reservation numbers. The number is 0 for a handle without a
-        reservation, and for another part of an export whose reservation is in the message already.
+        reservation, and for further handles of an export whose reservation is in the message.
     device, readonly, timeout
         As for :func:`import_handle`.
     """

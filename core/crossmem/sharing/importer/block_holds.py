@@ -30,7 +30,8 @@ __all__ = ["ASK_S", "ArenaImport", "BlockHold", "Holders", "LinkedHold", "all_of
 _LOOK_S: Final = 0.5
 """Seconds after a check of the owner in which attaches do not check the owner again."""
 ASK_S: Final = 5.0
-"""Seconds that the owner has to confirm that it is still the program that made the pool."""
+"""Time limit, in seconds, of a request about an open pool. Such a request asks whether the owner is
+still the program that made the pool, or which generation of a block a message reserves."""
 
 
 class ArenaImport:
@@ -78,9 +79,10 @@ class ArenaImport:
         self.is_plain = IS_ORDERED and not self.is_fenced and self.hold_kind is BlockHold
         """Whether a hold begins and ends without a fence, a wait for the device, or streams."""
         self.awaited: list[int] = []
-        """Blocks whose hold has ended. The owner waits for a message about each."""
+        """Blocks whose hold has ended, and about which the owner waits for a message."""
         self.look_at = 0.0
-        """The first attach after this time checks whether the owner lives."""
+        """After this time, the first attach of a block that this process does not hold checks
+        whether the owner lives."""
         connection = record.connection if isinstance(record, RemoteImport) else None
         self.link = None if connection is None else connection.open_link
         """The connection to the program that made the pool."""
@@ -92,8 +94,9 @@ class ArenaImport:
 
         Raises
         ------
-        OwnerGoneError
-            The owner is dead, or its process runs another program.
+        CrossmemError
+            The owner is dead or does not reply, or its process runs another program, which does not
+            know the pool.
         """
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
@@ -108,8 +111,9 @@ class ArenaImport:
         link = connection.open_link
         if link is not None and link is self.link:
             return
-        # The earlier connection is closed. Either the owner called exec, which keeps pid and pidfd,
-        # or its server had too many connections. The reply to a new request shows which.
+        # The earlier connection is closed, for example because the owner's server had too many
+        # connections, or because the owner called exec, which keeps pid and pidfd. The reply to a
+        # new request shows whether the owner still has the pool.
         device = record.device
         answers = connection.request(
             (handle,),
@@ -175,7 +179,8 @@ class BlockHold(Use):
     def take(self, generation: int) -> bool:
         """Hold the block. Return False if the owner has freed it or withdrawn the generation.
 
-        After False, the caller ends the hold. The caller holds the lock of the state.
+        If another hold of this process keeps that generation, the return value is True all the
+        same. After False, the caller ends the hold. The caller holds the lock of the state.
         """
         arena, index = self.arena, self.index
         at = arena.at + index
@@ -194,9 +199,10 @@ class BlockHold(Use):
                 words.store(row, at, generation)
             self.is_sure = True
         else:
-            # The owner has freed the block. If another hold of this process keeps the generation in
-            # the row, the owner waits, so this process may map the block again. Only a hold that
-            # the owner is certain to see counts: a signal handler may have interrupted the others.
+            # The owner has freed the block or withdrawn the generation. If another hold of this
+            # process keeps the generation in the row, the owner does not reuse the block, so this
+            # process may map it again. Only a hold that the owner is certain to see counts: a
+            # signal handler may have interrupted the take() of the others.
             others = all_of(arena.holders.get(index, ()))
             self.is_sure = word == generation and any(one.is_sure for one in others)
         return self.is_sure
@@ -255,9 +261,10 @@ class BlockHold(Use):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """End the hold after the running work of the device has ended.
+        """End the hold when no running work of the device uses the block any more.
 
-        One wait serves all holds that are ready, because their objects ended before the wait.
+        One wait for the device serves all holds that are ready, because their objects ended before
+        the wait.
         """
         failure, ended = None, [self]
         if not self.is_done:

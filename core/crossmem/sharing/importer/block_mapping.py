@@ -154,8 +154,9 @@ def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapp
 def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
     """Attach a block of an open pool by the bytes of its handle, without a system call.
 
-    After the first attach of a pool, attaches with default arguments take this path. Return None if
-    the caller must take the general path, for example to check the owner or to report an error.
+    After the first attach of a pool, attaches of bytes with default arguments take this path.
+    Return None if the caller must take the general path, for example to check the owner or to
+    report an error.
     """
     head, checksum, offset, length, index, generation, nbytes = _unpack(blob)
     stride = arena.stride

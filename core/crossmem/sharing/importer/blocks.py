@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports of blocks: a hold and an address, without a request once the pool's arena is open.
 
-The first attach of a pool imports the pool's arena by a request to the owner. The arena stays open
-until the owner closes the pool or dies, so later attaches send no request.
+The first attach of a pool, for each device and access, imports the pool's arena by a request to the
+owner. The arena stays open at least until the owner closes the pool or dies. So later attaches send
+no request, unless the connection was lost or a message reserves the block.
 """
 
 import time
@@ -36,7 +37,7 @@ from crossmem.sharing.importer.table import ImportTable
 __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
-"""Seconds between two checks for pools that their owners have closed."""
+"""Seconds between two checks for pools whose owners have closed them or died."""
 _USUAL: Final = (None, False)
 """Device and access of most attaches, which have a fast path."""
 
@@ -53,7 +54,7 @@ class _Holders(Holders):
 
 
 class PoolImports(Part):
-    """The pools of other processes that are open in this process."""
+    """The pools from which this process imports blocks: of other processes, or its own."""
 
     closing: ClassVar = -2
 
@@ -75,7 +76,7 @@ class PoolImports(Part):
         timeout: float | None,
         reservation: int = 0,
     ) -> ArenaImport:
-        """Return the arena of a block's pool. The first call imports the arena.
+        """Return the arena of a block's pool. The first call for a device and access imports it.
 
         An owner that is exiting accepts an import only with the number of a reservation, which the
         receiver of a message has.
@@ -91,8 +92,8 @@ class PoolImports(Part):
         arena = self.arenas.get(key)
         if arena is not None and arena.is_open:
             if arena.pool.head != handle.pool.head:
-                # The flags of the handle are wrong. The owner checks flags only at the first
-                # attach.
+                # The flags of the handle are wrong. The owner checks the flags only at the
+                # first attach.
                 raise not_of_the_pool()
             return arena
         process = self._process
@@ -230,7 +231,7 @@ def hold_block(
         holds.append(hold)
         with process.state:
             if not arena.is_open:
-                # The thread that releases idle arenas has just released this arena.
+                # Another thread has just released this arena.
                 hold.is_done = True
                 continue
             if hold.take(handle.generation):
@@ -247,7 +248,8 @@ def hold_block(
                 if hold.take(reserved):
                     return hold
                 BlockHold.leave_to_others(hold)
-            # The owner's free() waits for the block, and has begun another generation.
+            # Since its reply, the owner has begun another generation, for example because it waits
+            # for the block.
             tried = reserved
         arena.look()
         msg = f"the handle was withdrawn, or its owner (pid {handle.owner.pid}) freed the block"

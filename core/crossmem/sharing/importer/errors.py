@@ -21,7 +21,7 @@ __all__ = ["error_of", "not_of_the_pool"]
 
 
 class _Text(NamedTuple):
-    """The message and hint for a status.
+    """The type, message and hint of the error for a status.
 
     ``{pid}`` becomes the owner's pid, ``{reason}`` the text of the owner's refusal.
     """
@@ -105,7 +105,7 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 
 
 def not_of_the_pool() -> InvalidHandleError:
-    """Return the error for a handle of a block that does not exist in its pool."""
+    """Return the error for a handle whose fields do not match its pool."""
     return InvalidHandleError(
         "the bytes are not a handle: the pool has no such blocks",
         hint="pass the bytes of handle.to_bytes() unchanged",

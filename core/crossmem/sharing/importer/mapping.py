@@ -22,8 +22,9 @@ Readonly = bool | Literal["advisory"]
 class Import(Endable):
     """Another process's memory, which this process holds until this object is closed.
 
-    Made by :func:`crossmem.import_handle`; a context manager. The exporter records a lease. The
-    lease ends when this object is closed, or when this process dies.
+    Made by :func:`crossmem.import_handle`; a context manager. Unless the handle is raw, this
+    process has a lease on the memory. The lease ends when this process closes its last import or
+    mapping of the export, or dies.
 
     Attributes
     ----------
@@ -78,6 +79,8 @@ class Import(Endable):
         ------
         DriverError, OutOfMemoryError
             The vendor's call failed.
+        OwnerGoneError
+            The exporter is dead, and its memory with it.
         ClosedError, ForkedProcessError
             This import was closed, or a forked child made this call.
         """
@@ -170,8 +173,8 @@ class Mapping(Memory):
     nbytes
         Size of the part that the handle names, in bytes.
     readonly
-        Whether writes are refused. The device or kernel refuses them. With
-        ``readonly="advisory"``, only this object refuses them.
+        Whether writes are refused: by the device or kernel, or with ``readonly="advisory"`` only by
+        this object.
     """
 
     __slots__ = ("_pointer", "handle")
@@ -223,9 +226,9 @@ class Mapping(Memory):
         return use.record.is_owner_alive
 
     def wait(self, *, stream: Any = None, timeout: float | None = None) -> None:
-        """Wait until the work that the owner issued before ``export(stream=...)`` is complete.
+        """Wait for the work that preceded ``export(stream=...)`` on the owner's stream.
 
-        If the owner exported without ``stream``, the memory is ready, and the call does nothing.
+        If the owner exported without ``stream``, the call does nothing.
 
         Parameters
         ----------
@@ -250,7 +253,7 @@ class Mapping(Memory):
     def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
 
-        If :func:`crossmem.attach` made the mapping, the import is closed, too. A second call does
+        Unless :meth:`Import.map` made the mapping, its import is closed, too. A second call does
         nothing.
 
         Parameters
@@ -265,9 +268,9 @@ class Mapping(Memory):
         Raises
         ------
         BusyError
-            A view of the memory is alive. Also raised if a capture prevents the wait for the
-            device's work: this object is closed then, and the memory stays mapped until a later
-            call of crossmem can unmap it.
+            A view of the memory is alive, or another thread reads or writes the memory. Also raised
+            if a capture prevents the wait for the device's work: this object is closed then, and
+            the memory stays mapped until a later call of crossmem can unmap it.
         UnsupportedError
             The device has no streams.
         """

@@ -10,16 +10,17 @@ keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these fu
     mappings = attach_reserved(message)         # the receiver (crossmem.sharing.importer.attach)
     discard(message)                            # or the process that drops the message
 
-A reservation is a record in the exporter that belongs to the sending process. It ends when the
-message is first received, when the message is discarded, or when its sender dies. While it lasts,
-the handle is not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets memory that
-was freed after the message was sent, also from an exporter that waits at its exit. After the
-reservation's end, the handle is stale if the memory was freed. Any number of processes may receive
-one message; each of them gets the memory if the memory still exists.
+A reservation is a record in the exporter. It belongs to the sending process until a receiver
+requests the memory, and then to that receiver. It ends when the message is first received, when the
+message is discarded, or when the process dies to which the reservation belongs. While it lasts, the
+handle with its number is not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets
+memory that was freed after the message was sent, also from an exporter that waits at its exit.
+After the reservation's end, the handle is stale if the memory was freed. Any number of processes
+may receive one message; all after the first get the memory only if it was not freed.
 
 Any process may forward memory that it has imported, as long as the exporter lives. A process that
 knows a number can end the reservation, so keep the number as secret as the handle. A message needs
-one number for each export in it: further handles of the same export have the number 0. If one
+one number for each export in it: further handles of the same export may have the number 0. If one
 export has several numbers, the receiver sends the first to the exporter and ends all of them.
 
 If the receipt fails, the reservation stays, so the receiver can receive the message again. A
@@ -59,7 +60,9 @@ def reserve(
     timeout: float | None = None,
     message: list[tuple[ShareableHandle, int]] | None = None,
 ) -> list[int]:
-    """Reserve the memory of all handles or none, with one round trip to each exporter.
+    """Reserve the memory of all handles or none.
+
+    A request contains up to 1024 handles of one exporter.
 
     Parameters
     ----------
@@ -82,8 +85,8 @@ def reserve(
     Raises
     ------
     BusyError
-        Messages of this process hold all the reservations that ``CROSSMEM_MAX_RESERVATIONS`` of an
-        exporter allows, and none of them ended in time.
+        The handles exceed ``CROSSMEM_MAX_RESERVATIONS`` of an exporter: alone, or together with
+        earlier messages of this process that did not end in time.
     StaleHandleError, InvalidHandleError, AccessDeniedError
         As for :func:`crossmem.import_handle`.
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError
@@ -139,12 +142,13 @@ def discard(
     message
         The handles with their numbers; 0 for a handle that is not reserved.
     timeout
-        How long a first connection to an exporter may take, in seconds; None: ``CROSSMEM_TIMEOUT``.
+        How long the call may wait for connections to exporters, in seconds; None:
+        ``CROSSMEM_TIMEOUT``.
 
     Raises
     ------
     OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-        An exporter cannot be reached. The reservations of the other exporters have ended.
+        An exporter cannot be reached. The reservations in reachable exporters have ended.
     InvalidHandleError
         A number is invalid.
     """
@@ -206,8 +210,8 @@ def _reserve_at(
             ]
             if not refused:
                 return
-            # The exporter has granted the reservations before the first refusal. They are ended
-            # here, because the next try requests all of them again.
+            # The exporter has granted the reservations that precede the first refused one. They are
+            # ended, because the message gets all of its reservations or none.
             connection.end_reservations(numbers)
             refusal, handle = refused[0]
             # If no time is left for another request, this refusal becomes the error.

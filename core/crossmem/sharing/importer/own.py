@@ -51,7 +51,7 @@ class OwnImport(ImportRecord):
 
         Raises
         ------
-        StaleHandleError, InvalidHandleError
+        CrossmemError
             The lease registry refuses the lease.
         """
         server = self.process.server

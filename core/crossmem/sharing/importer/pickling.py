@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pickling of memory. A pickle contains a handle's bytes; unpickling attaches the handle.
 
-The functions for pickles are not in the modules of the classes, because the import would be
-circular: ``attach`` imports those modules.
+The functions for pickles are not in the modules of the classes: those modules would have to import
+the module ``attach``, which imports them.
 """
 
 import copyreg

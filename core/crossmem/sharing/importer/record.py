@@ -31,7 +31,7 @@ class State(Enum):
     NEW = "new"
     OPEN = "open"
     CLOSING = "closing"
-    """The last user has left, and no user can join."""
+    """The close has begun, and no user can join."""
     CLOSED = "closed"
 
 
@@ -152,8 +152,8 @@ class ImportRecord:
         """
         with self.process.state:
             self.discard(use)
-            # From here on, no user can join: a new user waits for the close and opens the memory
-            # again.
+            # In the state CLOSING, no user can join: a new user waits for the close and opens the
+            # memory again.
             if not self.uses and self.state is not State.CLOSED:
                 self.state = State.CLOSING
         if self.state is State.CLOSING:
@@ -209,7 +209,7 @@ class ImportRecord:
     def close(self) -> CrossmemError | None:
         """Unmap and close the memory, and end the leases. The caller holds the lock.
 
-        If this raises, a later call continues. The lease lasts until the memory is closed.
+        If this raises, a later call continues. The leases last until the memory is closed.
         """
         # At exit, the memory may still have users, and their work may be running.
         self.has_unawaited_work = self.has_unawaited_work or bool(self.mapped_uses)
@@ -372,7 +372,7 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import if no work uses it any more. The last user closes the import."""
+        """Leave the import after the end of any landing. The last user closes the import."""
         record = self.record
         if record is None:
             self.is_done = True

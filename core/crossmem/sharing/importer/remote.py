@@ -59,7 +59,8 @@ class RemoteImport(ImportRecord):
         Returns
         -------
         bool
-            False if the exporter has revoked the lease. Nothing has changed then.
+            False if the lease is out of date, because the exporter has begun another generation.
+            The memory is not opened then.
 
         Raises
         ------

@@ -260,7 +260,7 @@ class ImportTable(Part):
 
     @contextmanager
     def connected(self, owner: ProcessIdentity) -> Iterator[OwnerConnection]:
-        """Return the connection to an exporter. It stays open during the ``with`` block."""
+        """Return the connection to an exporter. It counts as used during the ``with`` block."""
         user = object()
         connection = None
         try:
@@ -284,13 +284,13 @@ class ImportTable(Part):
 
     @override
     def tend(self) -> None:
-        """Send delayed releases, and forget dead exporters."""
+        """Send delayed messages, and forget dead exporters."""
         for connection in list(self._connections.values()):
             connection.tend(_TEND_TIMEOUT_S)
         self.forget_dead_owners()
 
     def forget_dead_owners(self) -> None:
-        """Close the connections to dead exporters, except connections that an import uses."""
+        """Close the connections to dead exporters, unless an import or a call uses them."""
         for owner, connection in list(self._connections.items()):
             if connection.users or connection.is_owner_alive:
                 continue
@@ -303,7 +303,7 @@ class ImportTable(Part):
                     del self._connections[owner]
 
     def close_records(self) -> None:
-        """Close all imports at exit, except those with an active view or copy.
+        """Close all imports at exit, except those that a view, a copy or another thread uses.
 
         The kernel ends those imports with the process.
         """
@@ -335,7 +335,7 @@ class ImportTable(Part):
 
 
 def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> bool:
-    """Open an import unless it is open already. Return False if the lease is out of date."""
+    """Open the requested memory unless it is ready. Return False if the lease is out of date."""
     with record.lock:
         if record.state is State.NEW:
             return record.open(request, leased)
@@ -368,5 +368,5 @@ def _close_unused(connection: OwnerConnection) -> bool:
 
 
 def _slow_thread() -> OwnerUnresponsiveError:
-    msg = "another thread's import of the same memory did not end in time"
+    msg = "another thread did not close its import of the same memory in time"
     return OwnerUnresponsiveError(msg, hint="pass a longer timeout")

@@ -103,7 +103,7 @@ class OwnerWatcher(Part):
             return bool(self._watched)
 
     def _look(self) -> None:
-        """Check each owner once, and end the objects that map memory of dead owners."""
+        """Check each owner once, and end the objects that use memory of dead owners."""
         dead = {one for one in list(self._watched) if _is_owner_dead(one)}
         # Without a pidfd, an owner also seems to be dead while another thread connects to it again.
         # So the watcher needs two checks.
@@ -146,7 +146,7 @@ def _is_owner_dead(connection: OwnerConnection) -> bool:
     try:
         return connection.is_owner_dead(within_s=0.0)
     except (OSError, TypeError, ValueError):
-        # Another thread has closed the last import from that owner, and with it the connection. So
+        # Another thread has closed the connection, because no import from that owner is left. So
         # nothing is left to release.
         return False
 

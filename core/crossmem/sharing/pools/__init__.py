@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: memory in blocks of one size, which processes share without system calls or messages."""
+"""Pools: memory in blocks of one size, which processes share without a message for each block."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of pools: memory with the methods of an allocation, and no vendor call of its own."""
+"""Blocks of pools: memory with the methods of an allocation, in the one allocation of a pool."""
 
 import copyreg
 import time
@@ -88,7 +88,8 @@ class Block(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this block.
 
-        A second export returns the same handle, unless that handle was withdrawn (C3).
+        Without ``stream``, a second export returns an equal handle, unless the first handle was
+        withdrawn (C3).
 
         Parameters
         ----------
@@ -210,8 +211,8 @@ class Block(Memory):
         Parameters
         ----------
         busy
-            What to do if other processes hold the block. ``"defer"``: return at once; the pool
-            allocates the block again after the last holder releases it. ``"raise"``: raise and
+            What to do if processes or messages hold the block. ``"defer"``: return at once; the
+            pool allocates the block again after the last holder releases it. ``"raise"``: raise and
             change nothing. ``"wait"``: wait until all holders release it.
         timeout
             Time limit of ``"wait"`` in seconds; None: ``CROSSMEM_TIMEOUT``.
@@ -224,8 +225,8 @@ class Block(Memory):
         Raises
         ------
         BusyError
-            A view of the block is alive, another thread reads or writes it, or other processes hold
-            it and ``busy`` is not ``"defer"``. Nothing has changed then.
+            A view of the block is alive, another thread reads or writes it, or it still has holders
+            and ``busy`` is not ``"defer"``. Nothing has changed then.
         UnsupportedError
             The device has no streams. Nothing has changed then.
         """

@@ -27,7 +27,7 @@ class BlockRecord(Record):
     index: int
     """Index of the block."""
     generation: int
-    """The generation of the handles that were exported; 0 before the first export."""
+    """The generation that exports write into handles; 0 before the first export."""
     handle: BlockHandle | None
     landing: Landing
     """The end of the work that uses the block. Set only by a free on a stream."""

@@ -87,7 +87,7 @@ class Pool(Endable):
         InvalidSizeError, ConfigurationError
             ``nbytes`` is not positive, or larger than a block; or ``timeout`` is not a time limit.
         OutOfMemoryError
-            No block became free in time. The message says how many blocks each process holds.
+            No block became free in time. The message names processes that hold freed blocks.
         ClosedError, ForkedProcessError
             The pool was closed, or a forked child made this call.
         """
@@ -118,7 +118,7 @@ class Pool(Endable):
         free, base, stride = arena.free, pool.base, pool.stride
         while True:
             # One step: no signal handler and no other thread runs before the end of this branch.
-            # After this branch, the finaliser of the block object frees the block.
+            # From then on, the finaliser of the block object frees the block.
             if free:
                 index = free[-1]
                 del free[-1]
@@ -179,8 +179,8 @@ class Pool(Endable):
         """Return the exported blocks and their holders, in the order of the blocks.
 
         :func:`crossmem.exports` has one entry for the whole pool. In this report, each handle names
-        the whole capacity of its block. The ``since`` of each lease is the time at which the
-        process leased the pool.
+        the whole capacity of its block. Except in messages, the ``since`` of a lease is the time at
+        which the process leased the pool.
 
         Raises
         ------

@@ -37,7 +37,7 @@ class Source(Protocol):
 
     @property
     def device(self) -> LocalDevice:
-        """The device that uses the buffers here."""
+        """The device that uses the buffers in this process."""
         ...
 
     @property
@@ -196,7 +196,7 @@ class SharedBuffer(Memory):
         InvalidSizeError
             There are more than 96 bytes.
         ConfigurationError
-            The value is not bytes.
+            The value is not bytes, a bytearray or a memoryview.
         UnsupportedError
             A consumer tries to set the bytes.
         """
@@ -225,7 +225,10 @@ class SharedBuffer(Memory):
 
     @property
     def delivery_count(self) -> int:
-        """How often the buffer was delivered; more than 1 if a consumer died that had it."""
+        """How often the buffer was delivered since its put; 0 before the put.
+
+        The number is more than 1 if a consumer that had the buffer died or lost its role.
+        """
         return self._usable().count
 
     def release(self, *, stream: Any = None) -> None:
@@ -236,13 +239,15 @@ class SharedBuffer(Memory):
         stream
             The stream whose work uses the buffer: a stream of CuPy, PyTorch or torch-npu, or its
             handle. The buffer is released when the work that was issued on the stream before this
-            call is complete. The call waits for that work, unless the device has timelines of level
-            ``"word"``. With None, the call waits for all work of the device.
+            call is complete. The call waits for that work, unless the buffer was received and the
+            device has timelines of level ``"word"``. With None, the call waits for all work of the
+            device.
 
         Raises
         ------
         BusyError
-            A view of the buffer is alive. The call has no effect then.
+            A view of the buffer is alive, or another thread reads or writes it. The buffer is not
+            released then.
         UnsupportedError, ConfigurationError
             The device has no streams, or the value is not a stream.
         """
@@ -305,7 +310,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     Raises
     ------
     BusyError
-        A view of the buffer is alive. The call has no effect then.
+        A view of the buffer is alive, or another thread reads or writes it. The call has no effect
+        then.
     ClosedError, ForkedProcessError
         The buffer was handed over or released before.
     UnsupportedError
@@ -313,8 +319,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     """
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
-    # One step: no signal handler and no other thread runs before the return. A copy or a view
-    # prevents the end: it is recorded first, and then reads ``_record`` again.
+    # One step: no signal handler and no other thread runs before the return. A thread records a
+    # copy or a view first, and then reads ``_record`` again.
     if (
         is_plain
         and record is not None

@@ -73,7 +73,7 @@ class Consumer(Place):
 
     @override
     def begin(self) -> None:
-        """Write the words of a new session, which skips all entries that exist now."""
+        """Write the words of a new session, which gets older entries only through the owner."""
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
@@ -306,7 +306,7 @@ class Consumer(Place):
         if opened.member(self.place) != self.session:
             self.check()
         end = opened.end
-        # ENDED follows the last release, so a consumer that holds buffers must not wait for ENDED.
+        # With ``redeliver``, ENDED follows the last release, so a holder must not wait for ENDED.
         if (end == ENDED or (end == FINISHED and self.held)) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)
@@ -384,7 +384,7 @@ class Consumer(Place):
             raise failure
 
     def _has_lost(self, record: BufferRecord) -> bool:
-        """Whether the session has ended. The entry may then belong to another session."""
+        """Whether a buffer was released before, or its session has ended, so others may have it."""
         if record in self.held and self.session and self.opened.member(self.place) == self.session:
             return False
         self.held.pop(record, None)

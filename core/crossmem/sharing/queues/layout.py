@@ -63,7 +63,7 @@ WAITING: Final = 4
 ROUND: Final = 5
 """1 while the owner opens sessions and hands out entries."""
 SESSIONS: Final = 6
-"""How often the owner has opened or ended sessions."""
+"""Number of rounds in which the owner has opened, ended or denied sessions."""
 
 FINISHED: Final = 1
 """No further entry will be put. Entries that wait or that consumers hold may still be delivered."""

@@ -162,6 +162,9 @@ def open_queue(
         The owner is dead, or does not reply.
     AccessDeniedError
         The owner does not admit this process.
+    UnsupportedError
+        This process owns the queue, takes no part in the owner's barriers, or cannot import the
+        buffers for ``device``.
     WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         This process cannot reach the queue.
     """

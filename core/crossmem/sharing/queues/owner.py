@@ -2,9 +2,9 @@
 """The owner's side of a queue: its sessions, and the entries that it hands out.
 
 The lease server's thread calls :meth:`QueueOwner.tend` when a process rings the owner's bell, and
-when a producer or consumer dies. The method only reads and writes words. A busy owner delays only
-the entries that were left to the owner. Each call reads all words again, so a peer may die at any
-step.
+when a producer or consumer dies. The method only reads and writes words, and rings bells. A busy
+owner delays only the entries that were left to the owner, and the beginnings and ends of sessions.
+Each call reads all words again, so a peer may die at any step.
 """
 
 import os
@@ -55,7 +55,7 @@ class _Entry(NamedTuple):
     target: int
     """The consumer and session that have the entry, 0 if no consumer has it."""
     is_handed: bool
-    """Whether the owner has handed the entry to that consumer."""
+    """Whether the owner, not the producer, has determined the target."""
     deliveries: int
     """Number of deliveries, including the present or the next one."""
 

@@ -8,9 +8,9 @@ segment. A session ends when the process withdraws its wish or dies, or by
 next session of the place.
 
 Before a process sleeps on its eventfd, it sets SLEEPING, executes the barrier, and reads the queue
-once more. Another process first publishes an entry and then reads SLEEPING. If SLEEPING is set, the
-other process writes to the eventfd. So no wake-up is lost. Without sleepers, no process makes a
-system call.
+once more. Another process first stores a change, such as a new entry, and then reads SLEEPING. If
+SLEEPING is set, the other process writes to the eventfd. So no wake-up is lost. While SLEEPING is
+0, no other process makes a system call to wake the process.
 """
 
 import os
@@ -55,12 +55,12 @@ __all__ = ["LOOK_S", "PAUSE_S", "Opened", "Place", "ring"]
 _T = TypeVar("_T")
 
 LOOK_S: Final = 0.25
-"""The longest sleep between two checks of the owner, in seconds."""
+"""The longest sleep between two checks of the owner, and the age limit of a check, in seconds."""
 _SPIN_S: Final = 100e-6
 """How many seconds a process polls before it sleeps. A wake-up takes some 50 microseconds. With a
 shorter time, two processes that answer each other would both sleep at each entry."""
 PAUSE_S: Final = 1e-3
-"""The pause between two reads of words that streams write, in seconds."""
+"""The pause between two reads of words in a wait that no eventfd ends, in seconds."""
 
 
 def ring(bell: int) -> None:
@@ -86,7 +86,7 @@ class Opened:
     base: int
     usage: Usage
     kept: Sequence[Memory]
-    """The memory of the segments and buffers."""
+    """The memory of the segments and buffers; in the owner, also that of the directories."""
     is_owner_alive: Callable[[], bool]
     look_at: float = 0.0
     """The time after which the next check asks whether the owner is alive."""
@@ -181,7 +181,7 @@ class Place:
         """Whether hand-overs need neither a fence nor a wait for the work of the device."""
         self._member = opened.terms.member(place)
         self.is_armed = False
-        """Whether a selector watches the eventfd."""
+        """Whether the eventfd was given out, so that a selector may watch it."""
         self._pointer = pointer
         self._pages: set[int] = set()
         """Pages with words that streams write."""
@@ -250,12 +250,12 @@ class Place:
         return is_mine and not control[END] and monotonic() < opened.look_at
 
     def check(self) -> None:
-        """Raise if the session has ended.
+        """Raise if the session or, for a producer, the queue has ended.
 
         Raises
         ------
         ClosedError, OwnerGoneError, AccessDeniedError
-            The queue was closed, or its owner is dead or has revoked the role.
+            The message says why the session or the queue has ended.
         """
         opened = self.opened
         if not self.session:
@@ -284,7 +284,7 @@ class Place:
         ring(self.opened.owner_bell)
 
     def leave_pages(self) -> None:
-        """Wait for the streams that write words of this process, even if their work fails."""
+        """Wait until no stream writes words of this process, and give up their registered pages."""
         driver = stream_words_of(self.opened.device.driver)
         if self._pages and driver is not None:
             wait_for_work(self.opened.device)
@@ -314,7 +314,7 @@ class Place:
         cast("Streams", device.driver).synchronize_stream(device.ordinal, stream)
 
     def finish_work(self, stream: int | None) -> CrossmemError | None:
-        """If no stream is named, wait for all work of the device, and return its failure."""
+        """Without a stream, wait for all work of a GPU or NPU, and return the work's failure."""
         if stream is None and not self.opened.device.capabilities.host_visible:
             return wait_for_work(self.opened.device)
         return None

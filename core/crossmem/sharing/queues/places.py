@@ -74,8 +74,8 @@ class Places(Record):
             This process gets no place.
         """
         me = get_ident()
-        # A dict names the thread that is joining. A lock in its place would be held while the
-        # driver maps the place. If a signal handler raises, this thread may stay in the dict. The
+        # The dict names the thread that is joining. A lock instead of the dict would be held while
+        # the driver maps memory. If a signal handler raises, this thread may stay in the dict. The
         # thread can then enter again.
         while self._joining.setdefault(role, me) != me:
             time.sleep(JOIN_PAUSE_S)

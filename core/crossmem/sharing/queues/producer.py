@@ -47,7 +47,7 @@ class Producer(Place):
         self._given: Counter[int] = Counter()
         """By target, the number of entries that the target has not released."""
         self._left = 0
-        """The stamp of the last entry that was left to the owner, 0 if there is none."""
+        """The stamp of the last entry that was left to the owner. :meth:`_count_handed` sets 0."""
         self._turn = 0
         # Indices of the words that each hand-over uses.
         terms = opened.terms
@@ -165,9 +165,9 @@ class Producer(Place):
         self._given[target] -= 1
 
     def _is_released(self, buffer: int, stamp: int, target: int) -> bool:
-        """Whether the consumer of an entry has released the entry.
+        """Whether an entry was released by its consumer, or given up by the owner.
 
-        The owner may have chosen that consumer.
+        The owner may have chosen the consumer.
         """
         opened = self.opened
         decision = opened.control[self._decision + buffer]
@@ -255,7 +255,7 @@ class Producer(Place):
         self._tell(target)
 
     def _sign(self, buffer: int, stream: int) -> int:
-        """Let a stream make the entry ready. Return the value that the stream will write, or 0."""
+        """Let a stream make the entry ready. Return the value that it writes, or 0 after a wait."""
         driver = self.words_driver(stream)
         if driver is None:
             return 0
@@ -297,7 +297,7 @@ class Producer(Place):
         self._given[target] += 1
 
     def _choose(self) -> int:
-        """Return the target of the next entry: the next consumer with room, 0 if none has room."""
+        """Return the target of the next entry: a consumer with room; 0 leaves it to the owner."""
         control, given, prefetch = self.opened.control, self._given, self.opened.terms.prefetch
         if self._left and control[self._decided] < self._left:
             # Entries that were left to the owner come first.
@@ -321,7 +321,7 @@ class Producer(Place):
         return 0
 
     def _count_handed(self) -> None:
-        """Add the entries that the owner has handed out to the counts of their consumers."""
+        """Update ``_given`` with the entries that the owner has handed out."""
         if not self._left:
             return
         control, flying, given = self.opened.control, self._flying, self._given

@@ -126,7 +126,7 @@ class Queue(Endable):
         BusyError
             All places for producers are taken.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            Nothing can be put any more.
+            This process opened the queue to consume, or nothing can be put any more.
         """
         record = self._record
         if record is not None and record.producer is not None:
@@ -175,13 +175,15 @@ class Queue(Endable):
         Raises
         ------
         BusyError
-            A view of the buffer is alive. The call has no effect then.
+            A view of the buffer is alive, another thread reads or writes it, or all places for
+            producers are taken. The call has no effect then.
         UnsupportedError
-            The item is not a buffer of this queue, and may not be copied.
+            The item is not a buffer of this queue, and may not be copied; or the device has no
+            streams.
         QueueFullError, InvalidSizeError
             No buffer became free in time, or the item does not fit.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            Nothing can be put any more, or the buffer was handed over before.
+            As for :meth:`allocate`, or the buffer was handed over before.
         """
         number = None if stream is None else stream_on(self.device, stream)
         record = self._record
@@ -236,7 +238,7 @@ class Queue(Endable):
         BusyError
             All places for consumers are taken.
         AccessDeniedError, ForkedProcessError
-            The owner has revoked the role, or a forked child made this call.
+            The process opened the queue to produce, lost its role, or is a forked child.
         """
         record = self._record
         if stream is None and record is not None and record.consumer is not None:
@@ -285,7 +287,8 @@ class Queue(Endable):
     ) -> None:
         """Put an item; see :meth:`put`. The event loop runs while all buffers are in use.
 
-        With another ``overflow`` than ``"wait"``, a full queue raises :class:`QueueFullError`.
+        With another ``overflow`` than ``"wait"``, this method raises :class:`QueueFullError` if it
+        gets no buffer at once.
         """
         producer = self._producer()
         call = partial(self.put, item, stream=stream, timeout=0, copy=copy)
@@ -313,9 +316,9 @@ class Queue(Endable):
         Raises
         ------
         WaitTimeoutError
-            Too few processes have the queue open in time. The message says how many have it open.
+            Too few joined in time. The message says how many there are.
         InvalidSizeError
-            The queue has fewer places.
+            The queue has fewer places, or a number is not an integer from 0 on.
         """
         opened = self._usable().opened
         waiting.check_numbers(opened.terms, producers=producers, consumers=consumers)
@@ -334,8 +337,8 @@ class Queue(Endable):
     def finish(self) -> None:
         """Declare that this process puts nothing more.
 
-        The queue ends when all producers have finished, closed or died. If the owner calls this
-        method, the queue does not wait for further producers.
+        The queue ends when ``producers=`` producers have joined in all, and all of them have
+        finished, closed or died. If the owner calls this method, no further producer need join.
         """
         record = self._usable()
         record.finish()

@@ -50,7 +50,7 @@ class Segments:
         self._views: list[memoryview] = []
         self._bells: list[int] = []
         self._shared: list[tuple[Export, Exported]] = []
-        """The exports whose descriptors include a bell, each with its data without the bell."""
+        """The exports whose descriptors include a bell, each with the driver's original object."""
         self.exclusive: list[Export] = []
         """The exports by which processes take rings and places."""
         self.directories: dict[QueueRole, ShareableHandle] = {}

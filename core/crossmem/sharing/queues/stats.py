@@ -24,9 +24,9 @@ class QueueStats:
     dropped
         Number of entries that producers dropped.
     lost
-        Number of entries that were lost with dead consumers.
+        Number of entries that were lost at the end of their consumers' sessions.
     redelivered
-        Number of entries that were delivered again.
+        Number of redeliveries.
     waiting
         Number of entries that wait for a consumer with room; 0 with ``delivery="each"``.
     lag

@@ -134,7 +134,7 @@ class QueueOfVendor(Queue):
             Not supported. This method waits for all work of the device.
         timeout
             Time limit of the wait for room in the queue, in seconds; 0 tries once; None waits as
-            long as the owner lives.
+            long as the owner lives. With ``overflow="raise"``, this method always tries once.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class QueueOfVendor(Queue):
         DriverError
             The vendor's call failed for another reason.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            Nothing can be put any more, or the buffer was handed over before.
+            As for :meth:`crossmem.Queue.put`.
         """
         timeout_s = check_wait(timeout, default_s=inf)
         if stream is not None:

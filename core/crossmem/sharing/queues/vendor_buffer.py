@@ -69,7 +69,7 @@ class Side:
 
 
 def finish_work(device: LocalDevice) -> CrossmemError | None:
-    """Wait for the work of a device, and return its failure."""
+    """Wait for all work of a GPU or NPU, and return the work's failure."""
     return None if device.capabilities.host_visible else wait_for_work(device)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a vendor's queue in one process, and the waits for room or a buffer in the queue.
 
-The memory of the directory ends with a byte that the owner sets when it closes the queue, because
+The memory of a directory ends with a byte that the owner sets when it closes the queue, because
 the vendor reports a closed queue and other failures by the same code.
 """
 
@@ -119,12 +119,12 @@ class VendorQueueRecord(Places):
         self.kept: list[Memory] = []
         """The memory of places and directories."""
         self.marks: Sequence[memoryview | bytes] = ()
-        """The bytes that say whether the queue is closed: the last byte of each directory in the
-        owner, and of the one directory that another process has attached."""
+        """The bytes that say whether the queue is closed. In the owner: the last byte of each
+        directory. In another process: the last byte of the directory that it has attached."""
         self.is_owner_alive: Callable[[], bool] = _always
 
     def register(self) -> None:
-        """Register the record for a close at exit. If this call raises, the caller ends it."""
+        """Register the record for a close at exit. After an error, the caller ends the record."""
         self.process.part(VendorQueueTable).live[self] = None
 
     def pointer(self, _producer: int, buffer: int) -> int:
@@ -152,7 +152,7 @@ class VendorQueueRecord(Places):
     # Hand-overs ---------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raise if the queue was closed here or by its owner."""
+        """Raise if this process or the owner has closed the queue."""
         if bytes(self.marks[0]) == _CLOSED:
             msg = "this queue was closed"
             raise ClosedError(msg, hint="make a new queue")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of queues and the errors of a wait, and waits in an event loop."""
+"""Checks of queues' arguments, the errors of waits, and waits in an event loop."""
 
 import os
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def checked_most(most: object) -> int:
 async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) -> _T:
     """Repeat a call as long as it finds the queue empty or full. Return the call's result.
 
-    With ``waits=False``, the first such error is raised.
+    With ``waits=False``, the first QueueEmptyError or QueueFullError is raised.
     """
     # Every program that waits here has imported asyncio already. For all other programs, the slow
     # import would be a waste.

@@ -97,7 +97,8 @@ class AddressRange(Endable):
         BusyError
             Another piece overlaps these addresses.
         UnsupportedError
-            The range cannot map this memory (see ``memory``), or the memory is a block of a pool.
+            The range cannot map this memory (see ``memory``), or the memory is a block of a pool or
+            a buffer of a queue.
         DriverError, OutOfMemoryError
             The vendor's call failed.
         ClosedError, ForkedProcessError

@@ -36,8 +36,8 @@ class Source(NamedTuple):
     lock
         Held during driver calls on that memory.
     users
-        The pieces that keep the allocation or import open. Each piece is in this set until it is
-        unmapped.
+        The pieces, and an import's mappings, that keep the allocation or import open. Each piece is
+        in this set until it is unmapped.
     usage
         The users of the memory in this process.
     readonly
@@ -156,7 +156,7 @@ class RangeRecord(Record):
         """The pieces, in the order of their offsets. Guarded by the lock of the state."""
         self.shows_own: bool | None = None
         """True if the range takes this process's own memory, False if it takes imported memory,
-        None before the first piece."""
+        None until a piece was mapped."""
         self._reserved: list[Reserved] = []
 
     @property

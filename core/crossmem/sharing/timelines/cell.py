@@ -3,7 +3,7 @@
 
 The process that signals is the only writer of the words, with two exceptions. A waiter sets
 ``CARE`` and ``WAITING`` before it sleeps. After the death of the signalling process, any other
-process may write ``VOID`` into the value.
+process may write ``VOID`` into the value and wake the sleepers.
 
 A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, executes a fence and reads the value
 again. The signalling process writes the value, executes a fence and then reads ``WAITING``. So
@@ -56,12 +56,12 @@ CELL_NBYTES: Final = 64
 """Size of the words. Each timeline has its own cache line."""
 
 VOID: Final = 2**63 - 1
-"""The value after the end of the signalling process. This value ends every wait, also the waits of
-streams that compare values cyclically."""
+"""The value after the signalling process has closed the timeline or has died. This value ends every
+wait, also the waits of streams that compare values cyclically."""
 
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
-"""The longest pause between two reads of a value that a stream writes."""
+"""The longest pause between two reads of a value in a wait without wake-ups."""
 _LOOK_S: Final = 0.25
 """The longest sleep between two checks of the signalling process."""
 

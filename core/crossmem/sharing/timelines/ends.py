@@ -59,7 +59,10 @@ class HandOver(Part):
     def wait(
         self, ready: ReadyHandle, device: LocalDevice, stream: Any, timeout: float | None
     ) -> None:
-        """Wait until another process's stream has completed the work before a hand-over."""
+        """Wait for the work of another process's stream before a hand-over.
+
+        The stream of this process waits; if ``stream`` is None, the host waits.
+        """
         key = ready.timeline, device
         timeline = self._opened.get(key)
         if timeline is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level ``"event"``: a ring of events that streams of several processes record and await.
+"""The level ``"event"``: one process's streams record events, and other streams await them.
 
-Behind the words of the timeline, its page has sixteen entries. An entry contains the value with
-which its event was recorded last, and the bytes by which other processes open the event. If the
-event is recorded again while a waiter reads its entry, that waiter only waits longer.
+Behind the words of the timeline, its page has a ring of sixteen entries. An entry contains the
+value with which its event was recorded last, and the bytes by which other processes open the event.
+If the event is recorded again while a waiter reads its entry, that waiter only waits longer.
 """
 
 import threading
@@ -109,7 +109,7 @@ class EventLevel(Level):
                 if not cast("StreamEvents", self.streams).is_event_done(self._event(entry)):
                     break
                 value = issued
-        # The signalling process may have written a larger value, and the value must not shrink.
+        # The signalling process may have increased VALUE since, and this property must not shrink.
         return max(value, self.cell.read(VALUE))
 
     @override

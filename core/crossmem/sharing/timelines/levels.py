@@ -140,7 +140,7 @@ class HostLevel(Level):
 
 
 class WordLevel(Level):
-    """Streams write and await the value itself. The host never waits for a stream."""
+    """Streams write and await the value itself. Calls with a stream do not block the host."""
 
     name: ClassVar[TimelineLevel] = "word"
     blocks_host: ClassVar = False

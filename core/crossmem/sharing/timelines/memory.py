@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host memory of timelines: pages that this process exports, and pages registered for streams.
 
-The words of many timelines lie in one page. A process that opens several of these timelines leases
-the page once. The words of a closed timeline are never used for another timeline, because a stream
-of another process may still wait for them.
+The words of many timelines lie in one page, but a timeline of level ``"event"`` has its own page. A
+process that opens several timelines of one page leases the page once. The words of a closed
+timeline are never used for another timeline, because a stream of another process may still wait for
+them.
 """
 
 import weakref
@@ -52,7 +53,7 @@ class LeftMemory(Part):
         if record is not None:
             # The callback is the C function setitem, so no signal handler interrupts it. The
             # callback adds the record to the queue as a key. The value is the weak reference, which
-            # nothing uses. If the record is done already, the record leaves the queue at once.
+            # nothing uses. A record that is done leaves the queue when the queue is next read.
             ready: dict[Record, Any] = self._process.deferred.ready
             self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
@@ -130,7 +131,7 @@ class Pages(Part):
             return Place(page.cell(offset, CELL_NBYTES), handle, page)
 
     def leave(self, page: Page, user: Record) -> None:
-        """Remove a closed timeline. A page with ``allow=None`` stays open without timelines."""
+        """Remove a closed timeline. Even without timelines, a page with ``allow=None`` is kept."""
         self.signalled.pop(user, None)
         page.users.discard(user)
         if not page.users and page.allow is not None and self._open.get(page.allow) is page:
@@ -180,7 +181,7 @@ class Registrations(Part):
     def enter(self, driver: StreamWords, ordinal: int, pointer: int, user: object) -> int:
         """Return the address by which devices reach a word, and register its page if necessary.
 
-        The page stays registered until :meth:`leave`, even if this method raises.
+        The caller must call :meth:`leave` afterwards, even if this method raises.
         """
         page = pointer - pointer % PAGE_NBYTES
         with self._lock:

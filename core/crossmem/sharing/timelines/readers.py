@@ -43,7 +43,7 @@ class _Word:
         """Held during driver calls for this word. A thread takes the timeline's lock first."""
         self.users: set[ReaderWord] = set()
         self.issued = 0
-        """The largest word that a stream will write."""
+        """The largest value that a stream will write into the word."""
         self.attempted = 0
         """Like ``issued``, but including writes that were refused or interrupted."""
         self.last: tuple[Level, int, int] | None = None
@@ -135,7 +135,10 @@ class ReaderWord:
         shared.issued = word
 
     def leave(self) -> None:
-        """Stop being a reader. An interrupted call can be repeated."""
+        """Stop using the word. When no object uses it, this process is not a reader any more.
+
+        An interrupted call can be repeated.
+        """
         shared = self._word
         with shared.lock:
             if shared.last is not None and shared.attempted > words.load(self._row, self._at):

@@ -24,7 +24,7 @@ from crossmem.sharing.timelines.watcher import StreamWatcher
 __all__ = ["IS_FENCED", "TimelineRecord"]
 
 IS_FENCED: Final = not (IS_ORDERED and IS_REGISTERED)
-"""Whether a store to a cell needs fences. :meth:`Cell.write` executes them."""
+"""Whether accesses to a cell need fences. The methods of :class:`Cell` execute them."""
 _LEVELS: Final = {"host": HostLevel, "word": WordLevel}
 
 
@@ -68,7 +68,7 @@ class TimelineRecord(Record):
         self.words = cell.words
         is_one_store = self.page is not None and handle.level != "event" and not IS_FENCED
         self.is_ended = False
-        """Whether the timeline is void."""
+        """Whether this process, which signals the timeline, has voided it."""
         self.own_words = cell.words if is_one_store else None
         """The words, if one store suffices for a signal of this process; else None."""
         self.level: Level
@@ -79,7 +79,7 @@ class TimelineRecord(Record):
             self.level = _LEVELS[handle.level](process, device, cell)
 
     def _maker(self, device: LocalDevice) -> EventLevel | None:
-        """Return the level that signals this timeline, if it belongs to this process and driver."""
+        """Return the level by which this process signals this timeline with the same driver."""
         for one in list(self.process.part(Pages).signalled):
             if isinstance(one, TimelineRecord) and one.handle == self.handle:
                 level = one.level
@@ -136,7 +136,7 @@ class TimelineRecord(Record):
         """Hold the later work of a stream until a value is reached."""
         level = self.level
         if level.blocks_host:
-            # This wait does not hold the lock, because a thread that signals needs the lock.
+            # prepare() waits without the lock, because a thread that signals needs the lock.
             self.refuse_void(level.prepare(awaited))
             with self.lock:
                 level.wait(awaited.value, stream)
@@ -157,7 +157,10 @@ class TimelineRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Release the words as soon as no stream uses them."""
+        """Release the words as soon as no stream uses them.
+
+        If this process signals the timeline, void it first.
+        """
         deferred = self.process.deferred
         taken: list[bool] = []
         try:

@@ -13,15 +13,7 @@ from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.attach import attach
-from crossmem.sharing.timelines.cell import (
-    CARE,
-    IDENTITY,
-    ISSUED,
-    VALUE,
-    VOID,
-    Awaited,
-    Cell,
-)
+from crossmem.sharing.timelines.cell import CARE, IDENTITY, ISSUED, VALUE, VOID, Awaited, Cell
 from crossmem.sharing.timelines.memory import LeftMemory, check_memory
 from crossmem.sharing.timelines.readers import ReaderWord, await_readers
 from crossmem.sharing.timelines.record import IS_FENCED, TimelineRecord
@@ -81,13 +73,14 @@ class Timeline(Endable):
         """The largest value that was reached.
 
         If a stream signalled this value, the work that was issued on the stream before the signal
-        is complete. If :attr:`void` is true, the attribute is 2**63 - 1.
+        is complete. If :attr:`void` is true, the value says nothing about any work, and usually is
+        2**63 - 1.
         """
         return self._usable().level.reached
 
     @property
     def void(self) -> bool:
-        """Whether the value is meaningless, because the signalling process has ended.
+        """Whether the value is meaningless, because no process signals the timeline any more.
 
         Streams that wait for a dead process are released (law L4). So the host must check this
         attribute before it uses data for which a stream has waited. At level ``"event"``, crossmem
@@ -210,10 +203,10 @@ class Timeline(Endable):
         WaitTimeoutError
             The host's wait took longer than the time limit.
         OwnerGoneError
-            The signalling process is dead, and the host waits for a value that was not reached. A
-            stream is released within a second, and :attr:`void` is true (L4).
+            The signalling process is dead, and the value was not reached. If the process dies while
+            a stream waits, the stream is released within a second, and :attr:`void` is true (L4).
         ConfigurationError, UnsupportedError, DriverError
-            As for :meth:`signal`.
+            An argument is invalid, the device has no streams, or the vendor's call failed.
         ClosedError, ForkedProcessError
             This object was closed, or the signalling process closed the timeline, or a forked child
             made this call.
@@ -266,7 +259,7 @@ class Timeline(Endable):
         Raises
         ------
         ConfigurationError, UnsupportedError, DriverError
-            As for :meth:`signal`.
+            As for :meth:`wait`, or this object signals the timeline.
         ClosedError, ForkedProcessError
             This object was closed, or a forked child made this call. If the signalling process has
             ended, the call has no effect.
@@ -297,8 +290,8 @@ class Timeline(Endable):
             :meth:`done`.
         readers
             The smallest number of readers; None: 0. The call returns when the timeline has at least
-            this many readers, and all its readers have acknowledged the value. A process that
-            closes its timeline or dies is no longer a reader.
+            this many readers, and all its readers have acknowledged the value. See :meth:`done` for
+            when a process stops being a reader.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
 

@@ -214,7 +214,7 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
     Raises
     ------
     ConfigurationError
-        The build lacks a compiler or a package. The message says what to install.
+        The build lacks a compiler or a package, or fails, or the cache cannot be used.
     """
     script = version_script(library)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of built libraries. Its folders are complete, and only this user can write to them.
 
-Processes load the files in this cache. So a file is refused if another user could have written it,
-or if its contents have changed since the build.
+Processes load the files in this cache. So a file that another user could have written is refused,
+and a library whose files have changed since the build is built again.
 """
 
 import errno
@@ -39,7 +39,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     Raises
     ------
     ConfigurationError
-        This user has no home folder.
+        ``XDG_CACHE_HOME`` is not an absolute path, and this user has no home folder.
     """
     given = environ.get("XDG_CACHE_HOME", "")
     if Path(given).is_absolute():
@@ -70,7 +70,8 @@ def kept(
     name
         The start of the folder's name.
     parts
-        All texts on which the folder's contents depend, except the properties of this machine.
+        All texts on which the folder's contents depend, except crossmem's version and the
+        properties of this machine.
     make
         A function that fills a folder. Its arguments are the folder to fill, and its final path.
     stamp

@@ -16,8 +16,8 @@ __all__ = ["VARIABLE", "Calls", "read_calls"]
 _log = logging.getLogger(__name__)
 
 VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
-"""The environment variable with the folder to which each process writes its counts when it ends.
-Without the variable, no call is counted."""
+"""The environment variable with the folder to which each process that has made calls writes its
+counts when it ends. Without the variable, no call is counted."""
 
 _SUFFIX: Final = ".json"
 

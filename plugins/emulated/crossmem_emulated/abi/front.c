@@ -27,8 +27,8 @@ static const char cm_start_code[] = CM_START_CODE;
 static const char cm_exit_code[] = CM_EXIT_CODE;
 static const char *const cm_python_libraries[] = {CM_PYTHON_LIBRARIES};
 
-/* The functions of Python that this library uses. All except PyGILState_Check and
- * PyRun_SimpleString are in Python's stable ABI. */
+/* The functions of Python that this library uses, besides those in cm_start_python. All except
+ * PyGILState_Check and PyRun_SimpleString are in Python's stable ABI. */
 static struct {
     int (*Py_IsInitialized)(void);
     void (*Py_InitializeEx)(int);
@@ -220,7 +220,7 @@ static inline int cm_enter(void)
 }
 
 /* Python does not know of a fork by C code, so this library tells Python. In a fork by Python
- * itself, the forking thread holds the GIL, and this library does nothing. */
+ * itself, the forking thread holds the GIL, and this library tells Python nothing. */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
 /* One of these values, or the GIL state that is passed back to Python after the fork. */
 static __thread int cm_fork_state;
@@ -270,7 +270,7 @@ static void cm_after_fork_in_child(void)
     cm_over = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     if (cm_starting && !atomic_load(&cm_ready)) {
         /* The thread that makes the first call does not exist in this child, so nothing releases
-         * the import locks that it held. */
+         * the locks of Python's import system that it held. */
         atomic_store(&cm_ready, -1);
         cm_complain("this process was forked while another thread made the first call", "");
     }

@@ -48,7 +48,7 @@ def _bind(ffi: Any, soname: str) -> Binding:
 LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
-    # Loaders fall back to the first name. Programs for newer editions link with the second, and
+    # Loaders fall back to the first of these names. Programs for newer editions link with the second, and
     # programs that make memory groups with the third. All names refer to one file, so that a
     # program that loads several of them has one emulation.
     links=("libascendcl.so.1", "libacl_rt.so", "libruntime.so"),
@@ -61,7 +61,7 @@ LIBRARY: Final = Library(
     ended=107002,
     profiles=tuple(PROFILES),
     profile_field="acl_profile",
-    # No fault can be injected into unsupported functions, which always fail.
+    # No fault can be injected into a function that CALLED lacks, such as an unsupported one.
     entry_of=CALLED.get,
     bind=_bind,
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C functions of TDT that return no code, or whose parameters need a special conversion."""
+"""C functions of TDT and memory groups that return no code, or need a special conversion."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The types of Huawei's ACL (acl/acl_rt.h, acl/acl_base.h and acl/acl_tdt_queue.h, ACL 1.17) that
- * the emulated functions use. Sizes and offsets are the same as in compiled programs.
+ * the emulated functions use. Sizes and offsets are those of Huawei's headers.
  */
 typedef int aclError;
 typedef uint16_t aclFloat16;

@@ -58,8 +58,8 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The entry of each C function that shares the entry of another function. The keys lack the prefix
-``hip``."""
+"""The entry of each C function without the suffix ``_spt`` that shares the entry of another
+function. The keys lack the prefix ``hip``."""
 
 
 def _entry_of(name: str) -> str | None:
