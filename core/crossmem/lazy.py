@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
+from crossmem.forks import MODULES
+
 __all__ = ["names"]
 
 
@@ -31,7 +33,8 @@ def names(
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg, name=name, obj=sys.modules[package])
         # The value is stored in the package, where Python finds it next time without this function.
-        own[name] = value = getattr(import_module(sources[name]), name)
+        with MODULES:
+            own[name] = value = getattr(import_module(sources[name]), name)
         return value
 
     return load, lambda: sorted({*own, *sources})

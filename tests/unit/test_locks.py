@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import crossmem
-from crossmem import locks
+from crossmem import forks, locks
 from crossmem.locks import DebugLock, LockOrderError, Rank, forbidden_ranks
 from crossmem.models import Event, EventKind
 from crossmem.plugin import Registry
@@ -129,16 +129,16 @@ def test_observers_are_told_without_a_lock() -> None:
         registry.emit(event)
 
 
-@pytest.mark.parametrize("held", [0, 1, 2, 3])
+@pytest.mark.parametrize("held", range(6))
 def test_a_fork_that_a_signal_handler_interrupts_leaves_no_lock_held(held: int) -> None:
     locks = locks_of_a_fork()
     # What the hook that runs before a fork had taken when a handler raised.
     for lock in locks[:held]:
         lock.acquire()
     if held:
-        process._held_for_fork[threading.get_ident()] = locks[:held]
+        forks._held[threading.get_ident()] = locks[:held]
 
-    next(process._releases)
+    next(forks._releases)
 
     assert all(in_another_thread(partial(takes, locks)))
 
@@ -149,16 +149,16 @@ def test_two_threads_that_fork_at_once_leave_no_lock_held() -> None:
 
     def fork() -> None:
         turns[0].set()
-        process._before_fork()
+        forks._before_fork()
         turns[1].set()
-        next(process._releases)
+        next(forks._releases)
 
-    process._before_fork()
+    forks._before_fork()
     other = threading.Thread(target=fork)
     other.start()
     assert turns[0].wait(5)
     assert not turns[1].wait(0.1)
-    next(process._releases)
+    next(forks._releases)
     other.join(5)
 
     assert turns[1].is_set()
@@ -168,7 +168,7 @@ def test_two_threads_that_fork_at_once_leave_no_lock_held() -> None:
 def locks_of_a_fork() -> list[Any]:
     state = current()
     state.start_server()
-    return [process._lock, *state.held_for_fork]
+    return [process._lock, *state.held_for_fork, forks.PLUGINS, forks.MODULES]
 
 
 def takes(locks: list[Any]) -> list[bool]:

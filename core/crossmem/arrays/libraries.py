@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from crossmem.errors import UnsupportedError
+from crossmem.forks import PLUGINS
 from crossmem.guards import clause
 
 __all__ = ["on_use", "require", "used"]
@@ -30,7 +31,8 @@ def require(name: str) -> Any:
     if module is not None:
         return module
     try:
-        module = import_module(name)
+        with PLUGINS:
+            module = import_module(name)
     except ImportError as error:
         msg = f"{name} cannot be imported here: {clause(str(error))}"
         raise UnsupportedError(msg, hint=f"install {_PACKAGES[name]}") from error

@@ -14,6 +14,7 @@ from crossmem.errors import (
     ConfigurationError,
     CrossmemError,
 )
+from crossmem.forks import PLUGINS
 from crossmem.guards import clause, shorten
 from crossmem.locks import LockOrderError, forbidden_ranks
 from crossmem.models import Event
@@ -128,7 +129,7 @@ class Registry:
     def _discovered(self) -> "Catalog":
         if (catalog := self._catalog) is not None:
             return catalog
-        with self._lock:
+        with self._lock, PLUGINS:
             if self._catalog is None:
                 if self._discovering:
                     msg = "a plugin called crossmem while plugins were being discovered"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from typing_extensions import override
 
 from crossmem.control.records import Allow
+from crossmem.forks import MODULES
 from crossmem.models import Access, ReadyHandle, ShareableHandle, TimelineLevel
 from crossmem.sharing.base.devices import (
     LocalDevice,
@@ -218,7 +219,8 @@ class Device(LocalDevice):
         if process is not self._process:
             refuse_foreign_device(self)
         # This import comes late, because most programs make no queue.
-        from crossmem.sharing.queues.making import make_queue  # noqa: PLC0415
+        with MODULES:
+            from crossmem.sharing.queues.making import make_queue  # noqa: PLC0415
 
         return make_queue(
             process,

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from crossmem.arrays import Kind, Layout, from_text
 from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
+from crossmem.forks import MODULES
 from crossmem.guards import clause
 from crossmem.models import ShareableHandle, TimelineHandle
 from crossmem.trees.counting import check_values
@@ -143,7 +144,8 @@ def _decode(blob: bytes) -> Message:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
     # This import comes late, because only receivers of trees need pydantic. The import of pydantic
     # takes longer than that of crossmem.
-    from crossmem.trees.body import read_body  # noqa: PLC0415
+    with MODULES:
+        from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
         # This check comes before the parser, which takes 30 times the size of the text in memory if

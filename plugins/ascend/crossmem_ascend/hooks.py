@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from crossmem.driver.native import LibraryNotFoundError
 from crossmem.errors import BackendUnavailableError
+from crossmem.forks import PLUGINS
 from crossmem.guards import clause
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
@@ -44,7 +45,8 @@ def _fault_of_both() -> tuple[str, str]:
     if "acl" in sys.modules or find_spec("acl") is not None:
         return "", ""
     # Imported here, because every process runs discovery, which must stay cheap.
-    from crossmem_ascend.library import acl_library  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_ascend.library import acl_library  # noqa: PLC0415
 
     try:
         acl_library()
@@ -54,9 +56,10 @@ def _fault_of_both() -> tuple[str, str]:
 
 
 def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
-    from crossmem_ascend.driver import AscendDriver  # noqa: PLC0415
-    from crossmem_ascend.library import open_acl  # noqa: PLC0415
-    from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_ascend.driver import AscendDriver  # noqa: PLC0415
+        from crossmem_ascend.library import open_acl  # noqa: PLC0415
+        from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
 
     if runtime is None:
         return AscendDriver(_find_acl())
@@ -69,8 +72,9 @@ def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
 
 def _find_acl() -> "Acl":
     """Return pyACL or, if pyACL fails, CANN's library. If both fail, the error has both reasons."""
-    from crossmem_ascend.library import open_acl  # noqa: PLC0415
-    from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_ascend.library import open_acl  # noqa: PLC0415
+        from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
 
     try:
         return import_pyacl()

@@ -5,6 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from crossmem.forks import PLUGINS
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.markers import hookimpl
 
@@ -20,7 +21,8 @@ def _probe() -> Availability:
         return Availability("unusable", "anonymous memory files (memfd_create) exist only on Linux")
     # Modules of the emulations are imported inside functions: every process that uses crossmem
     # imports this module, and most processes need no emulation.
-    from crossmem_emulated.memory import creation_flags  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_emulated.memory import creation_flags  # noqa: PLC0415
 
     try:
         creation_flags()
@@ -30,15 +32,17 @@ def _probe() -> Availability:
 
 
 def _load_emulated(_runtime: str | None) -> "Driver":
-    from crossmem_emulated.driver import EmulatedDriver  # noqa: PLC0415
-    from crossmem_emulated.options import Options  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_emulated.driver import EmulatedDriver  # noqa: PLC0415
+        from crossmem_emulated.options import Options  # noqa: PLC0415
 
     return EmulatedDriver(Options.from_environ(os.environ))
 
 
 def _load_host(_runtime: str | None) -> "Driver":
-    from crossmem_emulated.host import HostDriver  # noqa: PLC0415
-    from crossmem_emulated.limits import Limits  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_emulated.host import HostDriver  # noqa: PLC0415
+        from crossmem_emulated.limits import Limits  # noqa: PLC0415
 
     return HostDriver(Limits())
 
@@ -48,14 +52,17 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     """Offer emulations of the vendors' runtimes to drivers that request runtime ``emulated``."""
     if name != "emulated" or api not in {"ascend", "hip", "cuda"}:
         return None
-    from crossmem_emulated.options import Options  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_emulated.options import Options  # noqa: PLC0415
 
     options = Options.from_environ(os.environ)
     if api == "ascend":
-        from crossmem_emulated.acl import Acl  # noqa: PLC0415
+        with PLUGINS:
+            from crossmem_emulated.acl import Acl  # noqa: PLC0415
 
         return Acl(options.acl_profile, options.strict, options=options)
-    from crossmem_emulated.hip import Runtime  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_emulated.hip import Runtime  # noqa: PLC0415
 
     profile = "cuda" if api == "cuda" else options.hip_profile
     return Runtime(profile, options.strict, options=options, is_cupy=False)
@@ -64,7 +71,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 @hookimpl
 def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation":
     """Offer emulations of the vendors' libraries to programs that do not use crossmem."""
-    from crossmem_emulated.abi.session import prepare  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_emulated.abi.session import prepare  # noqa: PLC0415
 
     return prepare(api, request)
 

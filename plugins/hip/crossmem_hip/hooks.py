@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from crossmem.driver.native import LibraryNotFoundError
 from crossmem.errors import BackendUnavailableError, CrossmemError
+from crossmem.forks import PLUGINS
 from crossmem.guards import clause
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
@@ -45,8 +46,9 @@ def _has_devices(family: Family) -> bool:
 
     Some systems, and the emulations, have devices without device files.
     """
-    from crossmem_hip.cupy import import_cupy  # noqa: PLC0415
-    from crossmem_hip.library import open_runtime  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_hip.cupy import import_cupy  # noqa: PLC0415
+        from crossmem_hip.library import open_runtime  # noqa: PLC0415
 
     try:
         found = open_runtime(family) if _fault_of_cupy(family) else import_cupy(family)
@@ -62,7 +64,8 @@ def _fault_of_both(family: Family) -> tuple[str, str]:
     """
     if not (fault := _fault_of_cupy(family)):
         return "", ""
-    from crossmem_hip.search import runtime_library  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_hip.search import runtime_library  # noqa: PLC0415
 
     try:
         runtime_library(family)
@@ -75,15 +78,17 @@ def _fault_of_cupy(family: Family) -> str:
     if find_spec(_PACKAGE) is None:
         return "CuPy is not installed"
     # Imported here, because every process runs discovery, which must stay cheap.
-    from crossmem_hip.cupy import fault_of  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_hip.cupy import fault_of  # noqa: PLC0415
 
     return fault_of(family)
 
 
 def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Driver":
-    from crossmem_hip.cupy import current_streams, import_cupy  # noqa: PLC0415
-    from crossmem_hip.driver import GpuDriver  # noqa: PLC0415
-    from crossmem_hip.library import extend, open_runtime  # noqa: PLC0415
+    with PLUGINS:
+        from crossmem_hip.cupy import current_streams, import_cupy  # noqa: PLC0415
+        from crossmem_hip.driver import GpuDriver  # noqa: PLC0415
+        from crossmem_hip.library import extend, open_runtime  # noqa: PLC0415
 
     if runtime is None:
         fault, details = _fault_of_both(family)

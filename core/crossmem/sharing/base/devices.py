@@ -17,6 +17,7 @@ from crossmem.errors import (
     DeviceNotFoundError,
     UnsupportedError,
 )
+from crossmem.forks import MODULES
 from crossmem.guards import clause, shorten
 from crossmem.models import Capabilities, DeviceInfo, ReadyHandle, ShareableHandle
 from crossmem.plugin.offers import PLUGIN_FAULTS
@@ -212,7 +213,8 @@ class _DeviceTable(Part):
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
     """Return the device with a name; see :func:`crossmem.device`."""
     # This import comes late, because a program that only attaches memory does not need the module.
-    from crossmem.plugin.selection import choose  # noqa: PLC0415
+    with MODULES:
+        from crossmem.plugin.selection import choose  # noqa: PLC0415
 
     choice = choose(spec, process.settings, process.registry, runtime=runtime).spec
     found = _devices_of(process, choice.backend, runtime)

@@ -11,12 +11,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
-from itertools import count, repeat
-from operator import methodcaller
+from itertools import count
 from typing import Any, ClassVar, Final, TypeVar
 
+from crossmem import forks
 from crossmem.control.leases import warn_of_leases
 from crossmem.control.server import LeaseServer
 from crossmem.driver.recording import call_into
@@ -266,15 +266,6 @@ pool share. The dict is empty in a forked child, and once :attr:`Process.is_clos
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
 _lock = ordered_lock(Rank.FORK)
-_held_for_fork: dict[int, list["threading.RLock"]] = {}
-"""The locks that a thread has taken for a fork, :data:`_lock` first. The key is the thread."""
-_of_this_thread: Final = map(_held_for_fork.pop, iter(threading.get_ident, None), repeat(()))
-_releases: Final = map(
-    any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))
-)
-"""Each step of this iterator releases the locks of the calling thread. The iterator is the hook
-after a fork. It is C code, because a signal handler that raises at the entry of a Python function
-would leave the locks held."""
 _inherited: Registry | None = None
 """In a forked child: the plugins that the parent had found."""
 _inherited_arrays: ArrayIndex | None = None
@@ -371,20 +362,17 @@ def refuse_forked_backend(backend: str) -> None:
         )
 
 
-def _before_fork() -> None:
-    # Each step takes a lock and records the lock in C code, so no signal handler runs in between.
-    held = _held_for_fork.setdefault(threading.get_ident(), [])
-    held.extend(filter(methodcaller("acquire"), (_lock,)))
+def _locks_for_fork() -> Iterator["threading.RLock"]:
+    yield _lock
     # The first lock is held while the state is read, so no other thread replaces the state.
     if _current is not None:
-        held.extend(filter(methodcaller("acquire"), _current.held_for_fork))
+        yield from _current.held_for_fork
 
 
 def _after_fork_in_child() -> None:
     global _current, _inherited, _inherited_arrays, _forked_backends  # noqa: PLW0603
     parent, _current = _current, None
     open_pools.clear()
-    next(_releases)
     block_inherited()
     if parent is not None:
         parent.is_inherited = True
@@ -393,8 +381,4 @@ def _after_fork_in_child() -> None:
         atexit.unregister(parent.shut_down)
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_releases.__next__,
-    after_in_child=_after_fork_in_child,
-)
+forks.register(_locks_for_fork, _after_fork_in_child)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forks: which locks are held meanwhile, so that a child inherits no lock of another thread.
+
+Python has a lock for each module that is being imported. If a process forks while another thread
+imports a module, that module's lock stays locked in the child, and the child's import of the module
+never returns. So crossmem holds :data:`MODULES` or :data:`PLUGINS` during the imports that it makes
+at a first use, and a fork waits for both.
+
+``os.register_at_fork`` does not suffice for modules that are imported late: a fork that has begun
+does not call hooks that are registered afterwards. So such modules call :func:`register`.
+"""
+
+import logging  # noqa: F401 - see the end of this module
+import os
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain, repeat
+from operator import methodcaller
+from typing import Final
+
+__all__ = ["MODULES", "PLUGINS", "register"]
+
+MODULES: Final = threading.RLock()
+"""Held while a thread imports a module of crossmem at its first use. Without this lock, two threads
+that import modules of one cycle could each wait for a module of the other thread."""
+PLUGINS: Final = threading.RLock()
+"""Held while a thread imports modules of plugins, or an array library. These modules may use names
+of crossmem, so a thread that holds this lock may take :data:`MODULES`."""
+
+_sources: Final[list[Callable[[], Iterable[threading.RLock]]]] = []
+_in_child: Final[list[Callable[[], None]]] = []
+_held: Final[dict[int, list[threading.RLock]]] = {}
+"""The locks that a thread has taken for a fork. The key is the thread."""
+_of_this_thread: Final = map(_held.pop, iter(threading.get_ident, None), repeat(()))
+_releases: Final = map(
+    any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))
+)
+"""Each step of this iterator releases the locks of the calling thread. The iterator is the hook
+after a fork. It is C code, because a signal handler that raises at the entry of a Python function
+would leave the locks held."""
+
+
+def register(locks: Callable[[], Iterable[threading.RLock]], in_child: Callable[[], None]) -> None:
+    """Register what a module does at each fork.
+
+    Parameters
+    ----------
+    locks
+        Returns the locks that are held during a fork. Each lock is taken before the next one is
+        requested from the iterable.
+    in_child
+        Called in the child before the locks are released.
+    """
+    _sources.append(locks)
+    _in_child.append(in_child)
+
+
+def _before_fork() -> None:
+    while True:
+        # Each step takes a lock and records the lock in C code, so no signal handler runs in
+        # between.
+        held, count = _held.setdefault(threading.get_ident(), []), len(_sources)
+        wanted = chain.from_iterable(source() for source in _sources)
+        held.extend(filter(methodcaller("acquire"), chain(wanted, (PLUGINS, MODULES))))
+        if count == len(_sources):
+            return
+        # Another thread has imported a module that registered during the waits for its locks.
+        next(_releases)
+
+
+def _after_fork_in_child() -> None:
+    for call in _in_child:
+        call()
+    next(_releases)
+
+
+# The hook that is registered last runs first before a fork. The hook of logging takes a lock that
+# imports need, so it must run after this hook. For that, this module imports logging first.
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_releases.__next__,
+    after_in_child=_after_fork_in_child,
+)
