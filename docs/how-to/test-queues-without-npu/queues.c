@@ -10,7 +10,7 @@
 
 enum { SECONDARIES = 3, FRAMES = 30, NBYTES = 1024, LENGTH = 512, WAIT_MS = 5000, LAST = -1 };
 
-/* Ends this process. The other processes end too: no wait is longer than WAIT_MS. */
+/* Ends this process. The other processes end too: each wait at the queue ends after WAIT_MS. */
 static void give_up(const char *why, int code)
 {
     const char *text = aclGetRecentErrMsg();
@@ -34,7 +34,7 @@ static void hand_over(uint32_t qid, int32_t number)
 
     CHECK(acltdtAllocBuf(NBYTES, ACL_TDT_NORMAL_MEM, &buffer));
     CHECK(acltdtGetBufData(buffer, &data, &nbytes));
-    memset(data, number, LENGTH); /* the program runs on the device */
+    memset(data, number, LENGTH); /* allowed: the program runs on the device */
     CHECK(acltdtSetBufDataLen(buffer, LENGTH));
     CHECK(acltdtSetBufUserData(buffer, &number, sizeof number, 0));
     CHECK(acltdtEnqueue(qid, buffer, WAIT_MS)); /* the buffer now belongs to the queue */

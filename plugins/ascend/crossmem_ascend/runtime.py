@@ -97,8 +97,8 @@ NOTIFIES: Final = frozenset(
         "wait_and_reset_notify",
     }
 )
-"""Functions of ``acl.rt`` for notifies that several processes use. On a product without this feature,
-the export returns 207000."""
+"""Functions of ``acl.rt`` for notifies that several processes use. On a product without this
+feature, the export returns 207000."""
 
 
 class Rt(Protocol):

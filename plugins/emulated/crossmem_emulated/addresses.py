@@ -4,7 +4,8 @@
 A strict emulation returns addresses that the host cannot access, as on a real device: an access by
 the host causes a page fault, which kills the process. The emulation itself uses other addresses for
 the same memory. A lax emulation also maps device memory at its device addresses. In both modes,
-host memory is mapped at its device addresses.
+memory that the host can also access with a real device, such as host memory, is mapped at its
+device addresses.
 """
 
 import itertools
@@ -37,7 +38,8 @@ class Region:
     is_reservation
         Whether the program reserved the region and chooses its mappings.
     device
-        The only device whose memory can be mapped there; None before the first mapping.
+        In a reservation of ACL, the only device whose memory can be mapped there; None before the
+        first mapping, and in other regions.
     """
 
     start: int
@@ -74,7 +76,8 @@ class Piece:
     is_host_visible
         Whether the CPU may access the memory at these addresses, also in a strict emulation.
     is_synchronous
-        Whether the host waits for every copy from or to the memory.
+        Whether a synchronous call that copies or fills the memory waits for the work, even if only
+        devices take part.
     number
         A number that no other piece of this process has, not even a freed piece.
     """
@@ -147,7 +150,7 @@ class Space:
         memory.unmap(region.start, region.nbytes)
 
     def region_of(self, pointer: int) -> Region | None:
-        """Return the region that contains an address, None for host addresses."""
+        """Return the region that contains an address, None if no region does."""
         index = bisect_right(self._starts, pointer) - 1
         if index < 0:
             return None

@@ -17,7 +17,7 @@ def generation() -> int:
 
 
 def expect() -> None:
-    """Make forked children close and unmap memory of their parent.
+    """Make forked children close inherited descriptors of memory and unmap inherited device memory.
 
     Otherwise the children would keep the memory alive.
     """

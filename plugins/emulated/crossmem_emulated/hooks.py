@@ -18,7 +18,8 @@ __all__ = ["crossmem_backends", "crossmem_emulate", "crossmem_runtime"]
 
 def _probe() -> Availability:
     if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-        return Availability("unusable", "anonymous memory files (memfd_create) exist only on Linux")
+        reason = "memory is shared through memfds, which need Linux and a Python with memfd_create"
+        return Availability("unusable", reason)
     # Modules of the emulations are imported inside functions: every process that uses crossmem
     # imports this module, and most processes need no emulation.
     with PLUGINS:

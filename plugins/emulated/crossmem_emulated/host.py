@@ -35,7 +35,7 @@ class HostDriver(MemfdDriver):
     Parameters
     ----------
     limits
-        The limits that are read before a large allocation.
+        The limits on the memory of this process.
 
     Raises
     ------
@@ -49,8 +49,8 @@ class HostDriver(MemfdDriver):
         self._limits = limits
         # The bytes that may still be allocated after one reading of the limits, and the time until
         # which the reading is valid. If two threads allocate at once, one of their updates of
-        # these fields may be lost. This is harmless, because one reading allows only half of the
-        # free memory.
+        # these fields may be lost. This is harmless, because the allocations after a reading get at
+        # most half of the free memory before the next reading.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(

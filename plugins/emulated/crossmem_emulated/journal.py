@@ -49,7 +49,7 @@ class Journal:
 
 
 class Faults:
-    """Injected faults, in this process or in any process of the host."""
+    """The injected faults of one host. Each is for one process or for all processes."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -66,9 +66,9 @@ class Faults:
         call
             The vendor's function, such as ``"rt.map_mem"``.
         code
-            The result of the calls.
+            The result of the calls that fail.
         skip
-            Number of calls that succeed first.
+            Number of calls that run normally before the first failure.
         count
             Number of calls that fail after the skipped calls.
         pid

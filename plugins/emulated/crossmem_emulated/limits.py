@@ -31,8 +31,8 @@ class Limit:
     total_nbytes
         The limit in bytes.
     free_nbytes
-        Bytes that can still be allocated under the limit: unused bytes, page cache that the kernel
-        can drop, and swap space.
+        Bytes that can still be allocated under the limit: unused bytes, memory that the kernel can
+        drop, such as page cache, and swap space.
     """
 
     name: str

@@ -2,10 +2,11 @@
 """The tables of one emulated host: the records of device memory that a real host's kernel keeps.
 
 Vendor drivers live in the kernel, which sees every process, survives all of them and cleans up
-after each. Here an SQLite database replaces the kernel. A transaction is atomic, and the kernel
-releases the locks of a killed process. So a process that is killed at any instruction blocks no
-other process. Other processes later remove the entries of a killed process. The memory itself is a
-memfd of the process that allocated it: the kernel frees it when no process maps it any more.
+after each. In an emulated host, an SQLite database replaces the drivers' records. A transaction is
+atomic, and Linux releases the locks of a killed process. So a process that is killed at any
+instruction blocks no other process. Other processes later remove the entries of a killed process.
+The memory itself is a memfd of the process that allocated it: Linux frees it when no process has it
+mapped or open any more.
 
 All processes of one emulated host are in one pid namespace and have one user.
 """
@@ -35,8 +36,8 @@ _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
 _VERSION: Final = 2
 _SPARE_NBYTES: Final = 128 << 10
-"""SQLite allocates space in units of this size. If less is free, a failed write means that the disk
-is full."""
+"""If a call of SQLite fails while fewer bytes are free, the disk counts as full: the call may have
+needed several pages."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -119,7 +120,8 @@ class Machine:
     ----------
     folder
         The folder of the tables: one folder is one host. The folder is created if it does not
-        exist. Its parent is not created, because another process may have removed it on purpose.
+        exist. Its parent is not created, because another process may have removed the parent on
+        purpose.
     schema
         SQL that creates further tables of one vendor if they do not exist. Rows of a process refer
         to the table ``process`` with ``ON DELETE CASCADE``, and so are deleted with the process.
@@ -194,9 +196,9 @@ class Machine:
             )
         if self._connection is None:
             self._connection = _in_time(self._open)
-            # Releases at the exit of this process still need the connection, so it stays open until
-            # the kernel closes it. The extra reference keeps Python 3.13 from warning that an open
-            # connection was deleted.
+            # The release of memory at the exit of this process still needs the connection, so it
+            # stays open until the kernel closes it. The extra reference keeps Python 3.13 from
+            # warning that an open connection was deleted.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._closing = weakref.finalize(self, _end, self._connection)
             self._closing.atexit = False
@@ -272,7 +274,7 @@ class Machine:
     def _roll_back(self, tables: sqlite3.Connection) -> None:
         # The rollback may remove the entry of this process, so its number is forgotten.
         self._me = None
-        # If the disk is full, SQLite has rolled the transaction back already.
+        # If the disk is full, SQLite may have rolled the transaction back already.
         if tables.in_transaction:
             tables.execute("ROLLBACK")
 
@@ -387,8 +389,8 @@ class Machine:
     def renew_after_fork(self) -> None:
         """Reset the state in a forked child. Connections that crossed the fork are never used."""
         global _is_sqlite_lost  # noqa: PLW0603 - one value for the process
-        # If another thread was using SQLite at the fork, SQLite's own locks stay held in this child
-        # for ever. So the child cannot use any host.
+        # If another thread was using SQLite at the fork, SQLite's own locks may stay held in this
+        # child for ever. So the child cannot use any host.
         _is_sqlite_lost = _is_sqlite_lost or self._is_busy
         self._lock = threading.RLock()
         self._is_inside = False
@@ -397,7 +399,7 @@ class Machine:
             self._closing.detach()
             # A connection crossed the fork, so the child cannot use this host. A new connection
             # would rely on SQLite's record of the old connection's locks. A close of the old
-            # connection would wait for a lock that no thread of the child releases.
+            # connection could wait for a lock that no thread of the child releases.
             _lost.add(self.identity)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of both drivers of this plugin. It implements every method by system calls on memfds.
+"""The base of the drivers ``host`` and ``emulated``. It shares memory by system calls on memfds.
 
 The driver keeps no list of blocks and imports. The ``reference`` of a block is its descriptor. The
 ``reference`` of an import is its descriptor too, or a :class:`_Kept` after the descriptor was
@@ -28,7 +28,7 @@ _DLPACK_CPU: Final = 1
 
 _HUGE_PAGE_NBYTES: Final = 2 << 20
 _MIN_FILL_NBYTES: Final = 64 << 10
-"""Size from which a write through the descriptor is faster than a copy to a mapping."""
+"""Size from which new pages are written faster through the descriptor than through a mapping."""
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
 _Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap", "write"]
 
@@ -94,7 +94,8 @@ class MemfdDriver(Driver):
         """Whether forked children have the memory mapped too (law C18)."""
         self._advise_huge = hugepages and memory.wants_huge_page_advice()
         self._prepares = self._advise_huge
-        """Whether :meth:`_prepare` must be called for new memory."""
+        """Whether :meth:`_prepare` must be called for new memory. If so, :meth:`fill` writes
+        through the mapping."""
         try:
             self._flags = memory.creation_flags()
         except SystemCallError as error:
@@ -129,12 +130,12 @@ class MemfdDriver(Driver):
         return block
 
     def _charge(self, block: Block, capacity: int) -> None:
-        """Set the capacity of a block before it is created.
+        """Set the capacity of a block before its memory is created.
 
         Raises
         ------
         OutOfMemoryError
-            There is no room, so the block is not created.
+            There is no room for the memory.
         """
         block.capacity = capacity
 
@@ -214,7 +215,7 @@ class MemfdDriver(Driver):
     ) -> Imported:
         if len(exported.descriptors) != 1 or exported.payloads:
             msg = (
-                f"an export of {self.backend} memory is one descriptor and no bytes, not "
+                f"an export of {self.backend} memory is one descriptor and no payloads, not "
                 f"{len(exported.descriptors)} and {len(exported.payloads)}"
             )
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
@@ -389,8 +390,8 @@ class MemfdDriver(Driver):
 
     @override
     def synchronize(self, ordinal: int) -> None:
-        # The CPU does all work at once, and its caches are coherent. So there is nothing to wait
-        # for.
+        # The CPU's work is complete when a call returns, and its caches are coherent. So there is
+        # nothing to wait for.
         pass
 
     def _translate(

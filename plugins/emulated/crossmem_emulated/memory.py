@@ -50,7 +50,7 @@ PAGE_NBYTES: Final = os.sysconf("SC_PAGE_SIZE")
 READ: Final[int] = PROT_READ
 READ_WRITE: Final[int] = PROT_READ | PROT_WRITE
 
-# Constants of <linux/memfd.h> and <asm-generic/mman-common.h> that Python may lack.
+# Constants of the kernel's headers that Python may lack.
 _MFD_CLOEXEC: Final = 0x1
 _MFD_ALLOW_SEALING: Final = 0x2
 _MFD_NOEXEC_SEAL: Final = 0x8
@@ -91,8 +91,8 @@ _mmap.argtypes = (c_size_t, c_size_t, c_int, c_int, c_int, c_int64)
 _mmap.restype = c_ssize_t
 
 munmap = _libc.munmap
-"""The C function itself. A caller clears its address in the statement before the call, so that no
-signal handler runs in between."""
+"""The C function itself. A caller clears its record of the address in the statement before the
+call, so that no signal handler runs in between."""
 munmap.argtypes = (c_size_t, c_size_t)
 munmap.restype = c_int
 
@@ -243,7 +243,7 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     nbytes
         Size in bytes, a multiple of the page size.
     alignment
-        A power of two. The first address is a multiple of it.
+        A power of two. If ``at`` is 0, the first address is a multiple of it.
     at
         The required address, 0 for any.
     """
@@ -365,8 +365,8 @@ def reopen_readonly(descriptor: int) -> int:
     """Return a new descriptor of the same memory that cannot be used for writing.
 
     The mode of the file becomes read-only first. Otherwise a process with the new descriptor could
-    open the file for writing through ``/proc``. Only the same user can change the mode back, by a
-    deliberate call. Descriptors that are open for writing stay writable.
+    open the file for writing through ``/proc``. Only the same user or root can change the mode
+    back, by a deliberate call. Descriptors that are open for writing stay writable.
     """
     call = "fchmod"
     opened: list[int] = []
@@ -400,7 +400,7 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
 
 
 def close_inherited() -> None:
-    """Close, in a forked child, all descriptors of memory from the parent.
+    """Close, in a forked child, the parent's descriptors of memory, except inheritable ones.
 
     The function finds the descriptors by the memory's name. So allocations and imports need no
     record of their descriptors, and a number that now belongs to another file is not closed.

@@ -81,6 +81,9 @@ def _default_state() -> Path:
 class Options:
     """The configuration of the emulated devices. An empty variable counts as unset.
 
+    The backend ``emulated`` uses the fields from ``devices`` to ``visible_devices``. The emulations
+    of vendors use ``devices``, ``capacity_nbytes``, and the fields from ``state`` on.
+
     Raises
     ------
     ConfigurationError
@@ -94,10 +97,10 @@ class Options:
     """The unit of capacities (``CROSSMEM_EMULATED_GRANULARITY``)."""
 
     capacity_nbytes: int = field(default_factory=_default_capacity)
-    """Bytes that one process may allocate on each device (``CROSSMEM_EMULATED_CAPACITY``).
+    """Bytes that may be allocated on each device (``CROSSMEM_EMULATED_CAPACITY``).
 
-    The backend ``emulated`` rounds the value down to the granularity. The emulations of vendors
-    count the allocations of all processes of the emulated host together.
+    The backend ``emulated`` counts each process alone, and rounds the value down to the
+    granularity. The emulations of vendors count all processes of the emulated host together.
     """
 
     prefault: bool = False
@@ -121,29 +124,34 @@ class Options:
     """Folder of the emulated host (``CROSSMEM_EMULATED_STATE``), for all vendors' emulations."""
 
     strict: bool = True
-    """Whether vendors' emulations record calls that the vendor forbids or leaves undefined
-    (``CROSSMEM_EMULATED_STRICT``)."""
+    """Whether vendors' emulations record calls that the vendor forbids or leaves undefined, and
+    deny the host access to device addresses (``CROSSMEM_EMULATED_STRICT``)."""
 
     slow_streams: bool = False
-    """Whether streams of vendors' emulations execute work only when a thread waits for it
-    (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
+    """Whether streams of vendors' emulations execute work only when a thread waits for it, or when
+    another process may wait for it (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
 
     acl_profile: str = "documented"
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
 
     acl_group: str = ""
-    """Memory group that a process with the variable ``SHAREGROUP_PRECONFIG`` joins when it first
-    calls ACL's queues or buffers (``CROSSMEM_EMULATED_ACL_GROUP``)."""
+    """Memory group that a process joins when it first calls ACL's queues or buffers
+    (``CROSSMEM_EMULATED_ACL_GROUP``).
+
+    The process must run on the device, have the variable ``SHAREGROUP_PRECONFIG``, and be in no
+    group yet.
+    """
 
     acl_recycle_s: float = 0.2
-    """Seconds from a process's death until its buffers are freed
+    """Seconds after which the emulated ACL frees the buffers of a dead process
     (``CROSSMEM_EMULATED_ACL_RECYCLE``)."""
 
     hip_profile: str = "documented"
     """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``). Backend ``cuda`` ignores it."""
 
     hip_peers: bool = True
-    """Whether devices can access each other's memory (``CROSSMEM_EMULATED_HIP_PEERS``)."""
+    """Whether devices of emulated HIP and CUDA can access each other's memory
+    (``CROSSMEM_EMULATED_HIP_PEERS``)."""
 
     hip_quirks: tuple[_Quirk, ...] = ()
     """Defects of HIP releases to emulate (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""

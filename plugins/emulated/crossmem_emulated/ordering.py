@@ -66,7 +66,10 @@ class Ordering:
                 work.rows.append(tables.execute(statement, values).lastrowid or 0)
 
     def begins(self, work: Work, stream: Queue | None = None) -> None:
-        """Record a violation if work accesses memory that earlier work has not yet written."""
+        """Record a violation if work accesses memory with a pending write.
+
+        The write is of another stream or another process.
+        """
         if work.is_over is not None or not work.ranges:
             return
         for earlier in self._queues.pending_before(work, stream):
@@ -105,7 +108,7 @@ class Ordering:
             work.rows.clear()
 
     def _places(self, ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
-        """Yield the parts in device memory: the number of the pages, the offset and the size."""
+        """Yield the parts of ranges in device memory: number of the pages, offset and size."""
         for pointer, nbytes in ranges:
             for piece, place, size in self._space.spans(pointer, nbytes):
                 pages: Any = piece.pages

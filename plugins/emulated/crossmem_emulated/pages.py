@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is charged to an emulated device. Each process of the emulated host can open it."""
+"""Memory of emulated devices and hosts. Each process of the emulated host can open it."""
 
 import os
 import sqlite3
@@ -100,7 +100,7 @@ class PageStore:
         Raises
         ------
         NoRoomError
-            The device, or the host under it, has no room.
+            The device, the host or this process has no room.
         """
         with self.machine.transaction() as tables:
             if device != HOST and _used(tables, device) + nbytes > self.capacity_nbytes:
@@ -132,7 +132,7 @@ class PageStore:
         number
             The memory's number on the emulated host.
         hold
-            Whether the memory stays charged and alive as long as this process has it open.
+            Whether the memory stays charged to its device as long as this process has it open.
 
         Raises
         ------

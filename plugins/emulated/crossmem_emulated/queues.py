@@ -16,6 +16,9 @@ __all__ = ["Caller", "Queue", "Queues", "Watch", "Work"]
 class Caller:
     """How the emulation calls a function of the program that is work of a stream.
 
+    In this module, a wait for a value in memory counts as a function of the program, because the
+    wait runs in a new thread.
+
     Parameters
     ----------
     thread
@@ -31,7 +34,7 @@ class Caller:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Work of a stream that is not done yet."""
+    """Work of a stream or of the host that is not done yet."""
 
     call: str
     ranges: tuple[tuple[int, int], ...]
@@ -87,11 +90,11 @@ class Queues:
     lock
         The process's lock.
     thread
-        State of each thread. Its ``callback`` is the function of the program that the thread runs.
+        State of each thread. Its ``callback`` is the :class:`Work` whose function the thread runs.
     streams
         All streams.
     is_slow
-        Whether work is executed only when a thread waits for it.
+        Whether :meth:`submit` leaves the work to later calls of :meth:`finish` or :meth:`drain`.
     coupled
         Returns the streams that are coupled with a given stream. Coupled streams wait for each
         other's earlier work.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends for AMD and NVIDIA GPUs. The two vendors' APIs have the same functions."""
+"""The backends for AMD and NVIDIA GPUs. The two vendors' APIs have almost the same functions."""

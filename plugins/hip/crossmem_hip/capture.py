@@ -17,8 +17,9 @@ def refuse_capture(vendor: Vendor) -> None:
 
     The check sees the default stream, every stream that waits for the default stream, and the
     streams that CuPy or PyTorch use in this thread. It misses a capture on another stream. It
-    misses every capture if CuPy lacks ``streamIsCapturing``. If the check misses a capture, the
-    vendor refuses the next call of crossmem, and the capture is lost.
+    misses every capture if the runtime lacks ``streamIsCapturing``, and with CuPy for ROCm. If the
+    check misses a capture that forbids the next call of crossmem, the vendor refuses the call, and
+    the capture is lost.
 
     Raises
     ------
@@ -39,8 +40,8 @@ def refuse_capture(vendor: Vendor) -> None:
                 raise vendor.refusal("streamIsCapturing", error) from error
             is_capturing = True
         except RuntimeError:
-            # CuPy raises RuntimeError if ROCm lacks this function, or if the capture is already
-            # lost.
+            # CuPy raises RuntimeError on ROCm, where it does not offer this function, and if the
+            # capture is already lost.
             is_capturing = False
         if is_capturing:
             raise BusyError(

@@ -2,7 +2,7 @@
 """The choice of a device on any thread, and the restoration of the previous device (law C19).
 
 Each thread has its own current device. A query of the current device creates no context. crossmem
-uses only a device's primary context, which the vendor creates at the first call that needs a
+itself chooses only primary contexts, which the vendor creates at the first call that needs a
 context. crossmem never resets a device, because CuPy, PyTorch or the application may be using it.
 """
 

@@ -45,8 +45,10 @@ class GpuDriver(VendorDriver):
 
     - :class:`crossmem.driver.AddressRanges`, if a device offers virtual memory;
     - :class:`crossmem.driver.ForeignMemory`, if the runtime knows the bounds of allocations;
+    - :class:`crossmem.driver.Streams`, always;
     - :class:`crossmem.driver.StreamWords` and :class:`crossmem.driver.StreamEvents`, if the runtime
       has the functions and a device offers them;
+    - :class:`crossmem.driver.StreamWork`, if the runtime has the functions;
     - ``violations``, if the runtime is an emulation that records API misuse.
 
     Parameters
@@ -54,7 +56,7 @@ class GpuDriver(VendorDriver):
     family
         The vendor of the devices.
     rt
-        The module ``cupy.cuda.runtime``, or an emulation of it.
+        CuPy's runtime, or a binding or emulation with the same interface.
     streams
         Returns the streams that CuPy and PyTorch use in the calling thread, without the default
         stream.
@@ -161,7 +163,7 @@ class GpuDriver(VendorDriver):
         return found
 
     def _reached_by(self, ordinal: int) -> tuple[int, ...]:
-        """Return the devices that use a device's mappings: the device itself, and its peers."""
+        """Return the devices that use a device's mappings, for :class:`Virtual`."""
         if not self.capabilities(ordinal, None).peer_access:
             return (ordinal,)
         return (ordinal, *(one.ordinal for one in self._devices if one.ordinal != ordinal))

@@ -56,9 +56,9 @@ class Family:
     Parameters
     ----------
     backend
-        Name of the backend, which is also the prefix of the vendor's functions.
+        Name of the backend, which is also the prefix of functions in the vendor's runtime library.
     is_hip
-        The value of ``is_hip`` in CuPy's runtime.
+        Whether the vendor is AMD, as ``is_hip`` in CuPy's runtime.
     vendor
         The vendor's name in messages.
     library
@@ -70,7 +70,7 @@ class Family:
     tool
         Command that shows the devices.
     install_hint
-        What to do if the vendor's driver is missing, or if both CuPy and the library are missing.
+        What to do if the vendor's driver, CuPy or the vendor's library is missing or unusable.
     dlpack_device_type
         The device's number in DLPack's ``dlpack.h``.
     stream_values
@@ -92,16 +92,17 @@ class Family:
         """Return the vendor's name of a function of CuPy's runtime, such as ``"hipMalloc"``."""
         if not self.is_hip and name == _DEVICE_POINTER:
             return "cuMemHostGetDevicePointer"
-        # CUDA's driver API has the functions that its runtime API lacks.
+        # On CUDA, these functions are of the driver API, because the runtime API lacks or restricts
+        # them.
         prefix = "cu" if not self.is_hip and name in _DRIVER_FUNCTIONS else self.backend
         return f"{prefix}{name[0].upper()}{name[1:]}"
 
     def open_flags(self, runtime_version: int) -> int:
-        """Return the only value that the vendor accepts as flags of an open."""
+        """Return the flags for the open of a handle. AMD's runtime accepts no other flags."""
         return 0 if self.is_old(runtime_version) else _LAZY_ENABLE_PEER_ACCESS
 
     def is_old(self, runtime_version: int) -> bool:
-        """Whether a runtime is of ROCm 5, whose flags and memory types have other numbers."""
+        """Whether a runtime is of a ROCm before 6, with other numbers of flags and memory types."""
         return self.is_hip and runtime_version // _ROCM_MAJOR < _ROCM_6
 
 

@@ -95,7 +95,7 @@ def _attributes(vendor: Vendor, pointer: int) -> Any:
 def _why_of_no_device(
     vendor: Vendor, ordinal: int, pointer: int, attributes: Any, carrier: str
 ) -> str | None:
-    """Return the reason why memory is not plain memory of the device, None if there is none."""
+    """Return the reason why memory is not plain memory of the device, None if it is."""
     if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
         return _IS_MANAGED_WORDS.format(carrier=carrier)
     if not attributes.devicePointer:
@@ -159,7 +159,8 @@ def knows_mappings(vendor: Vendor) -> bool:
 def inspect_mapping(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
     """Return the vendor's information about virtual memory at an address: one whole mapping.
 
-    The mapping is assumed to cover its whole handle, because no call returns the size of a handle.
+    The mapping is assumed to cover all memory of its handle, because no call returns the memory's
+    size.
     """
     try:
         attributes = _attributes(vendor, pointer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the plugin. Only a probe or a load imports code of a vendor."""
+"""The hooks of the plugin. Only a probe or a load imports CuPy or opens a vendor's library."""
 
 from functools import partial
 from importlib.util import find_spec

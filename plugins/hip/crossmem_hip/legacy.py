@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing by handles of legacy IPC: whole blocks, opened once.
+"""Sharing of whole blocks by handles of legacy IPC.
 
 The vendors' rules: the exporter must not free the memory before every import is closed. An importer
 closes the memory once for each open. The argument of the close is the address that the open
@@ -33,9 +33,10 @@ _HANDLE_NBYTES: Final = 64
 
 @dataclass(slots=True)
 class _Owned(Reference):
-    """Own memory. Each field records a resource that is not released yet, or an export."""
+    """Memory that this process allocated or adopted."""
 
     base: int
+    """The memory's address; 0 before the allocation and after the free."""
     handle: bytes = b""
     """The vendor's handle of the memory, empty before the first export."""
 
@@ -138,14 +139,14 @@ class Legacy(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # If a mapping and its undo both failed, only this call can retry the undo.
+        # If a mapping and its undo both failed, core has no mapping to unmap: retry the undo.
         self.unmap(imported)
 
     @override
     def map(self, imported: Imported) -> int:
         opened: _Opened = imported.reference
         if opened.base and not opened.is_checked:
-            # An earlier call found the wrong size, and the vendor refused to close the memory.
+            # An earlier call failed after the open, and the vendor refused to close the memory.
             self.unmap(imported)
         if opened.base:
             return opened.base

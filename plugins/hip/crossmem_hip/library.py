@@ -215,9 +215,9 @@ def open_runtime(family: Family) -> Runtime:
 
 
 def extend(family: Family, module: Any) -> Runtime:
-    """Return CuPy's runtime with the functions that it lacks.
+    """Return CuPy's runtime, in which the vendor's functions replace missing or unsuitable ones.
 
-    If the vendor's library is missing, return CuPy's runtime unchanged.
+    If the vendor's library cannot be used, return CuPy's runtime unchanged.
     """
     calls = _calls_beside_hip(family, module) if family.is_hip else _calls_beside_cuda(module)
     if calls is None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prototypes of the vendors' C functions. The keys are the names in ``cupy.cuda.runtime``.
 
-A function that CuPy lacks has a name in CuPy's style. HIP's functions have the parameters of
-CUDA's, so one prototype describes both. The prototypes follow
-``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``,
-``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
+A function that CuPy lacks has a name in CuPy's style. Most functions of HIP have the parameters of
+CUDA's, so one prototype describes both. The prototypes follow ``hip/hip_runtime_api.h`` of HIP
+5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``, ``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
 """
 
 import ctypes
@@ -236,7 +235,7 @@ _KNOWLEDGE: Final[_Table] = {
 
 _DEVICE_POINTER: Final = (_POINTER_OUT, _POINTER, _UINT)
 _WORD: Final = (_POINTER, _POINTER, In(ctypes.c_uint64), _UINT)
-"""Stream, address and value of a word in memory that devices can access, and flags."""
+"""A stream, the address of a word that devices can access, a value, and flags."""
 _EVERY_BIT: Final = Fixed(ctypes.c_uint64, (1 << 64) - 1)
 """The mask of a wait for a word. Only AMD's function takes a mask."""
 

@@ -38,7 +38,7 @@ NEEDED: Final = (
     "setDevice",
     "streamSynchronize",
 )
-"""The functions that a runtime must have."""
+"""The functions that a runtime must have, and the class of its exceptions."""
 
 
 class VirtualMemory(Protocol):

@@ -21,8 +21,8 @@ _CUDA_DRIVER: Final = "libcuda.so"
 
 _WHEELS: Final = "nvidia"
 _IN_WHEELS: Final = ("cu13/lib", "cuda_runtime/lib")
-"""The folders of the library from `pip install nvidia-cuda-runtime`: the folder since CUDA 13, and
-the folder of older versions."""
+"""The folders of the library in the package ``nvidia``: from the wheel ``nvidia-cuda-runtime``, and
+from its predecessors such as ``nvidia-cuda-runtime-cu12``."""
 
 
 def runtime_library(family: Family) -> ctypes.CDLL:
@@ -49,7 +49,7 @@ def cuda_driver() -> ctypes.CDLL | None:
 def library_of(module: Any) -> ctypes.CDLL | None:
     """Return a ctypes object for the copy of the vendor's library that a module is linked with.
 
-    The object opens the module itself. The loader looks for a function first in the module, then in
+    ctypes opens the module's own file: the loader looks for a function first in the module, then in
     the libraries with which the module is linked. The process may also have loaded another copy of
     the vendor's library, which does not know the module's allocations.
     """
@@ -58,13 +58,13 @@ def library_of(module: Any) -> ctypes.CDLL | None:
 
 
 def hip_folders(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the folders in which ROCm may be installed."""
+    """Return the folders in which ROCm's libraries may be installed."""
     roots = [environ[name] for name in ("ROCM_PATH", "ROCM_HOME") if environ.get(name)]
     return tuple(f"{root}/lib" for root in (*roots, "/opt/rocm"))
 
 
 def cuda_folders(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the folders in which CUDA may be installed, as a toolkit or as a wheel."""
+    """Return the folders in which a toolkit or wheel may have installed CUDA's libraries."""
     roots = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
     wheels = find_spec(_WHEELS)
     found = (wheels and wheels.submodule_search_locations) or ()

@@ -67,8 +67,8 @@ class Virtual(Mechanism):
     devices
         Number of devices.
     reached_by
-        Returns the devices that use a device's mappings: the device itself, and all others if all
-        devices can access each other.
+        Returns the devices that use a device's mappings: the device itself, and all others if it
+        and they can access each other's memory.
     """
 
     name = "vmm"
@@ -222,7 +222,7 @@ class Virtual(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # If a mapping and its undo both failed, only this call can retry the undo.
+        # If a mapping and its undo both failed, core has no mapping to unmap: retry the undo.
         self.unmap(imported)
         self._release_handle(owned)
 
@@ -363,7 +363,7 @@ class Virtual(Mechanism):
         self._unmap(owned, capacity)
         self._free_addresses(owned, capacity)
 
-    # In each of these methods, no signal handler runs between the statement that clears a field and
+    # In each method below, no signal handler runs between the statement that clears a field and
     # the vendor's call. The field is restored only if the vendor refused.
 
     def _unmap(self, owned: _Physical, capacity: int) -> None:

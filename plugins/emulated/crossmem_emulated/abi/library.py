@@ -63,12 +63,13 @@ class Binding(Protocol):
 
         A C function without an entry is refused. A Python function gets cffi's objects for the C
         arguments, and cffi converts its result. If the Python function raises an exception, the
-        exception is logged, and the C function returns the vendor's unknown error.
+        exception is logged, and the C function returns the vendor's unknown error, or 0 if its
+        result is no error code.
         """
         ...
 
     def refuse(self, name: str) -> Any:
-        """Return the result of the unsupported function ``name``. The caller logs the call."""
+        """Return the result of the unsupported function ``name``. Only its first call is logged."""
         ...
 
 
@@ -95,12 +96,12 @@ class Library:
     node
         Version of the library's symbols, empty if they have none.
     nodes
-        The version of each symbol whose version differs from ``node``. The key is the function's
-        name.
+        The versions of symbols. A symbol without an entry has the version ``node``. The key is the
+        function's name.
     unknown
-        The result of a function if the emulation itself fails: the vendor's "unknown error".
+        The error code of a function if the emulation itself fails: the vendor's "unknown error".
     ended
-        The result of a function that is called after the process's Python has ended.
+        The error code of a function that is called after the process's Python has ended.
     profiles
         The editions of the vendor's rules.
     profile_field

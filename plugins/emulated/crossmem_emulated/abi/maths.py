@@ -3,7 +3,7 @@
 
 The import of CuPy loads the libraries for linear algebra, Fourier transforms and so on, even if the
 program does not use them. The needed symbols are read from CuPy's own files. Each function of a
-stand-in returns the code for "not supported", and writes a line to stderr at its first call.
+stand-in returns an error code, and writes a line to stderr at its first call.
 """
 
 import ctypes.util
@@ -135,7 +135,7 @@ def build_stand_ins(users: Iterable[Path], environ: Mapping[str, str] = os.envir
     users
         The compiled modules that need the libraries.
     environ
-        Environment variables, which name the folders of real libraries and the cache.
+        Environment variables, which name the folders of real libraries, the cache and the compiler.
 
     Returns
     -------
@@ -145,7 +145,8 @@ def build_stand_ins(users: Iterable[Path], environ: Mapping[str, str] = os.envir
     Raises
     ------
     ConfigurationError
-        A file is damaged, there is no C compiler, or the compiler fails.
+        A file is damaged or unreadable, there is no C compiler, the compiler fails, or the cache
+        cannot be used.
     """
     wanted = _wanted(filter(None, map(needs_of, users)), environ)
     if not wanted:

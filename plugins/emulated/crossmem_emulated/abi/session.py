@@ -96,7 +96,10 @@ def prepare(
     BackendNotFoundError
         There is no emulation with that name.
     ConfigurationError
-        The request is invalid, or the build lacks a compiler or a package.
+        The request is invalid, the build fails, for example without a compiler, or a folder cannot
+        be used.
+    OutOfMemoryError
+        The file system of the emulated host's folder is full.
     """
     library = library_named(api)
     variables = _variables(library, request)

@@ -24,7 +24,10 @@ def declarations(library: Library) -> str:
 
 
 def stamp(library: Library) -> str:
-    """Return a digest of crossmem's version and of the declarations, which identifies a build."""
+    """Return a digest of crossmem's version and of the declarations.
+
+    A built library is used only if it was built with the same digest.
+    """
     text = f"{__version__}\0{declarations(library)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -56,7 +59,8 @@ def _function(one: Prototype, work: str, result: str) -> str:
 
 def _text(value: str) -> str:
     """Return a C string literal."""
-    # JSON's escapes are valid in C, except those of non-ASCII characters, which are kept as is.
+    # JSON's escapes are valid in C, except \u. Non-ASCII characters are kept as is, so only rare
+    # control characters would get this escape.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -78,8 +82,8 @@ def source(
     soname
         The name of the library's file.
     executable
-        Path of a Python interpreter. If the library starts Python, it uses the packages of this
-        interpreter.
+        Path of a Python interpreter. If the library starts Python, Python finds its standard
+        library by this path.
     python_libraries
         Possible paths of that interpreter's shared library, in the order in which they are tried.
     start

@@ -86,7 +86,8 @@ class Acl:
         Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
         the host access to device addresses.
     options
-        The emulated host's folder and devices. If None, they are taken from the environment.
+        The settings of the emulated host, such as its folder and devices. If None, they are read
+        from the environment.
 
     Attributes
     ----------
@@ -140,7 +141,8 @@ class Acl:
             module, _, function = name.rpartition(".")
             modules[module][function] = process.bind(called)
         if not process.profile.newer:
-            # Older editions of pyACL lack these functions. C programs get an error code from them.
+            # Older editions of pyACL lack these functions. C programs can call them, but get an
+            # error code.
             for function in ("value_wait", "value_write"):
                 del modules["rt"][function]
         vars(self).update(modules[""])
@@ -202,7 +204,7 @@ class Acl:
         return self._process.profile.soc
 
     def get_recent_err_msg(self) -> str:
-        """Return the reason of the last failure, and no error code. Forget the reason."""
+        """Return the reason of this thread's last failure, and no error code. Forget the reason."""
         text, self._process.recent_error = self._process.recent_error, ""
         return text
 

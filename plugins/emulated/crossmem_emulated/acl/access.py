@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions for the devices' access to mappings, and for the handles of mapped memory."""
+"""Functions for access to mappings, for physical memory's handles, and for reserved addresses."""
 
 from typing import Any, Final
 

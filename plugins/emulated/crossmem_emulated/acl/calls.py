@@ -29,8 +29,8 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
         Id of the violated rule, such as ``"ACL-E8"``. None if a program that breaks no rule can get
         this code, too: no violation is recorded then.
     outputs
-        Outputs that the call returns with the code. If None, the call returns the blanks of the
-        function's :class:`Entry`.
+        Outputs that the call returns with the code. If None, a Python program gets the blanks of
+        the function's :class:`Entry`, and a C program's variables stay unchanged.
     """
 
     def __init__(
@@ -58,11 +58,12 @@ class Entry:
         can call and pyACL lacks are in the modules ``c`` and ``tdt``.
     codes
         One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``L`` int64, ``i`` int32,
-        ``I`` uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` an object from the
-        library for C programs, which is passed unchanged. Arguments after ``|`` are optional. If
-        ``codes`` is ``*``, all arguments are ignored.
+        ``I`` uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` any object, which is
+        passed unchanged. Arguments after ``|`` are optional. If ``codes`` is ``*``, all arguments
+        are ignored.
     blanks
-        For each output, the value that the function returns if it fails.
+        For each output, the value that a Python program gets if the function fails, unless
+        :class:`Refused` has outputs.
     function
         The implementation. Its first argument is the process's state.
     has_code

@@ -61,7 +61,7 @@ class Side:
 
 
 def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
-    """Return one end of a copy, or of other work of a stream. Refuse addresses without memory."""
+    """Return one end of a copy, or the memory of other work. Refuse memory that cannot be used."""
     if process.space.region_of(pointer) is None:
         if not memory.is_mapped(pointer, nbytes):
             text = f"{pointer:#x} is in no allocation, or in one that was freed"
@@ -145,7 +145,7 @@ def _is_far(process: AclProcess, side: Side) -> bool:
 
 
 def _check_devices(process: AclProcess, target: Side, source: Side, *, is_async: bool) -> None:
-    """Refuse a copy between devices, or within a device, that the vendor does not support."""
+    """Refuse an unsupported copy within a device or between devices, or one without peer access."""
     origins = target.origins | source.origins
     if target.device == source.device:
         is_far = _is_far(process, target) or _is_far(process, source)

@@ -161,7 +161,7 @@ def _get_device_info(process: AclProcess, device: int, attribute: int) -> int:
 @entry("rt.set_op_wait_timeout", "I")
 @entry("rt.set_op_execute_time_out", "I")
 def _set_time_out(process: AclProcess, _timeout: int) -> None:
-    # Emulated work takes no time, so it never reaches a timeout.
+    # Neither timeout has an effect in the emulation.
     process.current()
 
 

@@ -160,8 +160,8 @@ def _stream_wait_event_with_timeout(
 def _query_event(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.is_reusable or event.flags & _EXTERNAL:
-        _refuse(event, "the older query")
-    # This older function returns 0 for a complete event, and 1 otherwise.
+        _refuse(event, "this query")
+    # Unlike query_event_status, this function returns 0 for a complete event, and 1 otherwise.
     return int(not (event.stream is not None and event.is_done))
 
 
@@ -223,7 +223,7 @@ def _time_of(event: Event) -> int:
 def _event_elapsed_time(process: AclProcess, start_handle: int, end_handle: int) -> float:
     start, end = (_time_of(_find(process, one)) for one in (start_handle, end_handle))
     if end < start:
-        text = "the first event was recorded after the second"
+        text = "the first event became complete after the second"
         raise Refused(Code.RT_EVENT_TIMESTAMP_REVERSAL, text, "ACL-E38")
     return (end - start) / 1e6
 
@@ -287,8 +287,8 @@ def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
 def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
     number = work.sequence
-    # Other processes cannot make this process's streams execute their work. So the stream executes
-    # its work now, up to the first function of the application.
+    # Other processes cannot start the work of this process's streams. So the stream does its work
+    # now, up to the first function of the application.
     is_done = process.queues.drain([stream])
 
     def finish() -> None:

@@ -85,8 +85,8 @@ class Places:
     Parameters
     ----------
     first
-        Index of the first of these copies. The last of them is the copy before ``first`` of the
-        next ``Places``.
+        Index of the first of these copies. The last one is the copy before ``first`` of the next
+        ``Places``, or the last copy of the batch.
     target, source
         Location of the copies' targets, and location of their sources. A location is a number and a
         type.
@@ -135,7 +135,9 @@ def _check_batch(copies: Sequence[Copy], places: Sequence[Places]) -> None:
         raise Refused(Code.INVALID_PARAM, "reserved fields of the attributes must be 0")
     starts = [one.first for one in places]
     if starts[:1] != [0] or sorted(set(starts)) != starts or starts[-1] >= len(copies):
-        text = f"attributes of {len(copies)} copies must begin at 0 and then ascend, not {starts}"
+        text = (
+            f"attributes must begin at copy 0 and ascend to at most {len(copies) - 1}, not {starts}"
+        )
         raise Refused(Code.RT_PARAM_INVALID, text)
 
 

@@ -67,7 +67,7 @@ def _free_host_with_dev_sync(process: AclProcess, pointer: int) -> None:
 
 def _register(process: AclProcess, pointer: int, size: int) -> None:
     if not pointer or not size:
-        raise Refused(Code.INVALID_PARAM, f"neither may be 0: {size} bytes at {pointer:#x}")
+        raise Refused(Code.INVALID_PARAM, f"address {pointer:#x} or size {size} is 0")
     process.current()
     for start, nbytes in process.registered.items():
         if start < pointer + size and pointer < start + nbytes:

@@ -108,7 +108,7 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
     elif pieces[0].pages.device == HOST:
         wrong = "are memory of the host"
     elif pointer % (memory.PAGE_NBYTES if pieces[0].is_small else GRANULARITY_NBYTES):
-        wrong, rule = "do not begin with a page", "ACL-E23"
+        wrong, rule = "do not begin at a page boundary", "ACL-E23"
     if wrong is not None:
         text = f"{size} bytes at {pointer:#x} {wrong}"
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, rule or "ACL-E14")
@@ -157,7 +157,7 @@ def _ipc_mem_set_import_pid(process: AclProcess, text: str, pids: list[int]) -> 
 
 
 def check_known(process: AclProcess, text: str) -> None:
-    """Refuse an unknown key."""
+    """Refuse an unknown or closed key."""
     _check_keys(process)
     process.current()
     with process.machine.transaction() as tables:
@@ -165,7 +165,7 @@ def check_known(process: AclProcess, text: str) -> None:
 
 
 def check_owner(process: AclProcess, text: str) -> None:
-    """Refuse a key that another process exported."""
+    """Refuse a key, unless this process exported it and has not closed it."""
     _check_keys(process)
     process.current()
     with process.machine.transaction() as tables:
@@ -240,6 +240,8 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
 
 def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
     """Refuse an import for a device without access to the device that has the memory.
+
+    An import from a device that this process does not see is not refused.
 
     Parameters
     ----------
@@ -334,7 +336,8 @@ def _close_import(process: AclProcess, opened: KeyImport) -> None:
 def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
     """Return why imported memory is gone, None if it still exists.
 
-    ``"closed"``: the exporter closed the key. ``"dead"``: the exporter is dead.
+    ``"dead"``: this call found the exporter dead. ``"closed"``: the exporter closed the key or
+    released the memory, or an earlier call found the exporter dead and deleted the key.
     """
     with process.machine.transaction() as tables:
         row = tables.execute(

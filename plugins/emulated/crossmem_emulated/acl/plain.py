@@ -173,7 +173,7 @@ def _malloc_with_cfg(process: AclProcess, size: int, policy: int, cfg: dict[str,
 
 
 def check_attributes(process: AclProcess, cfg: dict[str, Any]) -> None:
-    """Refuse a configuration with an attribute that is not emulated."""
+    """Refuse a configuration with an unknown attribute, or with a device that is not current."""
     for one in cfg.get("attrs", ()):
         kind, value = one["attr"], one["value"]
         if kind == _ATTRIBUTE_DEVICE:

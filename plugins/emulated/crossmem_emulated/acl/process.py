@@ -52,7 +52,7 @@ class Stream:
     """0 if the stream continues after a failed task, 1 if it stops. No task fails here."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
-    """The thread that calls the application's functions in this stream."""
+    """The thread that calls the functions of ``rt.launch_callback`` in this stream, or None."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,13 +64,13 @@ class Event:
     is_reusable: bool
     """Whether the event can be recorded again without a reset."""
     stream: Stream | None = None
-    """The stream in which the event was recorded, None before the first record."""
+    """The stream in which the event was recorded, None before the first record or after a reset."""
     record: Work | None = None
     """The work of the latest record. The event is complete when this work is done."""
     time_ns: int | None = None
     """The time at which the event became complete, on the monotonic clock."""
     waits: list[tuple[Stream, Work]] = field(default_factory=list)
-    """The pending waits for the event, each with its stream."""
+    """Waits for the event, each with its stream. A query of the waits removes completed ones."""
     token: bytes | None = None
     """The event's name for other processes."""
     is_foreign: bool = False
@@ -119,7 +119,8 @@ class AclProcess:
     capacity_nbytes
         Memory of each device in bytes.
     slow_streams
-        Whether streams execute work only when a thread waits for it.
+        Whether streams execute work only when a thread waits for it, or when another process may
+        wait for it.
     group
         The memory group of TDT that this process joins, empty for none.
     recycle_s
@@ -243,8 +244,8 @@ class AclProcess:
     def _turn(self) -> threading.RLock:
         """Return the lock under which a call runs.
 
-        A forked child starts with new state and a new lock. If its parent has used a device, all
-        calls are refused.
+        A forked child starts with new state and a new lock. But if a device was set at the fork,
+        the child's calls are refused.
         """
         if self._forks != forks.generation():
             if self.devices or self.contexts:
@@ -312,10 +313,10 @@ class AclProcess:
         return self.visible[device]
 
     def check_opened(self, rule: str, driver_code: Code) -> None:
-        """Refuse if no device was ever set in this process."""
+        """Refuse if this process has no context: no device is set in it."""
         if not self.contexts:
             code = Code.RT_CONTEXT_NULL if self.profile.is_documented else driver_code
-            raise Refused(code, "no device was set in this process", rule)
+            raise Refused(code, "no device is set in this process", rule)
 
     def ordinal_of(self, index: int) -> int | None:
         """Return a device's number in this process, None if this process does not see the device.

@@ -48,7 +48,7 @@ class Profile:
     soc
         The result of ``get_soc_name``.
     generation
-        Generation of the driver's memory manager: 2 for A2 and A3, 3 for 950.
+        Generation of the driver's memory manager: 3 for 950, otherwise 2.
     vmm
         Whether physical memory and shareable handles exist.
     keys
@@ -56,9 +56,9 @@ class Profile:
     attributes
         Types of physical memory that can be allocated.
     disables_validation
-        The effect of flag 1 of an export. ``"yes"``: the handle is exported for all processes.
-        ``"no"``: the flag is refused. ``"late"``: the handle is exported with a whitelist, and then
-        the call returns 207000.
+        The effect of flag 1 of the export of a shareable handle. ``"yes"``: the handle is exported
+        for all processes. ``"no"``: the flag is refused. ``"late"``: the handle is exported with a
+        whitelist, and then the call returns 207000.
     newer
         Whether the edition has the functions that were added after CANN 8.0. They serve version 2
         of shareable handles, the access to a mapping, a handle's properties, an address's range
@@ -66,7 +66,8 @@ class Profile:
     retains
         Whether the edition can return the handle of a mapping.
     fabric
-        Whether there are shareable handles for other servers of a super node.
+        Whether the product has a fabric: shareable handles and keys for other servers of a super
+        node, links to choose, and ``c.reserve_mem_address_no_uc_memory``.
     ipc_events
         Whether events can be opened in other processes.
     stream_values
@@ -76,7 +77,8 @@ class Profile:
     ipc_notifies
         Whether notifies can be shared by key.
     queues
-        The number of TDT queues that a device has, 0 if the driver has none.
+        The number of TDT queues that a process of the host, or a memory group, can have on a
+        device; 0 if the driver has no queues.
     is_on_device
         Whether programs run on the device's own processor (the RC form). Only in this form, TDT has
         buffers, and queues that hand the buffers over.

@@ -2,9 +2,10 @@
 """Releases the objects of a process on a device that the process resets.
 
 The documents say that a reset first finishes the work of the default context. They do not say which
-objects remain. Here, the process loses all its objects on the device: memory, imports, mappings,
-keys, contexts, streams, and the work of the other contexts. Reserved addresses stay reserved. The
-handles and addresses of lost objects become unknown, and calls refuse them like any unknown value.
+objects remain. Here, the process loses these objects on the device: memory, imports, mappings,
+keys, contexts, streams, TDT's queues, and the work of the other contexts. Reserved addresses,
+events, notifies and TDT's buffers stay. The handles and addresses of lost objects become unknown,
+and calls refuse them like any unknown value.
 """
 
 from crossmem_emulated.acl.addresses import Origin
@@ -16,7 +17,7 @@ __all__ = ["drop_keys", "release_device"]
 
 
 def release_device(process: AclProcess, device: int) -> None:
-    """Release all objects of this process on a device.
+    """Release the objects of this process on a device that end with a reset.
 
     ``device`` is the device's number in this process.
     """

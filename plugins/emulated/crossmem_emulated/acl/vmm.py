@@ -65,7 +65,7 @@ class Physical:
     origin
         How the memory was made: ``PHYSICAL`` (allocated) or ``IMPORTED``.
     references
-        Number of allocations, imports and mappings that were not released.
+        Number of allocations, imports, retains and mappings that were not released.
     mappings
         Number of current mappings.
     share

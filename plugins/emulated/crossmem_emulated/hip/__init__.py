@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
 
-Rules, result codes and lifetimes follow the vendors' documents or source code. The rules also cover
-memory that a process imports. docs/reference/hip-rules.md lists the rules and their tests.
+Rules, result codes and lifetimes follow the vendors' documents, source code or devices. The rules
+also cover memory that a process imports. docs/reference/hip-rules.md lists the rules and their
+tests.
 """
 
 import os
@@ -87,8 +88,8 @@ class Runtime:
     """An emulation of ``cupy.cuda.runtime`` for this process.
 
     Its functions have the arguments and exceptions of CuPy's functions. The folder in ``options``
-    stands for one emulated host. All ``Runtime`` objects with the same folder, in any process, see
-    the same devices, and can open each other's handles.
+    stands for one emulated host. All ``Runtime`` objects with the same folder, in any process, use
+    the memory of the same devices. A process can open the handles of other processes.
 
     The emulation also has functions that CuPy lacks:
 
@@ -100,8 +101,8 @@ class Runtime:
     - virtual memory: ``memCreate``, ``memAddressReserve``, ``memMap`` and so on;
     - further functions that C programs call.
 
-    The docstring of each function is its signature. Every field of a vendor's struct is a separate
-    argument.
+    The docstring of each function is its signature. The functions that CuPy lacks take the fields
+    of a vendor's struct as separate arguments; a list of structs is a list of tuples.
 
     Parameters
     ----------
@@ -116,8 +117,8 @@ class Runtime:
         Whether the C program that makes the calls was compiled with headers of ROCm 5. Some
         constants have other numbers in these headers. Such a program can use every edition.
     is_cupy
-        Whether the functions that fail in CuPy on ROCm fail here too. If False, they work as in
-        AMD's library. crossmem's driver passes False.
+        Whether the functions that fail in CuPy on ROCm also fail in this emulation. If False, they
+        work as in AMD's library; crossmem's driver needs this.
 
     Attributes
     ----------
@@ -236,7 +237,7 @@ class Runtime:
     def call(self, name: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
         """Call a function as C does. Return its error code, and its result if the code is 0.
 
-        The code of a failure becomes the thread's last error.
+        The code of a failure becomes the thread's last error, except "not ready" in some editions.
         """
         called = ENTRIES[name]
         status, value = self._process.call(called, parse(called, arguments, named))

@@ -75,7 +75,12 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the number of the memory's device in this process; -1 if it is not visible."""
+    """Return the device that the attributes of memory name, by its number in this process.
+
+    For imported memory, this is the device that was current at the last open; for pinned memory, it
+    is the current device. For other memory, it is the memory's device, or -1 if this process does
+    not see that device.
+    """
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
         return device
@@ -146,8 +151,8 @@ def _pointer_set_attribute(process: HipProcess, value: int, attribute: int, poin
 class PointerAttributes:
     """The attributes of an address, in the form of CuPy's class with this name.
 
-    It also has ``number``, the vendor's own number of the memory type, and ``allocationFlags``, the
-    flags with which host memory was allocated or pinned.
+    In contrast to CuPy's class, this class has ``number``, the vendor's own number of the memory
+    type, and ``allocationFlags``, the flags with which host memory was allocated or pinned.
     """
 
     __slots__ = ("allocationFlags", "device", "devicePointer", "hostPointer", "number", "type")

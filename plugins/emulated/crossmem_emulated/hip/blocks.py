@@ -195,7 +195,7 @@ def _free(process: HipProcess, pointer: int) -> None:
         check_from_pool(piece.source)
         finish_device(process, piece.source.device)
         if process.space.pieces.get(pointer) is not piece:
-            # A stream has freed the memory during the wait.
+            # Work of a stream, which finish_device() has executed, has freed the memory.
             raise Again
         close_once(process, "free", piece.source)
         return

@@ -2,8 +2,8 @@
 """Calling conventions of ``cupy.cuda.runtime``: the argument conversion of a compiled module.
 
 A function of the emulation follows the conventions of Python: it returns its result, or raises
-:class:`Refused`. :func:`entry` registers the function with the signature in CuPy's docstring. The
-signature names the arguments and their C types.
+:class:`Refused`. :func:`entry` registers the function with a signature in the form of CuPy's
+docstrings, which names the arguments and their C types.
 """
 
 import re
@@ -66,7 +66,7 @@ class Parameter:
     name
         The parameter's name, for keyword arguments.
     kind
-        The parameter's C type, empty if any object is accepted.
+        The parameter's type in the signature, often a C type; empty if the signature has none.
     default
         The parameter's default, None if an argument is required.
     """
@@ -85,7 +85,7 @@ class Entry:
     name
         The function's name.
     signature
-        The function's signature: the first line of its docstring in CuPy.
+        The function's signature, in the form of the first line of a docstring of CuPy.
     parameters
         The function's parameters.
     function

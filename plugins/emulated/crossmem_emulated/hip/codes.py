@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of HIP's and CUDA's headers that the emulation uses, and the class of errors."""
+"""The numbers of HIP's and CUDA's headers that the emulation uses, and the classes of errors."""
 
 from collections.abc import Mapping
 from enum import IntEnum

@@ -141,7 +141,11 @@ def _device_reset(process: HipProcess) -> None:
 
 
 def _reset(process: HipProcess, call: str, device: int) -> None:
-    """Release this process's allocations, imports, streams and pools on a device."""
+    """Release this process's allocations, imports, streams and pools on a device.
+
+    Also reset the device's limits and flags. In documented profiles, also destroy the device's
+    events. Physical memory and its mappings stay.
+    """
     finish_device(process, device)
     index = process.setup.visible[device]
     for opened in list(process.imports):

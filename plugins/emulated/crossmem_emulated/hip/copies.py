@@ -65,7 +65,7 @@ class Side:
     parts
         The bytes of this end.
     is_synchronous
-        Whether the host waits for each copy with this memory, even if both ends are on devices.
+        Whether the host waits for a synchronous copy even if both ends are on devices.
     """
 
     pointer: int
@@ -212,7 +212,7 @@ def _prepared(
 
 
 def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
-    """Submit the work of a function that the vendor calls synchronous.
+    """Submit the work of a copy or a fill, and wait for the work if the vendor's function waits.
 
     Parameters
     ----------
@@ -223,7 +223,8 @@ def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> N
     work
         The work.
     waits
-        Whether the call returns only when the work is done. Some synchronous functions do not wait.
+        Whether the call returns only when the work is done. Some functions that the vendor calls
+        synchronous do not wait.
     """
     submit(process, stream, work, is_awaited=waits)
     if waits:

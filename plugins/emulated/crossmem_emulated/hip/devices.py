@@ -32,7 +32,7 @@ def _bus_of(index: int) -> tuple[int, int, int]:
 
 
 def _uuid_of(index: int) -> bytes:
-    """Return a device's UUID. The UUIDs of devices with odd numbers contain a zero byte."""
+    """Return a device's UUID. The UUIDs of devices with odd indices contain a zero byte."""
     digest = hashlib.blake2b(b"crossmem emulated GPU %d" % index, digest_size=_UUID_NBYTES).digest()
     plain = bytes(byte or 1 for byte in digest)
     return plain[:9] + b"\0" + plain[10:] if index % 2 else plain
@@ -114,8 +114,8 @@ def _get_device_properties(process: HipProcess, device: int) -> dict[str, Any]:
         "managedMemory": 1,
     }
     if is_hip:
-        # A program that reads 1 here may access device memory from the host, so a strict emulation
-        # returns 0.
+        # isLargeBar tells a program whether the host can access device memory. In a strict
+        # emulation, the host cannot.
         is_open = not process.setup.strict
         return {**found, "gcnArchName": b"gfx942", "isLargeBar": int(is_open)}
     # CuPy reads the 16 bytes as a string, which ends at the first zero byte.
@@ -161,7 +161,7 @@ def _device_enable_peer_access(process: HipProcess, peer: int) -> None:
     if not _device_can_access_peer(process, context.device, peer):
         is_self = process.profile.is_hip or peer == context.device
         status = Status.INVALID_DEVICE if is_self else Status.PEER_ACCESS_UNSUPPORTED
-        raise Refused(status, f"device {context.device} cannot reach device {peer}")
+        raise Refused(status, f"device {peer} is not a peer of device {context.device}")
     if peer in context.peers:
         raise Refused(
             Status.PEER_ACCESS_ALREADY_ENABLED,
@@ -175,7 +175,7 @@ def _device_disable_peer_access(process: HipProcess, peer: int) -> None:
     context = process.current()
     can_access = _device_can_access_peer(process, context.device, peer)
     if not can_access and process.profile.is_hip:
-        text = f"device {context.device} cannot reach device {peer}"
+        text = f"device {peer} is not a peer of device {context.device}"
         raise Refused(Status.INVALID_DEVICE, text)
     if peer not in context.peers:
         raise Refused(

@@ -114,7 +114,7 @@ def _event_record(process: HipProcess, handle: int, stream: int) -> None:
 
 
 def _check_captured(process: HipProcess, event: Event) -> None:
-    """Refuse an event whose last record is part of a graph, as CUDA does."""
+    """With CUDA, refuse an event whose last record is part of a graph."""
     record = event.record
     if record is not None and record.is_captured and not process.profile.is_hip:
         raise Refused(Status.INVALID_VALUE, "the event was recorded in a capture")
@@ -161,7 +161,7 @@ def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
 
 def _time_of(event: Event) -> int:
     if event.record is None or event.record.time_ns is None:
-        raise Refused(Status.INVALID_HANDLE, "an event has no time: a capture is not done")
+        raise Refused(Status.INVALID_HANDLE, "an event has no time: it was recorded in a capture")
     return event.record.time_ns
 
 

@@ -54,7 +54,7 @@ class Plane:
     width
         Bytes in a row.
     height
-        Number of rows.
+        Number of rows in a plane.
     depth
         Number of planes.
     plane_pitch

@@ -21,9 +21,9 @@ __all__: list[str] = []
 _DESCRIPTOR: Final = 1
 _NOTE: Final = struct.Struct("<16sQQiI")
 """The start of the file that describes a shared pool: magic, the host's identity in two numbers,
-the host-wide index of the pool's device, and the number of devices with access."""
+the host-wide index of the pool's device, and the number of devices whose access was set."""
 _ACCESS: Final = struct.Struct("<iI")
-"""The rest of the file, for each device with access: its host-wide index, and its access."""
+"""The rest of the file, for each of these devices: its host-wide index, and its access."""
 _MAGIC: Final = b"crossmem a pool "
 _DATA: Final = struct.Struct("<QQ")
 """The start of a handle of pooled memory: offset and size. The memory's token follows. This is the
@@ -93,8 +93,8 @@ def _mem_pool_import_from_shareable_handle(
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
     """Return the device of the pool that a file describes, and the access of each device.
 
-    The second value has only devices with access. Devices are host-wide indices. The result is None
-    if the file describes no pool.
+    The second value has only devices whose access the exporter has set. Devices are host-wide
+    indices. The result is None if the file describes no pool.
     """
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None

@@ -66,9 +66,9 @@ def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> 
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse an allocation from an imported pool.
+    """Refuse an imported pool as a source of allocations.
 
-    In profiles whose runtime allows such an allocation, record a violation instead.
+    In profiles whose runtime allows allocations from imported pools, record a violation instead.
     """
     if pool.is_imported:
         text = f"the pool {pool.handle:#x} was imported"
@@ -90,7 +90,7 @@ def _current_of(process: HipProcess, device: int) -> Pool:
 
 
 def forget_pools(process: HipProcess, device: int) -> None:
-    """Remove the pools of a device. At its next use, the device gets a new default pool."""
+    """Remove the pools of a device. The next use of its default pool makes a new default pool."""
     for pool in [one for one in process.pools.values() if one.device == device]:
         _end(process, pool)
     process.default_pools.pop(device, None)
@@ -266,8 +266,8 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     # Imported memory is not marked as freed: a program that opened the memory several times must
     # free it the same number of times.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # The stream does its queued work now, but stops before the first host function that the program
-    # has put on it.
+    # The stream does its queued work now, except work that must wait, for example for a function of
+    # the program.
     process.queues.drain([where])
 
 

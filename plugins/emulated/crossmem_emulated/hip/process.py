@@ -43,7 +43,7 @@ _WITHOUT_CONTEXT: Final = frozenset(
         "pointerGetAttributes",
     }
 )
-"""The functions that do not create a context for the calling thread."""
+"""The functions that need a device, but create no context for the calling thread."""
 
 
 class Again(Exception):  # noqa: N818 - a retry, not a fault
@@ -162,8 +162,8 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """The streams. The key is the handle. A legacy stream or a thread's own stream has a tuple
-        with the device as its key."""
+        """The streams. The key is the handle. A legacy stream, a thread's own stream, and a
+        destroyed stream whose work is not done have a tuple as their key."""
         self.queues = Queues(
             self.lock,
             self.thread,
@@ -201,7 +201,8 @@ class HipProcess:
     def call(self, called: Entry, values: list[Any]) -> tuple[int, Any]:
         """Call a function as C does; return its code, and its result if the code is 0.
 
-        The code of a failure is kept for ``getLastError`` (HIP-E20).
+        The code of a failure is kept for ``getLastError``, except "not ready" in some editions
+        (HIP-E20).
         """
         fault: CrossmemError | None = None
         try:
@@ -238,8 +239,8 @@ class HipProcess:
         """Return the lock under which a call runs.
 
         If the parent of a forked child has used the library, the child's calls that need a device
-        are refused, except CUDA's ``getDeviceCount``. Otherwise, the child gets a new lock and a
-        new state.
+        are refused, except CUDA's ``getDeviceCount``. If the parent has not used the library, the
+        child gets a new lock and a new state.
         """
         if self._generation != forks.generation():
             is_count = called.name == "getDeviceCount" and not self.profile.is_hip
@@ -335,7 +336,7 @@ class HipProcess:
 
     @property
     def has_thread_context(self) -> bool:
-        """Whether the calling thread has used a device."""
+        """Whether the calling thread has called a function that creates a context."""
         return getattr(self.thread, "has_context", False)
 
     def primary_of(self, device: int) -> Context:

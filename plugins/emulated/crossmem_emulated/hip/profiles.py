@@ -26,13 +26,14 @@ class Profile:
     name
         The edition's name.
     version
-        The result of ``runtimeGetVersion``.
+        The result of ``runtimeGetVersion`` and of ``driverGetVersion``.
     is_hip
         Whether the edition is AMD's.
     is_documented
         Whether the edition follows documents, rather than the source code of a runtime.
     stale
-        The code with which an open fails if the memory never existed or was freed.
+        The code with which an open fails if the memory never existed or was freed, or if the handle
+        was changed.
     dead
         The code with which an open fails if the exporter is dead.
     foreign
@@ -42,9 +43,12 @@ class Profile:
     unreachable
         The code with which an open fails if the device cannot access the memory.
     no_device
-        The code with which all calls except ``getDeviceCount`` fail if no device is visible.
+        The code with which calls fail if no device is visible. In every edition,
+        ``getDeviceCount`` then fails with ``NO_DEVICE``, and ``runtimeGetVersion`` and
+        ``driverGetVersion`` do not fail.
     knows_own_pid
-        Whether the edition recognises a handle that the calling process itself exported.
+        Whether a handle contains the exporter's pid, by which the edition recognises a handle that
+        the calling process itself exported.
     looks_first
         Whether the open of a handle that is already open returns without a query of the exporter.
     keeps_ordinals
@@ -54,7 +58,7 @@ class Profile:
         Whether a close accepts any address inside the opened memory, not only the first address.
     refuses_null
         Whether the edition refuses a query of the null address. Otherwise, the query returns the
-        attributes of unregistered memory.
+        attributes of unregistered memory. Editions before ROCm 6 refuse all unknown addresses.
     has_contexts
         Whether a device can have several contexts; otherwise a context is the device itself.
     knows_exportable
@@ -111,7 +115,7 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only accepted flags of an open, None if all odd numbers are accepted."""
+        """The only value that an open accepts as its flags. None: an open accepts any odd value."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property

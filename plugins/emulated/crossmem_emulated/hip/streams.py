@@ -36,7 +36,8 @@ PER_THREAD: Final = 2
 _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
 """The modes of captures. Mode 0 forbids certain calls to all threads, mode 1 only to the thread
-that began the capture, and mode 2 to no thread."""
+that began the capture, and mode 2 to no thread. A thread also has a mode, 0 by default: in mode 1,
+only its own captures restrict it, and in mode 2, no capture does."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
 """The lowest and the highest priority of a stream, with AMD (True) and with NVIDIA (False)."""
@@ -73,7 +74,7 @@ class Stream:
 
 
 def legacy_of(process: HipProcess, device: int) -> Stream:
-    """Return the legacy stream of a device, for which all blocking streams wait."""
+    """Return a device's legacy stream, for which all blocking streams of the device wait."""
     stream: Stream | None = process.streams.get(("legacy", device))
     if stream is None:
         stream = Stream(0, device, is_legacy=True)
@@ -107,8 +108,8 @@ def find_stream(process: HipProcess, handle: int) -> Stream:
 def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool = False) -> None:
     """Submit work to a stream.
 
-    The stream executes the work at once, unless streams are slow or the work must wait. A captured
-    stream does not execute work.
+    The stream executes the work at once, unless streams are slow or the work must wait. The work of
+    a captured stream is discarded, because the emulation launches no graphs.
     """
     if stream.capture is not None:
         return
@@ -150,7 +151,7 @@ def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
 
 
 def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
-    """Refuse the call if any of the streams is captured. The call breaks these captures."""
+    """Refuse the call if any of the streams is captured, and mark the captures as broken."""
     captured = [one.capture for one in streams if one.capture is not None]
     for capture in captured:
         capture.is_broken = True
@@ -193,7 +194,7 @@ def check_safe(process: HipProcess) -> None:
 def _forbids(capture: Capture, mode: int) -> bool:
     """Whether a capture forbids this thread to make calls that may wait for a device.
 
-    ``mode`` is the mode that the thread chose.
+    ``mode`` is this thread's mode.
     """
     if _MODE_RELAXED in {mode, capture.mode}:
         return False

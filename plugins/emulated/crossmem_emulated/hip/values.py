@@ -26,7 +26,7 @@ _ALL: Final = (1 << 64) - 1
 
 
 def _place_of(process: HipProcess, stream: Stream, pointer: int, nbytes: int, access: int) -> int:
-    """Return the address at which the emulation accesses a word. Refuse an invalid word."""
+    """Return the address at which the emulation accesses a word. Refuse an invalid pointer."""
     if not pointer or pointer % nbytes:
         text = f"{pointer:#x} is null, or not aligned for {nbytes} bytes"
         raise Refused(Status.INVALID_VALUE, text, _RULE)

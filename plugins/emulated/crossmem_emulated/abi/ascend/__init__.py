@@ -48,9 +48,9 @@ def _bind(ffi: Any, soname: str) -> Binding:
 LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
-    # Loaders fall back to the first of these names. Programs for newer editions link with the second, and
-    # programs that make memory groups with the third. All names refer to one file, so that a
-    # program that loads several of them has one emulation.
+    # Loaders fall back to the first of these names. Programs for newer editions link with the
+    # second, and programs that make memory groups with the third. All names refer to one file, so
+    # that a program that loads several of them has one emulation.
     links=("libascendcl.so.1", "libacl_rt.so", "libruntime.so"),
     types=_read("types.h"),
     prototypes=_prototypes(),

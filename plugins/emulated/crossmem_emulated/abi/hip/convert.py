@@ -32,11 +32,11 @@ class Converter:
         return self.runtime.call(name, *arguments)
 
     def null(self, name: str) -> int:
-        """Return the code of a call whose pointer for the result is null."""
+        """Refuse a call with a null pointer or another invalid argument, and return the code."""
         return self.runtime.refuse(name, INVALID_VALUE)
 
     def plain(self, name: str, *more: Any) -> Function:
-        """Return a function that returns only a code. ``more`` is passed after its arguments."""
+        """Return a function that returns only a code. The emulation also gets ``more``, last."""
 
         def function(*arguments: Any) -> int:
             return self.runtime.call(name, *arguments, *more)[0]

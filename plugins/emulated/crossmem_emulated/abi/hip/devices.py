@@ -12,7 +12,7 @@ _INVALID_DEVICE = 101
 
 
 class _Devices:
-    """Functions that convert arguments, or that write more than one result."""
+    """Functions with code of their own. The :class:`Converter` makes the others."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -20,7 +20,7 @@ class _Devices:
         self._call = convert.call
 
     def _describe(self, device: int) -> tuple[int, dict[str, Any]]:
-        """Return the code of the query, and all properties of a device."""
+        """Return the code of the query, and all properties of the device if the code is 0."""
         status, found = self._call("getDeviceProperties", device)
         if status:
             return status, {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of the emulated devices that CuPy does not query, and the numbers of attributes."""
+"""Further properties of the emulated devices, and the names of attributes."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -53,9 +53,9 @@ FACTS: Final[Mapping[str, Any]] = {
     "unifiedAddressing": 1,
     "wallClockRate": 100_000,
 }
-"""The value of each property. The key is a field of ``hipDeviceProp_t``, or an attribute without a
-field. A property without an entry is 0. For example, all attributes of images are 0, because the
-device has no images."""
+"""The values of properties. The key is a field of ``hipDeviceProp_t``, or an attribute without a
+field. A property without an entry is 0, unless ``devices.py`` adds it. For example, the largest
+sizes of textures are 0, because the devices have no images."""
 
 _FIRST_OF_AMD: Final = 10_000
 # The names of the attributes in the order of their numbers. The numbers begin at 0 in _COMMON, and
@@ -98,7 +98,8 @@ ATTRIBUTES: Final[Mapping[int, str]] = {
     for place, name in enumerate(names.split())
     if name != "-"
 }
-"""The field for each number of ``hipDeviceAttribute_t``."""
+"""The name of each attribute; most names are fields of ``hipDeviceProp_t``. The key is the
+attribute's number in ``hipDeviceAttribute_t``."""
 
 POINTERS: Final = frozenset({"hdpMemFlushCntl", "hdpRegFlushCntl"})
 """The fields that hold addresses of a device's registers. Emulated devices have no registers."""

@@ -12,12 +12,12 @@ _ELEMENTS: Final = frozenset({4, 8, 16})
 _DEVICE_POINTER, _HOST_POINTER = 3, 4
 _MANAGED: Final = frozenset({3, 4})
 """The numbers of the type "managed memory": 3 since ROCm 6, and 4 before."""
-# Size of each attribute of an address, in bytes.
+# Size in bytes of each attribute of an address, except the two pointers.
 _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
 
 
 class _Memory:
-    """The functions that convert arguments, or that write more than one result."""
+    """Functions with code of their own, except copies and fills."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert

@@ -12,7 +12,7 @@ _ACTIVE, _INVALIDATED = 1, 2
 
 
 class _Streams:
-    """The functions that convert arguments, or that have more than one result."""
+    """Functions with code of their own. The :class:`Converter` makes the others."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -52,7 +52,8 @@ class _Streams:
     def capture_info(self, stream: int, place: Any, *places: Any) -> int:
         """Write a capture's status, number, graph, nodes, and the number of nodes.
 
-        The pointer for the status is required. Each other pointer may be null or missing.
+        The pointer for the status is required. Each other pointer may be null or missing. If no
+        capture is active, only the status is written.
         """
         if not place:
             return self._convert.null("streamGetCaptureInfo")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions whose names end in ``_spt``: their default stream belongs to the calling thread.
+"""Functions whose names end in ``_spt``: their default stream belongs to the calling thread.
 
 The source of a program has the usual names. If the program is compiled for per-thread default
 streams, the vendor's headers replace the usual names by these names.

@@ -26,7 +26,7 @@ typedef struct {
 typedef struct { int type, id; } hipMemLocation;
 typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
 typedef struct { int allocType, handleTypes; hipMemLocation location; } hipMemPoolProps;
-/* now: the layout since ROCm 6. before: the layout of ROCm 5.2. */
+/* before: the layout of ROCm 5.2. now: the layout of later releases. */
 typedef union {
     struct {
         int type;

@@ -8,11 +8,11 @@ from crossmem_emulated.abi.hip.convert import Converter, Function
 __all__ = ["functions"]
 
 _LOWEST_ADDRESS: Final = 1 << 16
-"""Linux maps no memory below this address, so a smaller number is not an address."""
+"""By default, Linux maps no memory below this address. So a smaller number is a descriptor."""
 
 
 class _Virtual:
-    """Functions with struct arguments."""
+    """Functions with struct arguments, and the import of a descriptor."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -22,11 +22,11 @@ class _Virtual:
         """Whether the latest struct of the program had the layout of ROCm 5.2."""
 
     def _fields(self, properties: Any) -> tuple[int, int, int, int]:
-        """Return the memory's type, the type of its handles, and its location.
+        """Return the memory's type, the type of its handles, and its location's type and number.
 
         The struct may have the layout of ROCm 5.2, or the later one.
         """
-        # No memory has type 0. If the type is 0 in the later layout, the struct has the older one.
+        # No memory has type 0. So the layout is the older one if only that layout gives a type.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
         location = described.location

@@ -104,7 +104,7 @@ def show_block(process: AclProcess, block: Block) -> None:
             block.span, is_reservation=False, at=block.address, alignment=memory.PAGE_NBYTES
         )
     except memory.SystemCallError:
-        # The program uses these addresses, or they are beyond the range of the processor.
+        # The program uses these addresses, or they are beyond the CPU's address range.
         region = process.space.reserve(
             block.span, is_reservation=False, alignment=memory.PAGE_NBYTES
         )
@@ -132,8 +132,8 @@ def _hide(process: AclProcess, block: Block) -> None:
 def release_unused(process: AclProcess, tables: sqlite3.Connection) -> None:
     """Unmap and release the blocks that this process need not keep any more.
 
-    A strict emulation also unmaps blocks that the process handed over, so that a later use by the
-    process ends with SIGSEGV.
+    The process keeps its own blocks for other processes after it has handed them over. A strict
+    emulation unmaps these blocks, so that a later use by the process ends with SIGSEGV.
     """
     unused = [one for one in process.tdt.blocks.values() if not one.headers]
     for block in unused:

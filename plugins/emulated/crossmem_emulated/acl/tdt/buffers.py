@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers: memory with a length and user data, which queues hand over to other processes."""
+"""Buffers, which queues hand over: memory with a length and user data."""
 
 import ctypes
 import hashlib

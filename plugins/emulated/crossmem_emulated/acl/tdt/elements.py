@@ -25,7 +25,7 @@ def is_full(tables: sqlite3.Connection, number: int, depth: int) -> bool:
 
 
 def next_element(tables: sqlite3.Connection, number: int) -> int:
-    """Return the number of the next element of a queue."""
+    """Return the number for the next element that is added to a queue."""
     query = "SELECT COALESCE(MAX(element), 0) + 1 FROM acl_mbuf WHERE queue = ?"
     element: int = tables.execute(query, (number,)).fetchone()[0]
     return element

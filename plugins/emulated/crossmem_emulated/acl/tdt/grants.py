@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permissions of other processes to use a queue. Only programs in a memory group can grant them."""
+"""Permissions of other processes to use a queue.
+
+Only programs that share a memory group can grant permissions and attach queues.
+"""
 
 from crossmem.models.identity import process_start_time
 from crossmem_emulated.acl.calls import Refused, entry

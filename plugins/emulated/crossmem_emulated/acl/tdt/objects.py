@@ -59,7 +59,7 @@ def _check_parameter(kind: int, nbytes: int, pointer: int, sizes: dict[int, int]
 
 
 def _check_room(kind: int, nbytes: int, pointer: int, sizes: dict[int, int]) -> None:
-    """Refuse to return a parameter if its type is invalid, or if the room for it is too small."""
+    """Refuse to return a parameter if its type or the address is invalid, or the room too small."""
     if kind not in sizes or not pointer or nbytes < sizes[kind]:
         text = f"type {kind} does not fit into {nbytes} bytes at {pointer:#x}"
         raise Refused(Code.INVALID_PARAM, text)

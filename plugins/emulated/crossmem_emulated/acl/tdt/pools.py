@@ -24,7 +24,7 @@ __all__ = ["ALLOC", "READ", "WRITE", "Pool", "check_processor", "close_device", 
 ADMIN, READ, WRITE, ALLOC = 1, 2, 4, 8
 _EVERYTHING: Final = ADMIN | READ | WRITE | ALLOC
 _CREATOR: Final = 16
-"""The bit of a group's creator. The creator may have no other right in the group."""
+"""The bit of a group's creator. At first, the creator has no other right in the group."""
 _LONGEST_NAME: Final = 31
 _MOST_MEMBERS: Final = 1024
 _MOST_GROUPS: Final = 32
@@ -66,7 +66,8 @@ def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ())
 def tables_of(process: AclProcess) -> Iterator[tuple[sqlite3.Connection, Pool]]:
     """Yield the tables in a transaction, and this process's pool.
 
-    Before that, free the buffers of dead processes; see ``_recycle``.
+    Before that, release the blocks that this process need not keep, and from time to time free the
+    buffers of dead processes; see ``_recycle``.
     """
     device = process.current().device if _processor(process) is Processor.HOST else 0
     with process.machine.transaction() as tables:
@@ -108,7 +109,7 @@ def _pool_of(process: AclProcess, tables: sqlite3.Connection, device: int) -> Po
 
 
 def _memberships(tables: sqlite3.Connection, me: int) -> list[tuple[int, int]]:
-    """Return the number of each group of this process, and the rights of the process there."""
+    """Return the number of each group in which this process has rights, and these rights."""
     return tables.execute(
         "SELECT pool, attributes FROM acl_pool_member AS member "
         "JOIN process ON process.pid = member.pid AND process.start_time = member.start_time "
@@ -129,8 +130,8 @@ def _add(tables: sqlite3.Connection, name: str, identity: tuple[int, int], attri
 def _recycle(process: AclProcess, tables: sqlite3.Connection) -> None:
     """Delete groups without processes, and free the buffers of dead processes.
 
-    A buffer is freed ``recycle_s`` seconds after a call of this function found the buffer's process
-    dead.
+    The first call that finds a buffer's process dead records the time. A call frees the buffer if
+    at least ``recycle_s`` seconds have passed since that time.
     """
     for pid, start_time in tables.execute(
         "SELECT DISTINCT pid, start_time FROM acl_pool_member"

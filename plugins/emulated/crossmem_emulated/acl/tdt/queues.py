@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues that hand buffers over, in one process or between the processes of a memory group."""
+"""Creation and destruction of queues, and the hand-over of buffers by queues.
+
+A queue hands buffers over in one process, or between the processes of a memory group.
+"""
 
 import os
 import sqlite3

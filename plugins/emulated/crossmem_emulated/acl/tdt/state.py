@@ -24,7 +24,8 @@ __all__ = [
 LONGEST_NAME: Final = 127
 """Longest name of a queue in bytes, without the NUL at its end."""
 USER_NBYTES: Final = 256
-"""The driver's area for user data. ACL gives access to its first 96 bytes."""
+"""Size of the driver's area for user data. Programs have access to its first 96 bytes; with the
+published drivers, the functions that copy data in and out have access to the whole area."""
 _DEFAULT_DEPTH: Final = 8
 _REMEMBERED: Final = 4096
 
@@ -49,7 +50,7 @@ class Block:
     nbytes: int
     """The capacity that the program requested, in bytes."""
     address: int
-    """The address at which every process maps the block."""
+    """The address at which each process maps the block if the address is free."""
     span: int
     """Size of the block's addresses in bytes."""
     pages: Pages
@@ -120,4 +121,4 @@ class TdtState:
     has_router: bool = False
     """Whether this process has called ``bind_queue_routes``, which starts the router."""
     recycled_s: float = 0.0
-    """The time at which this process last looked for dead processes, on the monotonic clock."""
+    """The time of the last periodic search for dead processes, on the monotonic clock."""

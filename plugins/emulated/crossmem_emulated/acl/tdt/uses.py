@@ -113,7 +113,7 @@ def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
 
 
 def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
-    """Kill this process while it uses a queue, if a fault with the signal's number says so."""
+    """Kill this process while it uses a queue, by the signal that an injected fault names."""
     number = process.faults.take(f"{call}.inside")
     if number is not None:
         with tables_of(process) as (tables, pool):
