@@ -384,14 +384,10 @@ class Registry:
     # -- fork ---------------------------------------------------------------------------------
 
     def after_fork_in_child(self) -> list[Driver]:
-        """Replace the locks in a forked child, because threads of the parent may have held them.
+        """Return the drivers that the parent had loaded. The child does not use them.
 
-        The child keeps plugins and results of probes, but no drivers.
-
-        Returns
-        -------
-        list
-            The drivers that the parent had loaded.
+        The child keeps the plugins and the results of probes. The locks are replaced, because
+        threads of the parent may have held them.
         """
         self._lock = threading.RLock()
         self._discovering = False
