@@ -68,3 +68,10 @@ def test_alarms_at_random_moments(count: int) -> None:
     printed = run("alarms.py", str(count), within_s=WITHIN_S)
 
     assert f"{count} alarms raised, 0 times something was left behind" in printed
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_alarms_in_a_queue_lose_no_item(count: int) -> None:
+    printed = run("queue_alarms.py", str(count), within_s=WITHIN_S)
+
+    assert f" alarms raised, 0 of {count} items are wrong" in printed

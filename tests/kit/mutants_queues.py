@@ -16,6 +16,7 @@ from crossmem.sharing.queues import (
     consumer,
     layout,
     making,
+    opened,
     opening,
     owner,
     place,
@@ -170,7 +171,7 @@ def q06_those_that_have_gone_keep_buffers() -> None:
         ever = words.load(
             self.opened.control, self.opened.terms.member(self.opened.terms.producers)
         )
-        with changed(place.Opened, "consumer", lambda _self, _index: ever):
+        with changed(opened.Opened, "consumer", lambda _self, _index: ever):
             return bool(old(self, *args))
 
 
@@ -264,7 +265,7 @@ def q10_the_owner_wakes_nobody() -> None:
 
 @mutant
 def q10_nobody_is_woken() -> None:
-    always(place.Opened, "wake", None)
+    always(opened.Opened, "wake", None)
 
 
 @mutant
@@ -303,7 +304,7 @@ def q12_a_revocation_is_forgotten() -> None:
 
 @mutant
 def q12_who_was_revoked_is_still_read() -> None:
-    @instead(place.Opened, "tail")
+    @instead(opened.Opened, "tail")
     def _(_old: Any, self: Any, which: int) -> int:
         found = words.load(self.segments[which], layout.TAIL)
         return found if found <= layout.MAX_STAMP else 0

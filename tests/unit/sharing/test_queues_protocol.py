@@ -19,7 +19,7 @@ import crossmem
 from crossmem import QueueFullError
 from crossmem.sharing.queues.consumer import Consumer
 from crossmem.sharing.queues.layout import DROPPING, READY, SIZES, TAIL, WANTED, WISH
-from crossmem.sharing.queues.place import Opened
+from crossmem.sharing.queues.opened import Opened
 from crossmem.sharing.queues.producer import Producer
 
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from threading import get_ident
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from typing_extensions import override
 
@@ -21,6 +21,10 @@ from crossmem.errors import BusyError, CrossmemError
 __all__ = ["Call", "DeferredWork", "Record", "StreamsWaitError"]
 
 _log = logging.getLogger(__name__)
+
+_MOST_S: Final = 1.0
+_PAUSE_S: Final = 1e-3
+"""The longest wait for releases of other threads, and the pause between two checks, in seconds."""
 
 
 class StreamsWaitError(BusyError):
@@ -131,16 +135,23 @@ class DeferredWork:
             Whether to check the leases of all freed memory, and to wait for threads that are
             freeing such memory.
         patient
-            Whether to wait for the work of a device even if a stream waits for a timeline.
+            Whether to wait for the work of a device even if a stream waits for a timeline, and up
+            to a second for releases that other threads have begun.
         """
         freed = tuple(self.waiting) if look else ()
         tried: set[Record] = set()
+        elsewhere: list[Record] = []
         # The release of one resource may drop the last reference to another object, whose record
         # then enters the queue. So the queue is read until it has no new record.
         while todo := [one for one in (*freed, *self.idle, *self.ready) if one not in tried]:
             tried.update(todo)
             for record in todo:
-                self._try(record, blocking=look and record not in self.ready, patient=patient)
+                is_blocking = look and record not in self.ready
+                if self._try(record, blocking=is_blocking, patient=patient):
+                    elsewhere.append(record)
+        end = time.monotonic() + _MOST_S
+        while patient and any(map(self.ready.__contains__, elsewhere)) and time.monotonic() < end:
+            time.sleep(_PAUSE_S)
 
     def may_wait(self, driver: object) -> bool:
         """Whether this thread may wait for all work of a driver's devices.
@@ -150,9 +161,10 @@ class DeferredWork:
         """
         return get_ident() not in self.draining or not self.streams_wait(driver)
 
-    def _try(self, record: Record, *, blocking: bool, patient: bool) -> None:
+    def _try(self, record: Record, *, blocking: bool, patient: bool) -> bool:
+        """Try a release, and return whether another thread has begun it."""
         me = get_ident()
-        is_inner = me in self.draining
+        is_inner, is_elsewhere = me in self.draining, False
         try:
             (self.draining.discard if patient else self.draining.add)(me)
             record.give_back(blocking=blocking)
@@ -161,6 +173,7 @@ class DeferredWork:
             elif not record.is_done:
                 # Another thread works on this resource. That thread possibly does not read the
                 # queue again, so the reaper tries later.
+                is_elsewhere = True
                 self.start_reaper()
         except CrossmemError as error:
             # The current call did not end the object, so it does not raise this error. The record
@@ -175,6 +188,7 @@ class DeferredWork:
             if record.is_done:
                 self.idle.pop(record, None)
                 self.ready.pop(record, None)
+        return is_elsewhere
 
     def start_reaper(self) -> None:
         """Start a thread that releases ready and waiting records until none is left.

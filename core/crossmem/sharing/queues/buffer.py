@@ -273,10 +273,6 @@ class SharedBuffer(Memory):
         msg = "a buffer of a queue has no handle"
         raise UnsupportedError(msg, operation="export", hint="put it, or export an allocation")
 
-    @override
-    def _is_reaped(self) -> bool:
-        return False
-
     def _refuse_consumer(self, name: str) -> None:
         if self._usable().stamp:
             msg = f"only the producer of a buffer sets its {name}"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The consumer's side of a queue. A consumer reads all rings, and writes only its own place."""
 
-from sys import gettrace
 from typing import Final, TypeAlias
 
 from typing_extensions import override
@@ -29,7 +28,8 @@ from crossmem.sharing.queues.layout import (
     WANT,
     WANTED,
 )
-from crossmem.sharing.queues.place import Opened, Place, ring
+from crossmem.sharing.queues.opened import Opened, ring
+from crossmem.sharing.queues.receiver import Receiver
 
 __all__ = ["Consumer", "QueueEndedError"]
 
@@ -45,7 +45,7 @@ _LATER: Final[_Entry] = (-1, b"")
 """The value for an entry that is not ready yet."""
 
 
-class Consumer(Place):
+class Consumer(Receiver):
     """The place of this process as a consumer; see :class:`Place`."""
 
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
@@ -54,8 +54,6 @@ class Consumer(Place):
         self.index = place - terms.producers
         self.is_readonly = terms.delivery == "each"
         self._is_one = terms.delivery == "one"
-        self.held: dict[BufferRecord, None] = {}
-        """The buffers that this process has received and not released."""
         self._turn = 0
         self._late: set[int] = set()
         """Producers whose next entry was not ready in the last call of :meth:`look`."""
@@ -69,7 +67,6 @@ class Consumer(Place):
         # Indices of the words that each hand-over uses.
         self._reads, self._entries = terms.read(0), terms.entry(0)
         self._handed = terms.handed(self.index)
-        self._released = terms.released(0, 0)
 
     @override
     def begin(self) -> None:
@@ -78,6 +75,7 @@ class Consumer(Place):
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
         self._hand.clear()
+        self.kept.clear()
         for producer in range(terms.producers):
             for buffer in range(terms.depth):
                 # The releases of an earlier session stay valid. Stamps above the tail are invalid,
@@ -112,7 +110,13 @@ class Consumer(Place):
     def look(self) -> SharedBuffer | None:
         """Return the next buffer for this consumer, None if there is none now."""
         opened, mine, control = self.opened, self.words, self.opened.control
-        segments, reads = opened.segments, self._reads
+        segments, reads, kept = opened.segments, self._reads, self.kept
+        if kept:
+            # One step: no other thread takes the buffer, and no signal handler runs.
+            one = kept[0]
+            del kept[0]
+            one._is_left = False
+            return one
         # Polling an empty queue takes no lock and no fence.
         for producer in self._producers:
             if mine[reads + producer] < segments[producer][TAIL]:
@@ -121,29 +125,39 @@ class Consumer(Place):
             if not self._is_one or (not self._hand and mine[HANDED] >= control[self._handed]):
                 self._late.clear()
                 return None
-        with self.lock:
-            if not self.session or control[self._member] != self.session:
-                return None
-            late = self._late
-            late.clear()
-            count = len(self._producers)
-            # The tails are read before the handed-out entries. So a later entry is not delivered
-            # before an earlier one that the owner has handed out.
-            tails = [opened.tail(0)]
-            if count > 1:
-                tails += [opened.tail(producer) for producer in range(1, count)]
-            if self._is_one and (self._hand or mine[HANDED] < control[self._handed]):
-                found = self._look_in_hand()
-                if found is not None:
-                    return found
-            for turn in range(self._turn, self._turn + count):
-                producer = turn % count
-                if producer in late:
-                    continue
-                found = self._look_in_ring(producer, tails[producer])
-                if found is not None:
-                    self._turn = producer + 1
-                    return found
+        found = None
+        try:
+            with self.lock:
+                found = self._look_in_entries()
+        except BaseException:
+            self.keep(found)
+            raise
+        return found
+
+    def _look_in_entries(self) -> SharedBuffer | None:
+        opened, mine, control = self.opened, self.words, self.opened.control
+        if not self.session or control[self._member] != self.session:
+            return None
+        late = self._late
+        late.clear()
+        count = len(self._producers)
+        # The tails are read before the handed-out entries. So a later entry is not delivered before
+        # an earlier one that the owner has handed out.
+        tails = [opened.tail(0)]
+        if count > 1:
+            tails += [opened.tail(producer) for producer in range(1, count)]
+        if self._is_one and (self._hand or mine[HANDED] < control[self._handed]):
+            found = self._look_in_hand()
+            if found is not None:
+                return found
+        for turn in range(self._turn, self._turn + count):
+            producer = turn % count
+            if producer in late:
+                continue
+            found = self._look_in_ring(producer, tails[producer])
+            if found is not None:
+                self._turn = producer + 1
+                return found
         return None
 
     def _look_in_hand(self) -> SharedBuffer | None:
@@ -328,73 +342,3 @@ class Consumer(Place):
         """Whether this process waits for a word that a stream writes. Streams ring no bell."""
         want = words.load(self.opened.control, WANT)
         return bool(self._late) or want == LATE or bool(self._pages and want)
-
-    # Release ------------------------------------------------------------------------------
-
-    def end_plainly(self, buffer: SharedBuffer, /) -> bool:
-        """End and release a buffer on the hot path. If this returns False, nothing has changed."""
-        record, anchor, process = buffer._record, buffer._anchor, self.opened.process
-        if not self.is_plain or record is None or record.stream is not None:
-            return False
-        if gettrace() is not None or (anchor is not None and anchor() is not None):
-            return False
-        deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
-        at = self._released + record.producer * self.opened.terms.depth + record.buffer
-        # One step: no signal handler and no other thread runs before the end of this branch.
-        # A thread records a copy or a view first, and then reads ``buffer._record`` again.
-        if (
-            buffer._record is record
-            and buffer._anchor is anchor
-            and record in held
-            and control[self._member] == self.session
-            and not (buffer._is_lent or buffer._usage.copies or deferred.ready or deferred.idle)
-            and not (process.is_inherited or process.is_closed)
-        ):
-            mine[at] = record.stamp
-            del held[record]
-            record.is_done = True
-            buffer._record = None
-        else:
-            return False
-        self._tell(record.producer)
-        return True
-
-    def _tell(self, producer: int) -> None:
-        """Wake the processes that wait for a release."""
-        self.opened.wake(producer)
-        if self.opened.control[WANT]:
-            ring(self.opened.owner_bell)
-
-    def take_back(self, record: BufferRecord, stream: int | None) -> None:
-        """Release a buffer to its producer."""
-        if self._has_lost(record):
-            return
-        at = self.opened.terms.released(record.producer, record.buffer)
-        failure = self.finish_work(stream)
-        if self._has_lost(record):
-            return
-        if stream is not None and self._release_on(stream, at, record.stamp):
-            self.held.pop(record, None)
-            return
-        words.release()
-        words.store(self.words, at, record.stamp)
-        self.held.pop(record, None)
-        self._tell(record.producer)
-        if failure is not None:
-            raise failure
-
-    def _has_lost(self, record: BufferRecord) -> bool:
-        """Whether a buffer was released before, or its session has ended, so others may have it."""
-        if record in self.held and self.session and self.opened.member(self.place) == self.session:
-            return False
-        self.held.pop(record, None)
-        return True
-
-    def _release_on(self, stream: int, at: int, stamp: int) -> bool:
-        """Let a stream write the release. If it cannot, wait for the stream and return False."""
-        driver = self.words_driver(stream)
-        if driver is None:
-            return False
-        words.store(self.words, STREAMS, 1)
-        self.write_on(stream, driver, at, stamp)
-        return True

@@ -21,8 +21,8 @@ from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import request_of
 from crossmem.sharing.importer.table import ImportTable
 from crossmem.sharing.queues.layout import Delivery, Overflow, Terms
+from crossmem.sharing.queues.opened import Opened
 from crossmem.sharing.queues.owner import QueueOwner
-from crossmem.sharing.queues.place import Opened
 from crossmem.sharing.queues.segments import LENGTH_NBYTES
 
 __all__ = [

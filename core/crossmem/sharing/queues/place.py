@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A queue in one process: its segments, the place of the process, and the sleep of the process.
+"""The place of a process in a queue: its session, its words, and the sleep of the process.
 
 A process takes a place by an exclusive import of the place's segment. With the word WISH of the
 segment, the process asks the owner for a session. The owner opens and ends sessions in the control
@@ -16,9 +16,8 @@ SLEEPING is set, the other process writes to the eventfd. So no wake-up is lost.
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final, TypeVar, cast
 
@@ -29,132 +28,24 @@ from crossmem.errors import (
     AccessDeniedError,
     ClosedError,
     CrossmemError,
-    OwnerGoneError,
     OwnerUnresponsiveError,
 )
 from crossmem.locks import Rank, ordered_lock
-from crossmem.sharing.base.devices import LocalDevice, wait_for_work
-from crossmem.sharing.base.memory import Memory
-from crossmem.sharing.base.process import Process
-from crossmem.sharing.base.usage import Usage
+from crossmem.sharing.base.devices import wait_for_work
 from crossmem.sharing.queues.joining import is_open
-from crossmem.sharing.queues.layout import (
-    CLOSED,
-    END,
-    HEADER_WORDS,
-    MAX_STAMP,
-    SLEEPING,
-    TAIL,
-    WISH,
-    Terms,
-)
+from crossmem.sharing.queues.layout import END, SLEEPING, WISH
+from crossmem.sharing.queues.opened import LOOK_S, Opened, ring
 from crossmem.sharing.timelines.memory import PAGE_NBYTES, Registrations
 
-__all__ = ["LOOK_S", "PAUSE_S", "Opened", "Place", "ring"]
+__all__ = ["PAUSE_S", "Place"]
 
 _T = TypeVar("_T")
 
-LOOK_S: Final = 0.25
-"""The longest sleep between two checks of the owner, and the age limit of a check, in seconds."""
 _SPIN_S: Final = 100e-6
 """How many seconds a process polls before it sleeps. A wake-up takes some 50 microseconds. With a
 shorter time, two processes that answer each other would both sleep at each entry."""
 PAUSE_S: Final = 1e-3
 """The pause between two reads of words in a wait that no eventfd ends, in seconds."""
-
-
-def ring(bell: int) -> None:
-    """Make an eventfd readable."""
-    # An eventfd whose counter is full is readable already.
-    with suppress(BlockingIOError):
-        os.eventfd_write(bell, 1)
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Opened:
-    """The segments of a queue, mapped in this process. Other processes write most of them."""
-
-    process: Process
-    device: LocalDevice
-    terms: Terms
-    control: memoryview
-    segments: Sequence[memoryview]
-    """The words of each ring, then of each place."""
-    owner_bell: int
-    bells: Sequence[int]
-    """The eventfds of the rings, then of the places."""
-    base: int
-    usage: Usage
-    kept: Sequence[Memory]
-    """The memory of the segments and buffers; in the owner, also that of the directories."""
-    is_owner_alive: Callable[[], bool]
-    look_at: float = 0.0
-    """The time after which the next check asks whether the owner is alive."""
-    first_stop: int = field(init=False)
-    """Index of the word :meth:`Terms.stop` of the first ring."""
-
-    def __post_init__(self) -> None:
-        self.first_stop = self.terms.stop(0)
-
-    def pointer(self, producer: int, buffer: int) -> int:
-        """Return the address of a buffer."""
-        return self.base + (producer * self.terms.depth + buffer) * self.terms.stride
-
-    def member(self, place: int) -> int:
-        """Return the session that is open at a ring or place, 0 if no session is open."""
-        found = self.control[HEADER_WORDS + place]
-        if not IS_ORDERED:
-            words.fence()
-        return found if found % 2 else 0
-
-    def consumer(self, index: int) -> int:
-        """Return the session of a consumer, 0 if there is none."""
-        return self.member(self.terms.producers + index)
-
-    def tail(self, producer: int) -> int:
-        """Return the last stamp that a producer has published. An invalid stamp counts as 0."""
-        found = self.segments[producer][TAIL]
-        if not IS_ORDERED:
-            words.fence()
-        # At a session's end, the owner sets a limit, because the producer may still write later.
-        stop = self.control[self.first_stop + producer]
-        return min(stop, found) if found <= MAX_STAMP else 0
-
-    def released(self, consumer: int, producer: int, buffer: int) -> int:
-        """Return the last stamp of a buffer that a consumer has released."""
-        place = self.segments[self.terms.producers + consumer]
-        return words.observe(place, self.terms.released(producer, buffer))
-
-    @property
-    def end(self) -> int:
-        """0 while entries may be put, else FINISHED, ENDED or CLOSED."""
-        return words.observe(self.control, END)
-
-    def wake(self, place: int) -> None:
-        """If the process of a ring or place sleeps, wake it. Store the change before the call."""
-        if self.terms.is_fenced:
-            words.fence()
-        if self.segments[place][SLEEPING]:
-            ring(self.bells[place])
-
-    def wake_consumers(self) -> None:
-        """Wake all consumers that sleep."""
-        for place in range(self.terms.producers, self.terms.places):
-            if self.terms.is_fenced or self.segments[place][SLEEPING]:
-                self.wake(place)
-
-    def check_owner(self) -> None:
-        """Raise if the queue was closed, or its owner is dead."""
-        if self.end == CLOSED:
-            msg = "the owner closed this queue"
-            raise ClosedError(msg, hint="make a new queue")
-        now = monotonic()
-        if now >= self.look_at:
-            # The check is a system call, so its result is used for LOOK_S seconds.
-            if not self.is_owner_alive():
-                msg = "the process that owns this queue is dead"
-                raise OwnerGoneError(msg, hint="make a new queue in a living process")
-            self.look_at = now + LOOK_S
 
 
 class Place:
@@ -370,31 +261,38 @@ class Place:
         self.opened.process.drain()
         self.sleepers += 1
         try:
-            while True:
-                with suppress(BlockingIOError):
-                    os.eventfd_read(self._bell)
-                words.store(self.words, SLEEPING, 1)
-                words.barrier()
-                if (found := look()) is not None:
-                    return found
-                try:
-                    check()
-                except CrossmemError:
-                    # Entries that were published before the end can still be read.
+            try:
+                while True:
+                    with suppress(BlockingIOError):
+                        os.eventfd_read(self._bell)
+                    words.store(self.words, SLEEPING, 1)
+                    words.barrier()
                     if (found := look()) is not None:
                         return found
-                    raise
-                left_s = end - monotonic()
-                if left_s <= 0:
-                    return None
-                self._sleep(left_s, polls=polls())
-                # A value that is found here saves the steps of the next sleep.
-                if (found := look()) is not None:
-                    return found
-        finally:
-            self.sleepers -= 1
-            if self.sleepers and found is not None:
-                # This thread may have consumed the wake-up of another thread.
-                ring(self._bell)
-            elif not (self.sleepers or self.is_armed):
-                words.store(self.words, SLEEPING, 0)
+                    try:
+                        check()
+                    except CrossmemError:
+                        # Entries that were published before the end can still be read.
+                        if (found := look()) is not None:
+                            return found
+                        raise
+                    left_s = end - monotonic()
+                    if left_s <= 0:
+                        return None
+                    self._sleep(left_s, polls=polls())
+                    # A value that is found here saves the steps of the next sleep.
+                    if (found := look()) is not None:
+                        return found
+            finally:
+                self.sleepers -= 1
+                if found is not None and (self.sleepers or self.is_armed):
+                    # This thread may have consumed the wake-up of another thread or of a selector.
+                    ring(self._bell)
+                elif not (self.sleepers or self.is_armed):
+                    words.store(self.words, SLEEPING, 0)
+        except BaseException:
+            self.keep(found)
+            raise
+
+    def keep(self, found: object) -> None:
+        """Keep a value of ``look`` that a signal handler's exception takes from the caller."""

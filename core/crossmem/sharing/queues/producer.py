@@ -28,7 +28,8 @@ from crossmem.sharing.queues.layout import (
     WANTED,
     target_of,
 )
-from crossmem.sharing.queues.place import Opened, Place, ring
+from crossmem.sharing.queues.opened import Opened, ring
+from crossmem.sharing.queues.place import Place
 
 __all__ = ["Producer"]
 

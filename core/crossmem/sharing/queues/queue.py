@@ -10,12 +10,7 @@ from typing import Any, ClassVar, NoReturn
 
 from typing_extensions import override
 
-from crossmem.errors import (
-    BusyError,
-    ConfigurationError,
-    UnsupportedError,
-    WaitTimeoutError,
-)
+from crossmem.errors import BusyError, ConfigurationError, UnsupportedError, WaitTimeoutError
 from crossmem.guards import check_choice, check_wait, is_within, shorten
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
 from crossmem.sharing.base.ending import Endable
@@ -193,8 +188,7 @@ class Queue(Endable):
             producer.check()
         buffer = item
         if not isinstance(item, SharedBuffer):
-            allocate = partial(self.allocate, timeout=timeout)
-            buffer = copied(item, self.nbytes, allocate, copy=copy)
+            buffer = copied(item, self.nbytes, partial(self.allocate, timeout=timeout), copy=copy)
             # The item's library has chosen the stream of the copy, so put() waits for the device.
             number = None
         length, user_data = buffer._data_length, buffer._user_data
@@ -258,10 +252,18 @@ class Queue(Endable):
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
         """Wait for one buffer, and then return all available buffers, at most ``most``."""
         most = waiting.checked_most(most)
-        found = [self.get(timeout=timeout)]
-        look = self._consumer().look
-        while len(found) < most and (one := look()) is not None:
-            found.append(one)
+        found: list[SharedBuffer] = []
+        try:
+            found.append(self.get(timeout=timeout))
+            look = self._consumer().look
+            while len(found) < most and (one := look()) is not None:
+                found.append(one)
+        except BaseException:
+            record = self._record
+            if record is not None and record.consumer is not None:
+                for one in found:
+                    record.consumer.keep(one)
+            raise
         return found
 
     def __iter__(self) -> Iterator[SharedBuffer]:
@@ -322,8 +324,7 @@ class Queue(Endable):
         """
         opened = self._usable().opened
         waiting.check_numbers(opened.terms, producers=producers, consumers=consumers)
-        limit_s = check_wait(timeout, default_s=self._process.settings.timeout_s)
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + check_wait(timeout, default_s=self._process.settings.timeout_s)
         while True:
             found = members_of(self._usable().tended())
             if found[0] >= producers and found[1] >= consumers:
@@ -389,8 +390,8 @@ class Queue(Endable):
     @override
     def _refuse_if_used(self, operation: str) -> None:
         record = self._record
-        if record is not None and record.consumer is not None and record.consumer.held:
-            msg = f"{self!r} has {len(record.consumer.held)} buffers that were not released"
+        if record is not None and record.consumer is not None and (count := record.consumer.in_use):
+            msg = f"{self!r} has {count} buffers that were not released"
             raise BusyError(msg, operation=operation, hint="release them first")
 
     @override

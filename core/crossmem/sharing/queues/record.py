@@ -9,9 +9,9 @@ from crossmem.models import QueueRole, ShareableHandle
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.queues.consumer import Consumer
 from crossmem.sharing.queues.layout import MAX_STAMP, TAIL
+from crossmem.sharing.queues.opened import Opened
 from crossmem.sharing.queues.opening import Queues
 from crossmem.sharing.queues.owner import QueueOwner
-from crossmem.sharing.queues.place import Opened
 from crossmem.sharing.queues.places import Places, take_place
 from crossmem.sharing.queues.producer import Producer
 

@@ -19,7 +19,7 @@ from crossmem.sharing.base.memory import Memory, leave_to_views, usage_of
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.allocation import Allocation, allocate
 from crossmem.sharing.queues.layout import Terms
-from crossmem.sharing.queues.place import Opened
+from crossmem.sharing.queues.opened import Opened
 
 __all__ = ["LENGTH_NBYTES", "Segments"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from crossmem.control import words
 from crossmem.sharing.queues import layout
-from crossmem.sharing.queues.place import Opened
+from crossmem.sharing.queues.opened import Opened
 
 __all__ = ["QueueStats", "members_of", "stats_of"]
 

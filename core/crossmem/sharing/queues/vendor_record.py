@@ -22,7 +22,7 @@ from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.base.usage import Usage
 from crossmem.sharing.importer.mapping import Mapping
-from crossmem.sharing.queues.place import LOOK_S
+from crossmem.sharing.queues.opened import LOOK_S
 from crossmem.sharing.queues.places import Places, take_place
 from crossmem.sharing.queues.vendor_buffer import (
     BufferOfVendor,

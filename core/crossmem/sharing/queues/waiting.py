@@ -14,7 +14,8 @@ from crossmem.errors import (
 from crossmem.guards import is_within, plain_integer, shorten
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.queues.layout import Terms
-from crossmem.sharing.queues.place import LOOK_S, PAUSE_S, Place
+from crossmem.sharing.queues.opened import LOOK_S
+from crossmem.sharing.queues.place import PAUSE_S, Place
 
 __all__ = ["check_numbers", "checked_most", "empty", "full", "may_look", "repeat"]
 
@@ -83,22 +84,30 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
 
     loop = asyncio.get_running_loop()
     # An event loop has one reader for each descriptor. So each waiting task uses a duplicate.
-    number = os.dup(place.fileno())
+    number, found = os.dup(place.fileno()), list[_T]()
     place.sleepers += 1
     try:
-        while True:
-            came = loop.create_future()
-            loop.add_reader(number, came.cancel)
-            try:
-                return call()
-            except (QueueEmptyError, QueueFullError):
-                if not waits:
-                    raise
-                await asyncio.wait([came], timeout=PAUSE_S if place.waits_for_streams() else LOOK_S)
-    finally:
-        place.sleepers -= 1
-        loop.remove_reader(number)
-        os.close(number)
+        try:
+            while True:
+                came = loop.create_future()
+                loop.add_reader(number, came.cancel)
+                try:
+                    found.append(call())
+                    break
+                except (QueueEmptyError, QueueFullError):
+                    if not waits:
+                        raise
+                    pause_s = PAUSE_S if place.waits_for_streams() else LOOK_S
+                    await asyncio.wait([came], timeout=pause_s)
+        finally:
+            place.sleepers -= 1
+            loop.remove_reader(number)
+            os.close(number)
+    except BaseException:
+        for one in found:
+            place.keep(one)
+        raise
+    return found[0]
 
 
 def may_look(process: Process, timeout: object) -> bool:
