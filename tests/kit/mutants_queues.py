@@ -21,6 +21,7 @@ from crossmem.sharing.queues import (
     owner,
     place,
     producer,
+    published,
     queue,
     segments,
 )
@@ -37,10 +38,10 @@ def q01_the_hand_comes_before_the_ring() -> None:
 @mutant
 def q01_the_owner_hands_out_the_last_first() -> None:
     @instead(owner.QueueOwner, "_give")
-    def _(old: Any, self: Any, waiting: Any, taken: Any) -> None:
-        for left in waiting.values():
-            left.reverse()
-        old(self, waiting, taken)
+    def _(old: Any, self: Any) -> None:
+        for ring in self._published.rings:
+            ring.waiting.reverse()
+        old(self)
 
 
 @mutant
@@ -325,9 +326,7 @@ def q12_the_role_of_a_handle_is_not_checked() -> None:
 
 @mutant
 def q13_prefetch_is_no_limit_of_the_owner() -> None:
-    @instead(owner.QueueOwner, "_give")
-    def _(old: Any, self: Any, waiting: Any, _taken: Any) -> None:
-        old(self, waiting, Counter())
+    always(published.Published, "taken", Counter())
 
 
 @mutant

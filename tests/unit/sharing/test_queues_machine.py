@@ -15,6 +15,7 @@ from typing_extensions import override
 import crossmem
 from crossmem import Queue, QueueEmptyError, QueueFullError, SharedBuffer
 from crossmem.models.queue_handle import QueueRole
+from crossmem.sharing.queues.published import Published
 from crossmem.sharing.queues.record import QueueRecord
 
 PLACES = 3
@@ -71,6 +72,21 @@ class Machine(RuleBasedStateMachine):
         opened = queue._producer() if role == "produce" else queue._consumer()
         assert opened.session
         return queue
+
+    @invariant()
+    def the_owner_knows_what_a_read_of_all_entries_shows(self) -> None:
+        record = self.queue._record if self.producers or self.consumers else None
+        if record is None or record.owner is None or not self.is_one:
+            return
+        owner = record.owner
+        with owner._lock:
+            owner.tend()
+            known, fresh = owner._published, Published(owner.opened)
+            fresh.given = dict(known.given)
+            for producer, ring in enumerate(known.rings):
+                fresh.read(producer, ring.seen, is_changed=True)
+                assert fresh.rings[producer].waiting == ring.waiting
+                assert fresh.rings[producer].given == ring.given
 
     @precondition(lambda self: len(self.producers) < PLACES)
     @rule()

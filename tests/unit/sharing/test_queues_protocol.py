@@ -168,7 +168,7 @@ def test_entries_in_hand_do_not_pile_up(crowds: list[Crowd]) -> None:
         words[first + WANTED] = 1
         is_empty(consumer)
         # The owner sees another entry in the same buffer.
-        words[first + WANTED] = 0
+        words[first + WANTED] = words[terms.order(stamp)] = 0
         words[first] = words[TAIL] = stamp
 
     assert len(consumer._consumer()._hand) <= 2

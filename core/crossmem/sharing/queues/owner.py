@@ -8,10 +8,8 @@ Each call reads all words again, so a peer may die at any step.
 """
 
 import os
-from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
-from typing import NamedTuple
 
 from crossmem.control import words
 from crossmem.control.records import Allow
@@ -20,7 +18,6 @@ from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.queues.layout import (
     CLOSED,
-    DROPPING,
     END,
     ENDED,
     FINISHED,
@@ -29,35 +26,20 @@ from crossmem.sharing.queues.layout import (
     LATE,
     LOST,
     MAX_STAMP,
-    READY,
     REDELIVERED,
     ROUND,
     SESSIONS,
-    TARGET,
     WAITING,
     WANT,
-    WANTED,
     WISH,
     Terms,
     target_of,
 )
+from crossmem.sharing.queues.opened import ring
+from crossmem.sharing.queues.published import Published
 from crossmem.sharing.queues.segments import Segments
 
 __all__ = ["QueueOwner"]
-
-
-class _Entry(NamedTuple):
-    """A published entry that was not dropped."""
-
-    producer: int
-    stamp: int
-    buffer: int
-    target: int
-    """The consumer and session that have the entry, 0 if no consumer has it."""
-    is_handed: bool
-    """Whether the owner, not the producer, has determined the target."""
-    deliveries: int
-    """Number of deliveries, including the present or the next one."""
 
 
 class QueueOwner:
@@ -85,14 +67,15 @@ class QueueOwner:
         """The pids of processes whose roles were revoked."""
         self._suspects: set[int] = set()
         """Rings and places whose process may have died or lost its roles."""
-        self._given: dict[tuple[int, int], tuple[int, int]] = {}
-        """Entries that the owner has handed out or recovered. A key is (producer, stamp), a value
-        (target, delivery count)."""
         self._turns = [0, 0]
         """The producer and the consumer whose turn is next."""
+        self._is_tending = False
+        self._is_known = False
+        """Whether the last call of :meth:`_hand_out` was not interrupted."""
         self.segments = Segments(process, device, terms, allow)
         self.opened = self.segments.opened
         self._control = self.opened.control
+        self._published = Published(self.opened)
         try:
             self.segments.watch(self._answer, self._suspect)
         except BaseException:
@@ -115,9 +98,14 @@ class QueueOwner:
         with self._lock:
             if self.opened.end == CLOSED:
                 return
+            if self._is_tending:
+                # A signal handler runs inside this method. The server's thread tends again.
+                ring(self.opened.owner_bell)
+                return
             # A process that asked for a session waits until ROUND is 0 again.
             words.store(self._control, ROUND, 1)
             try:
+                self._is_tending = True
                 is_changed = self._change_sessions()
                 if is_changed:
                     words.release()
@@ -125,9 +113,10 @@ class QueueOwner:
                     # After the barrier, a producer sees the end of a session, or this call sees
                     # the entry that the producer gave to that session.
                     words.barrier()
-                is_settled = self.terms.delivery == "each" or self._hand_out()
+                is_settled = self.terms.delivery == "each" or self._hand_out(is_changed=is_changed)
                 is_changed |= self._end(is_settled=is_settled)
             finally:
+                self._is_tending = False
                 words.release()
                 words.store(self._control, ROUND, 0)
         if is_changed:
@@ -185,106 +174,57 @@ class QueueOwner:
         """Recover the entries of a session that ends, or count them as lost."""
         terms, control = self.terms, self._control
         consumer = (target >> 48) - 1
-        for one in self._entries():
-            if one.target != target or self._is_released(one, consumer):
+        for one in self._published.all():
+            if one.target != target or self._published.is_released(one, consumer):
                 continue
-            is_read = self._is_read(one, consumer)
+            is_read = self._published.is_read(one, consumer)
             # After the end, the other consumers do not wait for entries any more.
             if not terms.redeliver and (is_read or self.opened.end == ENDED):
                 at = terms.decision(one.producer, one.buffer)
                 words.store(control, at, one.stamp << 8 | GIVEN_UP)
                 words.store(control, LOST, control[LOST] + 1)
-                self._given.pop((one.producer, one.stamp), None)
+                self._published.given.pop((one.producer, one.stamp), None)
                 continue
-            self._given[one.producer, one.stamp] = 0, one.deliveries + is_read
+            self._published.given[one.producer, one.stamp] = 0, one.deliveries + is_read
             words.store(control, REDELIVERED, control[REDELIVERED] + is_read)
 
     # Entries ------------------------------------------------------------------------------
 
-    def _entries(self) -> list[_Entry]:
-        """Return the published entries, by producer and stamp.
-
-        Entries that the owner has given up are left out, and entries of an ended producer whose
-        data are incomplete.
-        """
-        found, terms = [], self.terms
-        for producer in range(terms.producers):
-            segment, tail = self.opened.segments[producer], self.opened.tail(producer)
-            is_open = self.opened.member(producer)
-            for buffer in range(terms.depth):
-                at = terms.entry(buffer)
-                stamp = segment[at] & ~DROPPING
-                if (
-                    not 0 < stamp <= tail
-                    or self._control[terms.decision(producer, buffer)] == stamp << 8 | GIVEN_UP
-                    or not (is_open or segment[at + READY] >= segment[at + WANTED])
-                ):
-                    continue
-                known = self._given.get((producer, stamp))
-                target, count = known or (segment[at + TARGET], 1)
-                if not 0 < target >> 48 <= terms.consumers:
-                    target = 0
-                found.append(_Entry(producer, stamp, buffer, target, known is not None, count))
-        return sorted(found)
-
-    def _is_released(self, one: _Entry, consumer: int) -> bool:
-        return self.opened.released(consumer, one.producer, one.buffer) == one.stamp
-
-    def _is_read(self, one: _Entry, consumer: int) -> bool:
-        place = self.opened.segments[self.terms.producers + consumer]
-        if one.is_handed:
-            at = self.terms.held(one.producer, one.buffer)
-            return words.load(place, at) == one.stamp
-        return words.load(place, self.terms.read(one.producer)) >= one.stamp
-
-    def _is_ready(self, one: _Entry) -> bool:
-        """Whether an entry can be read now: no stream fills it, and no producer drops it."""
-        segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
-        # The mark DROPPING of a dead producer has no effect.
-        is_whole = segment[at] == one.stamp or not self.opened.member(one.producer)
-        return is_whole and segment[at + READY] >= segment[at + WANTED]
-
-    def _hand_out(self) -> bool:
+    def _hand_out(self, *, is_changed: bool) -> bool:
         """Hand waiting entries to consumers with room; return whether the queue could end now."""
-        terms, control = self.terms, self._control
+        terms, control, published = self.terms, self._control, self._published
+        rings = published.rings
+        is_changed, self._is_known = is_changed or not self._is_known, False
         for is_last_try in (False, True):
             tails = [self.opened.tail(producer) for producer in range(terms.producers)]
-            entries = self._entries()
-            live = {one[:2] for one in entries}
-            self._given = {key: one for key, one in self._given.items() if key in live}
-            waiting: dict[int, list[_Entry]] = {}
-            taken: Counter[tuple[int, int]] = Counter()
-            for one in entries:
-                consumer = (one.target >> 48) - 1
-                if one.target and self._is_released(one, consumer):
-                    continue
-                session = self.opened.consumer(consumer) if one.target else 0
-                if session and one.target == target_of(consumer, session):
-                    taken[consumer, one.producer] += 1
-                else:
-                    waiting.setdefault(one.producer, []).append(one)
-            self._give(waiting, taken)
-            for producer in range(terms.producers):
-                left = waiting.get(producer)
+            for producer, tail in enumerate(tails):
+                published.read(producer, tail, is_changed=is_changed)
+            published.forget_old(is_changed=is_changed)
+            self._give()
+            for producer, ring_ in enumerate(rings):
+                left = ring_.waiting
                 # The next call handles the entries that were published after the tails were read.
                 words.store(
                     control, terms.decided(producer), left[0].stamp - 1 if left else tails[producer]
                 )
-            words.store(control, WAITING, sum(map(len, waiting.values())))
+            words.store(control, WAITING, sum(len(one.waiting) for one in rings))
             is_settled = not control[WAITING]
             if terms.redeliver and self.opened.end:
-                is_settled &= not taken.total()
-            are_late = any(left and not self._is_ready(left[0]) for left in waiting.values())
+                is_settled &= not any(one.given for one in rings)
+            are_late = any(one.waiting and not published.is_ready(one.waiting[0]) for one in rings)
             words.store(control, WANT, LATE if are_late else not is_settled)
             if is_settled or is_last_try:
                 break
             # A consumer that released before it saw WANT has rung no bell. So the loop repeats.
             words.barrier()
+        self._is_known = True
         return is_settled
 
-    def _give(self, waiting: dict[int, list[_Entry]], taken: Counter[tuple[int, int]]) -> None:
+    def _give(self) -> None:
         """Hand out entries while a consumer has room. Producers and consumers take turns."""
         terms, control, opened = self.terms, self._control, self.opened
+        published = self._published
+        taken = published.taken()
         places = opened.segments[terms.producers :]
         # The hand of a consumer has room for ``prefetch`` entries.
         unread = {
@@ -293,18 +233,19 @@ class QueueOwner:
             if opened.consumer(one)
         }
         # A producer whose entries are not ready or not released delays no other producer.
-        left = {producer for producer in waiting if waiting[producer]}
+        waiting = [one.waiting for one in published.rings]
+        left = {producer for producer, entries in enumerate(waiting) if entries}
         while left:
             producer = _next(self._turns[0], left)
             rooms = [
                 one for one in unread if max(taken[one, producer], unread[one]) < terms.prefetch
             ]
-            if not rooms or not self._is_ready(waiting[producer][0]):
+            if not rooms or not published.is_ready(waiting[producer][0]):
                 left.discard(producer)
                 continue
             consumer = _next(self._turns[1], rooms)
             self._turns = [producer + 1, consumer + 1]
-            one = waiting[producer].pop(0)
+            one = waiting[producer].popleft()
             if not waiting[producer]:
                 left.discard(producer)
             taken[consumer, producer] += 1
@@ -317,7 +258,9 @@ class QueueOwner:
                 control, terms.decision(producer, one.buffer), one.stamp << 8 | consumer + 1
             )
             target = target_of(consumer, opened.consumer(consumer))
-            self._given[producer, one.stamp] = target, one.deliveries
+            published.given[producer, one.stamp] = target, one.deliveries
+            handed = one._replace(target=target, is_handed=True)
+            published.rings[producer].given[one.buffer] = handed
             words.release()
             words.store(control, terms.handed(consumer), position + 1)
             opened.wake(terms.producers + consumer)
@@ -339,7 +282,7 @@ class QueueOwner:
         if not end and terms.redeliver:
             words.store(self._control, END, FINISHED)
             # With END set, unreleased entries count as unsettled, too, and releases ring the bell.
-            is_settled = self._hand_out()
+            is_settled = self._hand_out(is_changed=True)
         words.release()
         words.store(self._control, END, ENDED if is_settled else FINISHED)
         return self.opened.end != end

@@ -2,6 +2,7 @@
 """The producer's side of a queue. A producer writes only its own ring, and has its own buffers."""
 
 from collections import Counter, deque
+from operator import itemgetter
 from sys import gettrace
 
 from typing_extensions import override
@@ -79,6 +80,8 @@ class Producer(Place):
             words.release()
             for word in (WANTED, READY):
                 words.store(ring_, at + word, 0)
+        # The order of the keys is the order of the stamps, as if this session had put the entries.
+        self._flying = dict(sorted(self._flying.items(), key=itemgetter(1)))
         self._left = max(
             (stamp for stamp, target in self._flying.values() if not target), default=0
         )
@@ -198,7 +201,7 @@ class Producer(Place):
     def _drop_oldest(self) -> None:
         """Drop the oldest entry that no consumer holds."""
         at_of, mine = self.opened.terms.entry, self.words
-        for buffer, (stamp, target) in sorted(self._flying.items(), key=lambda one: one[1]):
+        for buffer, (stamp, target) in tuple(self._flying.items()):
             if self._is_held(buffer, stamp):
                 continue
             words.store(mine, at_of(buffer), stamp | DROPPING)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner's knowledge of the entries that producers have published.
+
+A peer may die at any step, and a hostile peer may write any words. So the owner uses an entry only
+if the entry's words have its stamp at that moment.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from crossmem.control import words
+from crossmem.control.barrier import IS_ORDERED
+from crossmem.sharing.queues.layout import (
+    DROPPING,
+    ENTRY_WORDS,
+    GIVEN_UP,
+    READY,
+    TARGET,
+    WANTED,
+    target_of,
+)
+from crossmem.sharing.queues.opened import Opened
+
+__all__ = ["Entry", "Published", "Ring"]
+
+
+class Entry(NamedTuple):
+    """A published entry that was not dropped."""
+
+    producer: int
+    stamp: int
+    buffer: int
+    target: int
+    """The consumer and session that have the entry, 0 if no consumer has it."""
+    is_handed: bool
+    """Whether the owner, not the producer, has determined the target."""
+    deliveries: int
+    """Number of deliveries, including the present or the next one."""
+
+
+@dataclass(slots=True)
+class Ring:
+    """The owner's knowledge of a producer's entries, up to a stamp."""
+
+    seen: int = 0
+    """The last stamp that was read."""
+    waiting: deque[Entry] = field(default_factory=deque)
+    """Entries that no consumer has, by stamp."""
+    given: dict[int, Entry] = field(default_factory=dict)
+    """Entries that consumers have and that were not released at the last read. The key is the
+    buffer."""
+    is_late: bool = False
+    """Whether an entry of an ended producer was incomplete at the last read."""
+
+
+class Published:
+    """The published entries of all producers.
+
+    Parameters
+    ----------
+    opened
+        The queue.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+        self.terms = opened.terms
+        self._control = opened.control
+        self.rings = [Ring() for _ in range(self.terms.producers)]
+        self.given: dict[tuple[int, int], tuple[int, int]] = {}
+        """Entries that the owner has handed out or recovered. A key is (producer, stamp), a value
+        (target, delivery count)."""
+
+    def _entries(self, producer: int, tail: int) -> list[Entry]:
+        """Return the published entries of a producer up to a stamp, by stamp.
+
+        Entries that the owner has given up are left out, and entries of an ended producer whose
+        data are incomplete.
+        """
+        terms, segment, ring_ = self.terms, self.opened.segments[producer], self.rings[producer]
+        first, is_open = terms.entry(0), self.opened.member(producer)
+        stamps = segment[first : first + ENTRY_WORDS * terms.depth : ENTRY_WORDS].tolist()
+        found, ring_.is_late = [], False
+        for buffer, marked in enumerate(stamps):
+            stamp, at = marked & ~DROPPING, first + ENTRY_WORDS * buffer
+            if (
+                not 0 < stamp <= tail
+                or self._control[terms.decision(producer, buffer)] == stamp << 8 | GIVEN_UP
+            ):
+                continue
+            if is_open or segment[at + READY] >= segment[at + WANTED]:
+                found.append(self._entry(producer, stamp, buffer))
+            else:
+                ring_.is_late = True
+        return sorted(found)
+
+    def all(self) -> list[Entry]:
+        """Return the published entries of all producers, by producer and stamp."""
+        producers, tail = range(self.terms.producers), self.opened.tail
+        return [one for producer in producers for one in self._entries(producer, tail(producer))]
+
+    def _entry(self, producer: int, stamp: int, buffer: int) -> Entry:
+        known = self.given.get((producer, stamp))
+        word = self.terms.entry(buffer) + TARGET
+        target, count = known or (self.opened.segments[producer][word], 1)
+        if not 0 < target >> 48 <= self.terms.consumers:
+            target = 0
+        return Entry(producer, stamp, buffer, target, known is not None, count)
+
+    def read(self, producer: int, tail: int, *, is_changed: bool) -> None:
+        """Bring the knowledge of a producer's entries up to date.
+
+        A read of all entries takes time in proportion to the depth. If no session has changed, a
+        read of the new entries suffices.
+        """
+        ring_ = self.rings[producer]
+        new = None if is_changed or ring_.is_late else self._new_entries(producer, tail)
+        if new is None:
+            ring_.waiting.clear()
+            ring_.given.clear()
+            new = self._entries(producer, tail)
+        ring_.seen = tail
+        for given in list(ring_.given.values()):
+            if self.is_released(given, (given.target >> 48) - 1) or not self._is_there(given):
+                del ring_.given[given.buffer]
+        # A producer that drops entries begins with the oldest.
+        while ring_.waiting and not self._is_there(ring_.waiting[0]):
+            ring_.waiting.popleft()
+        for one in new:
+            consumer = (one.target >> 48) - 1
+            if one.target and self.is_released(one, consumer):
+                continue
+            session = self.opened.consumer(consumer) if one.target else 0
+            if session and one.target == target_of(consumer, session):
+                ring_.given[one.buffer] = one
+            else:
+                ring_.waiting.append(one)
+
+    def _new_entries(self, producer: int, tail: int) -> list[Entry] | None:
+        """Return the entries since the last read; None if the ring does not have all of them.
+
+        The ring has the buffers of the last ``depth`` stamps. The producer may be writing one more.
+        """
+        terms, segment = self.terms, self.opened.segments[producer]
+        first = self.rings[producer].seen + 1
+        if not first <= tail + 1 < first + terms.depth:
+            return None
+        buffers = [segment[terms.order(stamp)] for stamp in range(first, tail + 1)]
+        if not IS_ORDERED:
+            words.fence()
+        if self.opened.tail(producer) + 1 >= first + terms.depth:
+            return None
+        found = [
+            self._entry(producer, stamp, buffer)
+            for stamp, buffer in enumerate(buffers, start=first)
+            if buffer < terms.depth
+        ]
+        return [one for one in found if self._is_there(one)]
+
+    def _is_there(self, one: Entry) -> bool:
+        """Whether the buffer still has the entry."""
+        segment = self.opened.segments[one.producer]
+        return segment[self.terms.entry(one.buffer)] & ~DROPPING == one.stamp
+
+    def is_released(self, one: Entry, consumer: int) -> bool:
+        """Whether a consumer has released an entry."""
+        return self.opened.released(consumer, one.producer, one.buffer) == one.stamp
+
+    def is_read(self, one: Entry, consumer: int) -> bool:
+        """Whether a consumer has read an entry."""
+        place = self.opened.segments[self.terms.producers + consumer]
+        if one.is_handed:
+            at = self.terms.held(one.producer, one.buffer)
+            return words.load(place, at) == one.stamp
+        return words.load(place, self.terms.read(one.producer)) >= one.stamp
+
+    def is_ready(self, one: Entry) -> bool:
+        """Whether an entry can be read now: no stream fills it, and no producer drops it."""
+        segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
+        # The mark DROPPING of a dead producer has no effect.
+        is_whole = segment[at] == one.stamp or not self.opened.member(one.producer)
+        return is_whole and segment[at + READY] >= segment[at + WANTED]
+
+    def taken(self) -> Counter[tuple[int, int]]:
+        """Return how many unreleased entries of a producer each consumer has.
+
+        A key is (consumer, producer).
+        """
+        given = (one for ring_ in self.rings for one in ring_.given.values())
+        return Counter(((one.target >> 48) - 1, one.producer) for one in given)
+
+    def forget_old(self, *, is_changed: bool) -> None:
+        """Forget what the owner has done with entries that do not exist any more."""
+        if is_changed or len(self.given) > 2 * self.terms.producers * self.terms.depth:
+            live = {one[:2] for one in self.all()}
+            self.given = {key: one for key, one in self.given.items() if key in live}
