@@ -7,11 +7,14 @@ The extra ``cli`` installs typer and rich. The modules :mod:`~crossmem.cli.app`,
 modules that run in child processes import neither typer nor rich.
 """
 
+import errno
+import os
 import sys
 
 __all__ = ["main"]
 
 _NEEDED = frozenset({"rich", "typer"})
+_OUTPUT_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 def main() -> None:
@@ -28,4 +31,12 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    app(prog_name="crossmem")
+    try:
+        app(prog_name="crossmem")
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAULTS:
+            raise
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        # The rest of the output cannot be written at the exit, either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(3)

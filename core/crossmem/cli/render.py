@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The display of results on a terminal: the elements that all commands draw with rich."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
@@ -93,12 +94,21 @@ def nbytes_text(nbytes: int) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return a duration for people, such as ``"412 µs"``, ``"3.20 ms"`` or ``"1.24 s"``."""
-    for factor, unit in ((1e6, "µs"), (1e3, "ms"), (1, "s")):
+    micro = _micro()
+    for factor, unit in ((1e6, micro), (1e3, "ms"), (1, "s")):
         number = seconds * factor
         if round(number, 1) < _THOUSAND or unit == "s":
             break
-    digits = 0 if unit == "µs" or round(number, 1) >= _HUNDRED else 2 if number < _TEN else 1
+    digits = 0 if unit == micro or round(number, 1) >= _HUNDRED else 2 if number < _TEN else 1
     return f"{number:.{digits}f} {unit}"
+
+
+def _micro() -> str:
+    try:
+        "µ".encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        return "us"
+    return "µs"
 
 
 def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:

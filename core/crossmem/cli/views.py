@@ -73,7 +73,7 @@ def _tensor_table(tensors: Sequence[TensorReport]) -> object:
 def _short(name: str) -> str:
     """Return a tensor's name, with its middle cut out if it is long."""
     half = _NAME_LENGTH // 2
-    return name if len(name) <= _NAME_LENGTH else f"{name[:half]}…{name[-half:]}"
+    return name if len(name) <= _NAME_LENGTH else f"{name[:half]}...{name[-half:]}"
 
 
 def _consumer_table(report: DemoReport) -> object:

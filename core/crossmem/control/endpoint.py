@@ -28,6 +28,8 @@ __all__ = [
 _SUFFIX: Final = ".sock"
 _UNFINISHED: Final = ".new"
 _ATTEMPTS: Final = 10
+_MOST_PATH_NBYTES: Final = 107
+"""The longest path at which a process can connect to a socket, in bytes."""
 _BACKLOG: Final = 4096
 _SOCKETS: Final = Path("/proc/net/unix")
 
@@ -131,6 +133,10 @@ def _listen_at_path(path: Path) -> socket.socket:
     """
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
+    if len(os.fsencode(path)) > _MOST_PATH_NBYTES:
+        # The temporary name is shorter, so the kernel would accept it, but nobody could connect.
+        msg = f"cannot listen at {shorten(str(path))}: an address of a socket is at most 107 bytes"
+        raise ConfigurationError(msg, hint=hint, details=str(path))
     for _ in range(_ATTEMPTS):
         listener = new_socket()
         try:

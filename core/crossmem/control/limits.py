@@ -11,15 +11,16 @@ from crossmem.errors import DriverError
 __all__ = ["name_descriptor_limit", "no_descriptors", "no_thread"]
 
 
-def no_descriptors(call: str) -> DriverError:
-    """Return the error for a process that is out of descriptors. The error names the limit."""
+def no_descriptors(call: str, code: int = errno.EMFILE) -> DriverError:
+    """Return the error for a process or a system without free files. The error names the limit."""
+    is_process = code == errno.EMFILE
     return DriverError(
-        "this process has no descriptor left for shared memory",
+        f"this {'process' if is_process else 'system'} has no descriptor left for shared memory",
         call=call,
-        code=errno.EMFILE,
-        name="EMFILE",
+        code=code,
+        name=errno.errorcode[code],
         backend="host",
-        hint=descriptor_hint(),
+        hint=descriptor_hint() if is_process else "raise fs.file-max, or close files",
     )
 
 
@@ -42,5 +43,5 @@ def name_descriptor_limit(call: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
-            raise no_descriptors(call) from error
+            raise no_descriptors(call, error.errno) from error
         raise

@@ -7,6 +7,7 @@ from typing import Any
 from crossmem.errors import (
     ClosedError,
     ConfigurationError,
+    OwnerGoneError,
     StaleHandleError,
     UnsupportedError,
     WaitTimeoutError,
@@ -61,16 +62,19 @@ class Published:
         Raises
         ------
         ClosedError
-            This process, or the process that shares the tree, has closed the tree. Or the process
-            that shares the tree is dead, and its last version is not known.
+            This process, or the process that shares the tree, has closed the tree.
         UnsupportedError
             The tree has no versions.
         OwnerGoneError, OwnerUnresponsiveError
-            As for :meth:`wait`.
+            As for :meth:`wait`. Or the process that shares the tree is dead, and its last version
+            is unknown.
         """
         timeline = self._look(None)
         version = timeline.value
         if timeline.void:
+            if not timeline.owner_alive:
+                msg = "the process that shares this tree is dead, and its last version is unknown"
+                raise OwnerGoneError(msg, operation="version")
             raise _closed("version")
         return version
 
@@ -211,7 +215,12 @@ class Published:
             This process has closed the tree, or a forked child made this call. After the writer's
             end, the call has no effect, or raises if this object has not waited for a version yet.
         """
-        self._look(None).done(version, stream=stream)
+        timeline = self._look(None)
+        if self._is_own:
+            msg = "the process that shares this tree cannot acknowledge its versions"
+            hint = "call done() in a process that has received the tree"
+            raise UnsupportedError(msg, operation="done", hint=hint)
+        timeline.done(version, stream=stream)
 
     def wait_for_readers(
         self, version: int, *, readers: int | None = None, timeout: float | None = None

@@ -151,6 +151,7 @@ class Legacy(Mechanism):
         if opened.base:
             return opened.base
         refuse_capture(self._vendor)
+        opened.is_checked = False
         if opened.home != imported.ordinal:
             self._peers.enable(opened.home)
         # The open may take seconds, so it runs without a lock of the driver.

@@ -2,6 +2,8 @@
 """What callers of queues get wrong: the errors, their hints, and that nothing is lost."""
 
 import asyncio
+import errno
+import os
 from typing import Any
 
 import pytest
@@ -143,3 +145,21 @@ def test_handles_of_queues_and_timelines_are_no_handles_of_memory(queue: Queue) 
 def test_a_wrong_word_for_copy_is_named(queue: Queue) -> None:
     with pytest.raises(ConfigurationError, match="'Allow'"):
         queue.put(b"x", copy="Allow")
+
+
+def test_a_process_without_descriptors_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    device = crossmem.device("host")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "eventfd", refuse)
+        with pytest.raises(crossmem.DriverError, match="no descriptor left") as caught:
+            device.queue(2, 64)
+    assert (caught.value.call, caught.value.name) == ("eventfd", "EMFILE")
+
+    with device.queue(2, 64) as queue, monkeypatch.context() as patch:
+        queue.fileno()
+        patch.setattr(os, "dup", refuse)
+        with pytest.raises(crossmem.DriverError, match="no descriptor left"):
+            asyncio.run(queue.get_async())

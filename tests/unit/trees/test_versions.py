@@ -81,6 +81,8 @@ def test_a_version_grows_and_readers_acknowledge_it() -> None:
             other.publish()
         with pytest.raises(UnsupportedError, match="only the process that shares"):
             other.wait_for_readers(1)
+        with pytest.raises(UnsupportedError, match="shares this tree cannot acknowledge"):
+            mine.done(1)
 
 
 @pytest.mark.parametrize("after", [-1, True, "1", 1.0, None, 2**63 - 2])
@@ -98,6 +100,10 @@ def test_a_tree_in_host_memory_has_no_streams() -> None:
             mine.publish(stream=0)
 
         assert mine.version == 0
+        mine.publish()
+        # The version is there already, but a device without streams refuses all the same.
+        with pytest.raises(UnsupportedError, match="no streams"):
+            mine.wait(0, stream=0)
 
 
 def test_closing_waits_for_no_thread_that_waits_for_what_this_one_has() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, TypeVar
 
+from crossmem.control.limits import name_descriptor_limit
 from crossmem.errors import (
     InvalidSizeError,
     QueueEmptyError,
@@ -84,7 +85,9 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
 
     loop = asyncio.get_running_loop()
     # An event loop has one reader for each descriptor. So each waiting task uses a duplicate.
-    number, found = os.dup(place.fileno()), list[_T]()
+    found: list[_T] = []
+    with name_descriptor_limit("dup"):
+        number = os.dup(place.fileno())
     place.sleepers += 1
     try:
         try:

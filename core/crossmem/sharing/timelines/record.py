@@ -141,6 +141,7 @@ class TimelineRecord(Record):
             with self.lock:
                 level.wait(awaited.value, stream)
             return
+        level.streams  # noqa: B018 - raises if the device has no streams
         if awaited.value <= self.cell.read(VALUE) < VOID:
             # The value is reached, so there is no wait, even if the signalling process is dead.
             return
