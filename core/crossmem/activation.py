@@ -21,8 +21,8 @@ def install() -> None:
 
     Call this function once in each process that sends. Call it after the import statements, because
     it registers with Ray only if Ray is already imported. A forked child inherits the effect. A
-    process does not need the call if it only receives. It can also send through ``multiprocessing``
-    without the call after it has received shared memory through ``multiprocessing``. A second call
+    process does not need the call if it only receives. A process that has received shared memory
+    through ``multiprocessing`` can also send through ``multiprocessing`` without it. A second call
     takes microseconds. It registers with Ray if Ray was imported after the first call, and does
     nothing else.
 

@@ -21,7 +21,7 @@ class Adapter(Protocol):
     """
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
-        """Return the classes whose objects need only their elements in a message.
+        """Return the classes whose objects a message can carry whole.
 
         The first class is the base class of the others.
         """

@@ -12,7 +12,7 @@ from crossmem.guards import clause, shorten
 __all__ = ["MAX_DIMENSIONS", "Layout"]
 
 MAX_DIMENSIONS: Final = 64
-"""The most dimensions of an array; NumPy and PyTorch have the same limit."""
+"""The most dimensions of an array, as in NumPy."""
 
 _MAX: Final = 2**63 - 1
 

@@ -16,7 +16,7 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker_in_buffer", "maker_
 
 
 def classes(torch: Any) -> tuple[type, ...]:
-    """Return the classes whose objects need only elements and ``requires_grad`` in a message."""
+    """Return the classes whose objects have no state besides elements and ``requires_grad``."""
     return torch.Tensor, torch.nn.Parameter
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that measures how long it takes to send trees and arrays to other processes.
 
-One run of the program measures one case, in a fresh interpreter with its own child processes. In
-the case of Ray, Ray starts the children; in the other cases, the program spawns the children. The
+One run of the program measures one case, in a fresh interpreter with its own child processes. Ray
+starts its children itself; otherwise, the program spawns the children. The
 program prints one line of JSON. Times are in seconds. The clock is the same in all processes.
 """
 

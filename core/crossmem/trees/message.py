@@ -135,21 +135,21 @@ def _decode(blob: bytes) -> Message:
         raise _refuse(f"they start with {magic!r}, not {_MAGIC!r}")
     if version != _VERSION:
         raise _refuse(f"format version {version}; this crossmem reads version {_VERSION}")
-    if total != len(blob) or flags:
-        raise _refuse(
-            f"the header's length is not {len(blob)}, or its flags {flags:#x} are invalid"
-        )
+    if total != len(blob):
+        raise _refuse(f"the header names {total} bytes, and there are {len(blob)}")
+    if flags:
+        raise _refuse(f"the flags {flags:#x} are unknown")
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
-    # This import comes late, because only receivers of trees need pydantic. The import of pydantic
-    # takes longer than that of crossmem.
+    # This import comes late, because senders of trees need no pydantic, whose import takes longer
+    # than that of crossmem.
     with MODULES:
         from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
-        # This check comes before the parser, which takes 30 times the size of the text in memory if
-        # the text consists of brackets.
+        # This check comes before the parser, which takes up to 85 times the size of the text in
+        # memory if the text consists of brackets.
         check_values(text)
         body = read_body(text)
     except ValueError as error:

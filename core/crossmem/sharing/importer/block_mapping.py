@@ -101,9 +101,9 @@ class BlockMapping(Mapping):
         if type(hold) is BlockHold and gettrace() is None:
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
-            # One step: no signal handler and no other thread runs before the end of this branch, so
-            # the branch needs no lock. A call that prevents the end, such as a copy or a view,
-            # first records itself in the fields below, and then reads ``_record`` again.
+            # One step: no signal handler and no other thread runs before the last store below, so
+            # the branch needs no lock. A thread that makes a copy or a view first sets a field of
+            # the condition, and then reads ``_record`` again.
             if not (
                 self._record is None
                 or process.is_inherited
@@ -171,7 +171,7 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
         return None
     pointer = arena.base + index * stride + offset
     if arena.is_plain and gettrace() is None:
-        # Both objects are complete before the hold begins.
+        # Both objects exist before the hold begins.
         hold = _new(BlockHold)
         hold.is_done = False
         hold.arena = arena
@@ -189,14 +189,15 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
         mapping._pointer = pointer
         mapping._named = blob
         row, at, holders = arena.row, arena.at + index, arena.holders
-        # One step: no signal handler and no other thread runs before the end of this branch.
+        # One step: no signal handler and no other thread runs before the mapping is returned.
         if arena.is_open and index not in holders and not row[at]:
             holders[index] = hold
             row[at] = generation
             if arena.control[at] == generation:
                 mapping._record = hold
                 return mapping
-            # The owner possibly does not see this hold, so no other hold may rely on it.
+            # The generation has changed, so the owner may not have seen this hold. Another hold of
+            # this process must not take this one as a proof that the block is kept.
             hold.is_sure = False
             arena.ready[hold] = None
             arena.process.drain()
@@ -207,7 +208,10 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
 def _attach_held(
     arena: ArenaImport, blob: bytes, index: int, generation: int, length: int, pointer: int
 ) -> BlockMapping | None:
-    """Attach a block that this process holds already, or whose hold takes more than one step."""
+    """Attach a block under the lock of the state; None if the owner must be asked.
+
+    This process holds the block already, or a fence or a stream is needed, or a debugger runs.
+    """
     process = arena.process
     hold = arena.hold_kind(arena, index)
     try:

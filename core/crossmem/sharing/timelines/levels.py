@@ -36,8 +36,8 @@ class Level:
 
     name: ClassVar[TimelineLevel] = "host"
     blocks_host: ClassVar = True
-    """Whether the host waits before the stream does: until the value is reached or, at level
-    ``"event"``, issued."""
+    """Whether a wait on a stream first blocks the host: until the value is reached or, at level
+    ``"event"``, until it is issued."""
 
     def __init__(self, process: Process, device: LocalDevice, cell: Cell) -> None:
         self.process = process
@@ -83,16 +83,16 @@ class Level:
         """After an interrupted signal, wait for all work of the device."""
         if self.is_unsure:
             self.device.driver.synchronize(self.device.ordinal)
-            # At level "event", VALUE may be smaller than the value that was reached.
+            # All work is complete. At level "event", ``reached`` may be larger than VALUE.
             self.cell.write(ISSUED, self.reached)
             self.is_unsure, self._last = False, None
 
     def signal(self, value: int, stream: int | None) -> None:
         """Signal a value at once, or after the work that was issued on a stream.
 
-        The value is larger than all earlier values. Without a stream, the earlier values are
-        reached already. With a stream, they are reached first, even if they were signalled on other
-        streams.
+        The caller ensures that the value is larger than all earlier values and, without a stream,
+        that these are reached. With a stream, this method orders the signal after them, even if
+        they were signalled on other streams.
         """
         if stream is None:
             self.set(value)
@@ -105,7 +105,7 @@ class Level:
         self.is_unsure, self._last = False, key
 
     def set(self, value: int) -> None:
-        """Set the value at once. All issued values are reached."""
+        """Set the value at once. The caller ensures that all issued values are reached."""
         self.cell.write(VALUE, value)
 
     def _order(self, stream: int) -> None:

@@ -115,7 +115,7 @@ class Runtime:
         The emulated host's folder and devices. If None, they are read from the environment.
     has_old_numbers
         Whether the C program that makes the calls was compiled with headers of ROCm 5. Some
-        constants have other numbers in these headers. Such a program can use every edition.
+        constants have other numbers in these headers. Such a program can use every profile of AMD.
     is_cupy
         Whether the functions that fail in CuPy on ROCm also fail in this emulation. If False, they
         work as in AMD's library; crossmem's driver needs this.
@@ -246,7 +246,7 @@ class Runtime:
         return status, value
 
     def crossmem_fault(self) -> CrossmemError | None:
-        """Return the emulation's own error that made this thread's last call fail, or None.
+        """Return the emulation's own error in this thread's last failed call, or None.
 
         The vendor has no code for such an error, so the call returned a general code.
         """
@@ -255,7 +255,8 @@ class Runtime:
     def refuse(self, name: str, status: int) -> int:
         """Act as a call of the function ``name`` that fails with ``status``. Return the code.
 
-        The checks of every call come first. If a check fails, the check's code is returned.
+        The checks that each function makes come first, such as the check for a visible device. If
+        one of them fails, its code is returned.
         """
         return self._process.refuse(name, status)
 

@@ -77,8 +77,9 @@ class Plane:
     @property
     def has_gaps(self) -> bool:
         """Whether some bytes between the first and the last belong to no row."""
+        are_rows_apart = self.depth * self.height > 1 and self.pitch != self.width
         are_planes_apart = self.depth > 1 and self.plane_pitch != self.pitch * self.height
-        return self.pitch != self.width or are_planes_apart
+        return are_rows_apart or are_planes_apart
 
     def check(self) -> None:
         """Refuse a null address, and a size that exceeds the address space of a process."""

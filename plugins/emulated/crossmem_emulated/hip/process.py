@@ -308,7 +308,7 @@ class HipProcess:
 
     @property
     def fault(self) -> CrossmemError | None:
-        """The error that made this thread's last call fail, if the emulation itself failed."""
+        """The error of this thread's last failed call, if the emulation itself failed."""
         return getattr(self.thread, "fault", None)
 
     def last_error(self, *, is_cleared: bool) -> int:

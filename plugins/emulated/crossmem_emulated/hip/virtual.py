@@ -131,8 +131,9 @@ def _mem_map(
 def _whole_mappings(process: HipProcess, pointer: int, size: int, rule: str) -> list[Piece]:
     """Return the mappings in a range. Refuse the range if mappings do not cover it exactly."""
     pieces = process.space.overlapping(pointer, size) if pointer and size else []
-    is_filled = sum(one.nbytes for one in pieces) == size
-    if not pieces or not is_filled or pieces[0].start != pointer:
+    ends = [pointer, *(one.start + one.nbytes for one in pieces)]
+    is_filled = [one.start for one in pieces] == ends[:-1] and ends[-1] == pointer + size
+    if not pieces or not is_filled:
         text = f"{size} bytes at {pointer:#x} are not one or more whole mappings"
         raise Refused(Status.INVALID_VALUE, text, rule)
     if any(one.origin is not Origin.VIRTUAL for one in pieces):
