@@ -8,6 +8,10 @@ at a first use, and a fork waits for both.
 
 ``os.register_at_fork`` does not suffice for modules that are imported late: a fork that has begun
 does not call hooks that are registered afterwards. So such modules call :func:`register`.
+
+A thread that holds one of these locks may take crossmem's other locks, but not the reverse. The
+body of a module of crossmem uses no name that :mod:`crossmem.lazy` provides: its importer holds the
+module's lock, and would wait for :data:`MODULES`.
 """
 
 import logging  # noqa: F401 - see the end of this module
@@ -62,7 +66,9 @@ def _before_fork() -> None:
         # between.
         held, count = _held.setdefault(threading.get_ident(), []), len(_sources)
         wanted = chain.from_iterable(source() for source in _sources)
-        held.extend(filter(methodcaller("acquire"), chain(wanted, (PLUGINS, MODULES))))
+        # The import of another thread can take seconds. Meanwhile, this thread must hold no lock
+        # that the lease server needs.
+        held.extend(filter(methodcaller("acquire"), chain((PLUGINS, MODULES), wanted)))
         if count == len(_sources):
             return
         # Another thread has imported a module that registered during the waits for its locks.
@@ -72,7 +78,6 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     for call in _in_child:
         call()
-    next(_releases)
 
 
 # The hook that is registered last runs first before a fork. The hook of logging takes a lock that
@@ -82,3 +87,5 @@ os.register_at_fork(
     after_in_parent=_releases.__next__,
     after_in_child=_after_fork_in_child,
 )
+# A hook of its own, because the hook above calls plugins, which may raise.
+os.register_at_fork(after_in_child=_releases.__next__)

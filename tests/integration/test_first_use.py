@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,35 @@ thread.join()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 """Fork while another thread uses crossmem for the first time, and use crossmem in the child."""
+
+IN_AN_IMPORT = """
+import os, sys, threading
+from pathlib import Path
+import crossmem
+from crossmem.arrays.libraries import require
+Path(sys.argv[1], "cupy.py").write_text(
+    "import __main__, os\\n"
+    "__main__.begun.set()\\n"
+    "__main__.forking.wait()\\n"
+    "child = os.fork()\\n"
+    "child or os._exit(0)\\n"
+    "os.waitpid(child, 0)\\n"
+)
+sys.path.insert(0, sys.argv[1])
+crossmem.device("host").allocate(1).free()
+begun, forking = threading.Event(), threading.Event()
+thread = threading.Thread(target=require, args=("cupy",))
+thread.start()
+begun.wait()
+threading.Timer(0.1, forking.set).start()
+child = os.fork()
+if not child:
+    crossmem.device("host").allocate(1).free()
+    os._exit(0)
+thread.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+"""Fork while another thread imports a library that forks, too."""
 
 NAMES = ("share", "receive", "Shared", "empty", "device", "exports", "open_queue", "collect")
 
@@ -87,3 +117,7 @@ def test_threads_that_use_crossmem_first_at_once(names: tuple[str, ...]) -> None
 )
 def test_a_child_that_is_forked_during_the_first_use(pause_s: float) -> None:
     run(IN_A_FORK, str(pause_s))
+
+
+def test_a_library_that_forks_at_its_import(tmp_path: Path) -> None:
+    run(IN_AN_IMPORT, str(tmp_path))

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attaching memory imports no package that only reports, trees, commands and arrays need."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import crossmem
+import crossmem.plugin
 
 HEAVY = {"numpy", "pydantic", "rich", "typer"}
 
@@ -71,3 +74,33 @@ def test_a_name_that_was_used_is_an_attribute(name: str) -> None:
     found = getattr(crossmem, name)
 
     assert vars(crossmem)[name] is found
+
+
+EAGER = """
+import crossmem
+import crossmem.plugin
+print(*vars(crossmem))
+print(*vars(crossmem.plugin))
+"""
+
+
+def test_no_module_takes_a_lazy_name_at_its_import() -> None:
+    # The module's importer would hold Python's lock of the module and wait for forks.MODULES, which
+    # another thread may hold while it imports the same module.
+    done = subprocess.run(
+        [sys.executable, "-c", EAGER], capture_output=True, text=True, timeout=60, check=True
+    )
+    eager = dict(zip(("crossmem", "crossmem.plugin"), done.stdout.splitlines(), strict=True))
+    root = Path(crossmem.__file__).parent
+    found = [
+        (path.relative_to(root).as_posix(), alias.name)
+        for path in root.rglob("*.py")
+        if path.relative_to(root).parts[0] not in {"bench", "cli", "conformance"}
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ImportFrom) and node.module in eager
+        for alias in node.names
+        if alias.name in sys.modules[node.module].__all__
+        and alias.name not in eager[node.module].split()
+    ]
+
+    assert found == []

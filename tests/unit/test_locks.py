@@ -168,7 +168,7 @@ def test_two_threads_that_fork_at_once_leave_no_lock_held() -> None:
 def locks_of_a_fork() -> list[Any]:
     state = current()
     state.start_server()
-    return [process._lock, *state.held_for_fork, forks.PLUGINS, forks.MODULES]
+    return [forks.PLUGINS, forks.MODULES, process._lock, *state.held_for_fork]
 
 
 def takes(locks: list[Any]) -> list[bool]:

@@ -105,7 +105,7 @@ def seconds_text(seconds: float) -> str:
 
 def _micro() -> str:
     try:
-        "µ".encode(sys.stdout.encoding)
+        "µ".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         return "us"
     return "µs"

@@ -99,7 +99,7 @@ class Registry:
         ConfigurationError
             The name is taken, or the plugin is not well-formed. Nothing was registered.
         """
-        with self._lock:
+        with PLUGINS, self._lock:
             catalog = self._discovered()
             try:
                 catalog.add(plugin, PluginInfo(name))
@@ -118,7 +118,7 @@ class Registry:
         ConfigurationError
             There is no plugin with that name.
         """
-        with self._lock:
+        with PLUGINS, self._lock:
             catalog = self._discovered()
             if name not in catalog.plugins:
                 msg = f"no plugin is named {shorten(name)}"
@@ -129,7 +129,7 @@ class Registry:
     def _discovered(self) -> "Catalog":
         if (catalog := self._catalog) is not None:
             return catalog
-        with self._lock, PLUGINS:
+        with PLUGINS, self._lock:
             if self._catalog is None:
                 if self._discovering:
                     msg = "a plugin called crossmem while plugins were being discovered"
@@ -257,7 +257,7 @@ class Registry:
         BusyError
             A driver is loaded already and would stay without the wrapper.
         """
-        with self._lock:
+        with PLUGINS, self._lock:
             offers = [offer for all_ in self._discovered().offers.values() for offer in all_]
             if loaded := sorted(offer.backend.name for offer in offers if offer.loaded):
                 msg = f"drivers are in use already: {clause(', '.join(loaded))}"
@@ -284,8 +284,8 @@ class Registry:
         CrossmemError
             As for :meth:`runtime`; BackendNotFoundError only if no plugin raises another error.
         """
-        from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed only here
-
+        with PLUGINS:
+            from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed only here
         what, known = f"an emulation of {shorten(api, 40)}", {"api": api, "request": request}
         answer = self._first("crossmem_emulate", what, known)
         if isinstance(answer, Emulation):

@@ -72,7 +72,8 @@ class Published:
         timeline = self._look(None)
         version = timeline.value
         if timeline.void:
-            if not timeline.owner_alive:
+            record = timeline._usable()
+            if not record.is_closed and not record.is_owner_alive:
                 msg = "the process that shares this tree is dead, and its last version is unknown"
                 raise OwnerGoneError(msg, operation="version")
             raise _closed("version")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from crossmem.arrays.adapters import describe
-from crossmem.plugin import DeviceSpec
+from crossmem.plugin.selection import DeviceSpec
 from crossmem.sharing.base.devices import check_device
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.device import Device

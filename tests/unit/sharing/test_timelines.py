@@ -2,11 +2,14 @@
 """Timelines on host memory within one process: values, arguments, ends, readers and errors."""
 
 import gc
+import itertools
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -453,3 +456,26 @@ def test_a_device_for_the_streams_can_be_named(made: Timeline) -> None:
             assert opened.value == 0
     with pytest.raises(crossmem.DeviceNotFoundError):
         crossmem.open_timeline(made.export(), device="emulated:99")
+
+
+@pytest.mark.parametrize("line", range(1, 13))
+def test_a_signal_under_a_trace_function_lowers_no_value(line: int) -> None:
+    before, lines, inner = sys.gettrace(), itertools.count(1), []
+
+    with crossmem.device("host").timeline() as timeline:
+
+        def trace(frame: Any, event: str, _argument: object) -> Any:
+            is_here = event == "line" and frame.f_code.co_name == "signal"
+            if is_here and next(lines) == line:
+                inner.append(line)
+                timeline.signal(10)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            with suppress(crossmem.ConfigurationError):
+                timeline.signal(5)
+        finally:
+            sys.settrace(before)
+
+        assert timeline.value == (10 if inner else 5)

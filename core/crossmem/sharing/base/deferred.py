@@ -102,6 +102,8 @@ class DeferredWork:
         """Freed memory whose last lease has ended. The lease registry adds the records."""
         self.draining: set[int] = set()
         """The ids of threads that execute a release which their current call does not need."""
+        self.trying: dict[int, Record | None] = {}
+        """The record that a thread releases at this moment. The key is the thread."""
         self.streams_wait: Callable[[object], bool] = lambda _driver: False
         """Returns whether a stream of a driver waits for a value of a timeline."""
         self._look_at = 0.0
@@ -135,22 +137,24 @@ class DeferredWork:
             Whether to check the leases of all freed memory, and to wait for threads that are
             freeing such memory.
         patient
-            Whether to wait for the work of a device even if a stream waits for a timeline, and up
-            to a second for releases that other threads have begun.
+            Whether to wait for the work of a device even if a stream waits for a timeline.
         """
         freed = tuple(self.waiting) if look else ()
         tried: set[Record] = set()
-        elsewhere: list[Record] = []
         # The release of one resource may drop the last reference to another object, whose record
         # then enters the queue. So the queue is read until it has no new record.
         while todo := [one for one in (*freed, *self.idle, *self.ready) if one not in tried]:
             tried.update(todo)
             for record in todo:
-                is_blocking = look and record not in self.ready
-                if self._try(record, blocking=is_blocking, patient=patient):
-                    elsewhere.append(record)
+                self._try(record, blocking=look and record not in self.ready, patient=patient)
+
+    def settle(self) -> None:
+        """Wait up to a second for the ends of the releases that other threads have begun."""
+        begun = {key: one for key, one in list(self.trying.items()) if key != get_ident()}
         end = time.monotonic() + _MOST_S
-        while patient and any(map(self.ready.__contains__, elsewhere)) and time.monotonic() < end:
+        while any(self.trying.get(key) is one for key, one in begun.items()):
+            if time.monotonic() > end:
+                return
             time.sleep(_PAUSE_S)
 
     def may_wait(self, driver: object) -> bool:
@@ -161,19 +165,18 @@ class DeferredWork:
         """
         return get_ident() not in self.draining or not self.streams_wait(driver)
 
-    def _try(self, record: Record, *, blocking: bool, patient: bool) -> bool:
-        """Try a release, and return whether another thread has begun it."""
+    def _try(self, record: Record, *, blocking: bool, patient: bool) -> None:
         me = get_ident()
-        is_inner, is_elsewhere = me in self.draining, False
+        is_inner, outer = me in self.draining, self.trying.get(me)
         try:
             (self.draining.discard if patient else self.draining.add)(me)
+            self.trying[me] = record
             record.give_back(blocking=blocking)
             if record in self.waiting:
                 self.ready.pop(record, None)
             elif not record.is_done:
                 # Another thread works on this resource. That thread possibly does not read the
                 # queue again, so the reaper tries later.
-                is_elsewhere = True
                 self.start_reaper()
         except CrossmemError as error:
             # The current call did not end the object, so it does not raise this error. The record
@@ -188,7 +191,9 @@ class DeferredWork:
             if record.is_done:
                 self.idle.pop(record, None)
                 self.ready.pop(record, None)
-        return is_elsewhere
+            self.trying[me] = outer
+            if outer is None:
+                del self.trying[me]
 
     def start_reaper(self) -> None:
         """Start a thread that releases ready and waiting records until none is left.

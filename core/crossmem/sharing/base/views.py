@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from crossmem.driver.buffers import ViewAnchor
 from crossmem.errors import UnsupportedError
+from crossmem.forks import MODULES
 from crossmem.guards import shorten
 from crossmem.sharing.base.devices import LocalDevice
 
@@ -77,7 +78,8 @@ def maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
 
 
 def _maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
-    from crossmem.arrays import cupy_arrays, numpy_arrays, torch_tensors
+    with MODULES:
+        from crossmem.arrays import cupy_arrays, numpy_arrays, torch_tensors
 
     device, capabilities = memory.device, memory.device.capabilities
     if kind == "numpy" and capabilities.host_visible:
@@ -105,7 +107,8 @@ def array(
     offset: int,
 ) -> Any:
     """Return an array or tensor in a memory object; see :meth:`crossmem.Mapping.as_array`."""
-    from crossmem.arrays import Layout, dtype_of
+    with MODULES:
+        from crossmem.arrays import Layout, dtype_of
 
     found = dtype_of(dtype)
     if shape is None:
@@ -134,8 +137,9 @@ def capsule(
     copy: bool | None,
 ) -> Any:
     """Return the bytes of a memory object as a capsule; see :meth:`crossmem.Mapping.__dlpack__`."""
-    from crossmem.arrays import Layout, dtype_of
-    from crossmem.arrays.dlpack import check_stream, make_capsule
+    with MODULES:
+        from crossmem.arrays import Layout, dtype_of
+        from crossmem.arrays.dlpack import check_stream, make_capsule
 
     device = dlpack_device(memory)
     if dl_device is not None and tuple(dl_device) != device:

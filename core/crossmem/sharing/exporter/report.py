@@ -162,5 +162,7 @@ def collect() -> int:
     live = process.part(Allocations).live
     before = len(live)
     process.catch_up(patient=True)
+    if not process.is_inside:
+        process.deferred.settle()
     process.tend()
     return before - len(live)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from crossmem.errors import InvalidSizeError, UnsupportedError
+from crossmem.forks import MODULES
 from crossmem.guards import check_choice, shorten
 from crossmem.sharing.base import views
 from crossmem.sharing.base.ending import leave_to_references
@@ -78,9 +79,10 @@ def _copy_of_bytes(item: Any) -> _Copy:
 def _copy_of_array(item: Any) -> _Copy | None:
     """Plan the copy of an array or tensor in C order. Return None for other objects."""
     # A queue without arrays needs none of these modules.
-    from crossmem.arrays import Layout
-    from crossmem.arrays.adapters import ADAPTERS, describe
-    from crossmem.arrays.libraries import require
+    with MODULES:
+        from crossmem.arrays import Layout
+        from crossmem.arrays.adapters import ADAPTERS, describe
+        from crossmem.arrays.libraries import require
 
     info = describe(item)
     if info is None:

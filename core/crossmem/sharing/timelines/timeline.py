@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timelines: values that one process signals, and that others await on the host or on streams."""
 
+from sys import gettrace
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
@@ -133,17 +134,19 @@ class Timeline(Endable):
         record = self._record
         if (
             # The hot path takes no lock. The last two conditions and the store are one step: no
-            # signal handler and no other thread runs between them.
+            # signal handler, no other thread and no trace function runs between them.
             stream is None
             and record is not None
             and type(value) is int
             and not record.process.is_inherited
+            and gettrace() is None
             and (own := record.own_words) is not None
             and own[ISSUED] <= own[VALUE] < value < VOID
         ):
             own[VALUE] = value
             if own[CARE]:
-                record.cell.wake()
+                with record.lock:
+                    record.cell.wake()
             return
         self._signal(value, None if stream is None else stream_of(stream))
 
@@ -166,9 +169,8 @@ class Timeline(Endable):
                     issued = level.issued
                     if issued >= VOID:
                         raise self._ended()
-                    number = issued + 1
-                    if not is_next:
-                        number = _checked(value, number, VOID - 1, "signal")
+                    next_ = issued + 1
+                    number = _checked(next_ if is_next else value, next_, VOID - 1, "signal")
                     if stream is not None or issued <= level.reached:
                         level.signal(number, stream)
                         return number
