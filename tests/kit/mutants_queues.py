@@ -23,6 +23,7 @@ from crossmem.sharing.queues import (
     producer,
     published,
     queue,
+    receiver,
     segments,
 )
 
@@ -145,7 +146,10 @@ def q05_an_item_is_ready_at_once() -> None:
 
 @timeline_mutant
 def q05_a_release_waits_for_no_stream() -> None:
-    always(consumer.Consumer, "_release_on", value=False)
+    @instead(receiver.Receiver, "take_back")
+    def _(old: Any, self: Any, record: Any, _stream: Any) -> None:
+        with changed(self, "finish_work", lambda _stream: None):
+            old(self, record, None)
 
 
 @timeline_mutant

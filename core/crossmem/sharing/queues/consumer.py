@@ -111,7 +111,7 @@ class Consumer(Receiver):
         """Return the next buffer for this consumer, None if there is none now."""
         opened, mine, control = self.opened, self.words, self.opened.control
         segments, reads, kept = opened.segments, self._reads, self.kept
-        if kept:
+        if kept and control[self._member] == self.session:
             # One step: no other thread takes the buffer, and no signal handler runs.
             one = kept[0]
             del kept[0]
@@ -189,7 +189,7 @@ class Consumer(Receiver):
                 del hand[one]
                 if made is not None:
                     mine[at] = stamp
-                    self.held[record] = None
+                    self.held[record] = False
                     made._record = record
                     return made
 
@@ -245,7 +245,7 @@ class Consumer(Receiver):
                     # have reused the buffer, whose entry then has another stamp.
                     if ring_[first] == stamp and mine[at] == number:
                         mine[at] = stamp
-                        self.held[record] = None
+                        self.held[record] = False
                         made._record = record
                         return made
             entry = None
@@ -265,7 +265,7 @@ class Consumer(Receiver):
             if mine[at] == number:
                 mine[at] = stamp
                 if received is not None:
-                    self.held[record] = None
+                    self.held[record] = False
                     received._record = record
                     return received
         return None

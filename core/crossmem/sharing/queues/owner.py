@@ -70,8 +70,11 @@ class QueueOwner:
         self._turns = [0, 0]
         """The producer and the consumer whose turn is next."""
         self._is_tending = False
-        self._is_known = False
-        """Whether the last call of :meth:`_hand_out` was not interrupted."""
+        self._changes = 0
+        """Number of changes of sessions and of the end. The next attributes say up to which change
+        a step was done: an interrupted step is done in the next call of :meth:`tend`."""
+        self._announced = self._woken = 0
+        self._handed_out = -1
         self.segments = Segments(process, device, terms, allow)
         self.opened = self.segments.opened
         self._control = self.opened.control
@@ -106,52 +109,64 @@ class QueueOwner:
             words.store(self._control, ROUND, 1)
             try:
                 self._is_tending = True
-                is_changed = self._change_sessions()
-                if is_changed:
+                self._change_sessions()
+                changes = self._changes
+                if changes != self._announced:
                     words.release()
                     words.store(self._control, SESSIONS, self._control[SESSIONS] + 1)
                     # After the barrier, a producer sees the end of a session, or this call sees
                     # the entry that the producer gave to that session.
                     words.barrier()
+                    self._announced = changes
+                is_changed, self._handed_out = changes != self._handed_out, -1
                 is_settled = self.terms.delivery == "each" or self._hand_out(is_changed=is_changed)
-                is_changed |= self._end(is_settled=is_settled)
+                self._end(is_settled=is_settled)
+                self._handed_out = changes
             finally:
                 self._is_tending = False
                 words.release()
                 words.store(self._control, ROUND, 0)
-        if is_changed:
+        changes = self._changes
+        if changes != self._woken:
             self._wake_all()
+            self._woken = changes
 
     def _wake_all(self) -> None:
         for place in range(self.terms.places):
             self.opened.wake(place)
 
-    def _change_sessions(self) -> bool:
-        terms, control, is_changed = self.terms, self._control, False
+    def _change_sessions(self) -> None:
         suspects, self._suspects = self._suspects, set()
-        for place, segment in enumerate(self.opened.segments):
-            at, is_producer = terms.member(place), place < terms.producers
-            member, wish = control[at], words.observe(segment, WISH)
-            if member % 2:
-                if wish == member and not (place in suspects and self._has_gone(place)):
-                    continue
-                if is_producer:
-                    words.store(control, terms.stop(place), self.opened.tail(place))
-                else:
-                    self._recover(target_of(place - terms.producers, member))
-                words.release()
-                words.store(control, at, member + 1)
-                is_changed = True
-            elif wish == member + 1 and not (is_producer and self.opened.end):
-                if self._has_gone(place):
-                    words.store(control, terms.denied(place), wish)
-                else:
-                    if is_producer:
-                        words.store(control, terms.stop(place), MAX_STAMP)
-                    words.release()
-                    words.store(control, at, wish)
-                is_changed = True
-        return is_changed
+        try:
+            for place in range(self.terms.places):
+                self._change_session(place, is_suspect=place in suspects)
+        except BaseException:
+            self._suspects |= suspects
+            raise
+
+    def _change_session(self, place: int, *, is_suspect: bool) -> None:
+        terms, control, segment = self.terms, self._control, self.opened.segments[place]
+        at, is_producer = terms.member(place), place < terms.producers
+        member, wish = control[at], words.observe(segment, WISH)
+        if member % 2:
+            if wish == member and not (is_suspect and self._has_gone(place)):
+                return
+            self._changes += 1
+            if is_producer:
+                words.store(control, terms.stop(place), self.opened.tail(place))
+            else:
+                self._recover(target_of(place - terms.producers, member))
+            words.release()
+            words.store(control, at, member + 1)
+        elif wish == member + 1 and not (is_producer and self.opened.end):
+            self._changes += 1
+            if self._has_gone(place):
+                words.store(control, terms.denied(place), wish)
+                return
+            if is_producer:
+                words.store(control, terms.stop(place), MAX_STAMP)
+            words.release()
+            words.store(control, at, wish)
 
     def _has_gone(self, place: int) -> bool:
         """Whether a place has no process, or the roles of its process were revoked."""
@@ -194,7 +209,6 @@ class QueueOwner:
         """Hand waiting entries to consumers with room; return whether the queue could end now."""
         terms, control, published = self.terms, self._control, self._published
         rings = published.rings
-        is_changed, self._is_known = is_changed or not self._is_known, False
         for is_last_try in (False, True):
             tails = [self.opened.tail(producer) for producer in range(terms.producers)]
             for producer, tail in enumerate(tails):
@@ -217,7 +231,6 @@ class QueueOwner:
                 break
             # A consumer that released before it saw WANT has rung no bell. So the loop repeats.
             words.barrier()
-        self._is_known = True
         return is_settled
 
     def _give(self) -> None:
@@ -250,7 +263,8 @@ class QueueOwner:
                 left.discard(producer)
             taken[consumer, producer] += 1
             unread[consumer] += 1
-            position = control[terms.handed(consumer)]
+            handed, key = terms.handed(consumer), (producer, one.stamp)
+            position = control[handed]
             at = terms.hand(consumer, position)
             words.store(control, at, one.stamp)
             words.store(control, at + 1, producer | one.buffer << 8 | one.deliveries << 32)
@@ -258,11 +272,12 @@ class QueueOwner:
                 control, terms.decision(producer, one.buffer), one.stamp << 8 | consumer + 1
             )
             target = target_of(consumer, opened.consumer(consumer))
-            published.given[producer, one.stamp] = target, one.deliveries
-            handed = one._replace(target=target, is_handed=True)
-            published.rings[producer].given[one.buffer] = handed
+            known, given = (target, one.deliveries), one._replace(target=target, is_handed=True)
             words.release()
-            words.store(control, terms.handed(consumer), position + 1)
+            # One step: no signal handler and no other thread runs before the last of these stores.
+            control[handed] = position + 1
+            published.given[key] = known
+            published.rings[producer].given[one.buffer] = given
             opened.wake(terms.producers + consumer)
 
     # The end ------------------------------------------------------------------------------
@@ -272,20 +287,22 @@ class QueueOwner:
         self._is_finished = True
         self.tend()
 
-    def _end(self, *, is_settled: bool) -> bool:
+    def _end(self, *, is_settled: bool) -> None:
         """End the queue if no producer is left, and no further producer is expected."""
         terms, end = self.terms, self.opened.end
         members = [self._control[terms.member(one)] for one in range(terms.producers)]
         came = sum((one + 1) // 2 for one in members)
         if any(one % 2 for one in members) or not (self._is_finished or came >= terms.producers):
-            return False
+            return
         if not end and terms.redeliver:
             words.store(self._control, END, FINISHED)
             # With END set, unreleased entries count as unsettled, too, and releases ring the bell.
             is_settled = self._hand_out(is_changed=True)
-        words.release()
-        words.store(self._control, END, ENDED if is_settled else FINISHED)
-        return self.opened.end != end
+        found = ENDED if is_settled else FINISHED
+        if found != end:
+            self._changes += 1
+            words.release()
+            words.store(self._control, END, found)
 
     def close(self) -> None:
         """Close the queue: nothing can be put any more. A second call does nothing."""

@@ -296,3 +296,7 @@ class Place:
 
     def keep(self, found: object) -> None:
         """Keep a value of ``look`` that a signal handler's exception takes from the caller."""
+        del found
+        if self.sleepers or self.is_armed:
+            # This thread may have consumed the wake-up of another thread or of a selector.
+            ring(self._bell)

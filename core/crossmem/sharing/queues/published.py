@@ -72,16 +72,16 @@ class Published:
         """Entries that the owner has handed out or recovered. A key is (producer, stamp), a value
         (target, delivery count)."""
 
-    def _entries(self, producer: int, tail: int) -> list[Entry]:
+    def _entries(self, producer: int, tail: int) -> tuple[list[Entry], bool]:
         """Return the published entries of a producer up to a stamp, by stamp.
 
         Entries that the owner has given up are left out, and entries of an ended producer whose
-        data are incomplete.
+        data are incomplete. The second value says whether there are entries of the latter kind.
         """
-        terms, segment, ring_ = self.terms, self.opened.segments[producer], self.rings[producer]
+        terms, segment = self.terms, self.opened.segments[producer]
         first, is_open = terms.entry(0), self.opened.member(producer)
         stamps = segment[first : first + ENTRY_WORDS * terms.depth : ENTRY_WORDS].tolist()
-        found, ring_.is_late = [], False
+        found, is_late = [], False
         for buffer, marked in enumerate(stamps):
             stamp, at = marked & ~DROPPING, first + ENTRY_WORDS * buffer
             if (
@@ -92,13 +92,13 @@ class Published:
             if is_open or segment[at + READY] >= segment[at + WANTED]:
                 found.append(self._entry(producer, stamp, buffer))
             else:
-                ring_.is_late = True
-        return sorted(found)
+                is_late = True
+        return self._still_there(sorted(found)), is_late
 
     def all(self) -> list[Entry]:
         """Return the published entries of all producers, by producer and stamp."""
         producers, tail = range(self.terms.producers), self.opened.tail
-        return [one for producer in producers for one in self._entries(producer, tail(producer))]
+        return [one for producer in producers for one in self._entries(producer, tail(producer))[0]]
 
     def _entry(self, producer: int, stamp: int, buffer: int) -> Entry:
         known = self.given.get((producer, stamp))
@@ -119,7 +119,7 @@ class Published:
         if new is None:
             ring_.waiting.clear()
             ring_.given.clear()
-            new = self._entries(producer, tail)
+            new, ring_.is_late = self._entries(producer, tail)
         ring_.seen = tail
         for given in list(ring_.given.values()):
             if self.is_released(given, (given.target >> 48) - 1) or not self._is_there(given):
@@ -136,6 +136,9 @@ class Published:
                 ring_.given[one.buffer] = one
             else:
                 ring_.waiting.append(one)
+        if len(ring_.waiting) > self.terms.depth:
+            # A hostile peer can let entries vanish behind one that waits.
+            ring_.waiting = deque(filter(self._is_there, ring_.waiting))
 
     def _new_entries(self, producer: int, tail: int) -> list[Entry] | None:
         """Return the entries since the last read; None if the ring does not have all of them.
@@ -156,7 +159,13 @@ class Published:
             for stamp, buffer in enumerate(buffers, start=first)
             if buffer < terms.depth
         ]
-        return [one for one in found if self._is_there(one)]
+        return self._still_there(found)
+
+    def _still_there(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries whose words did not change while they were read."""
+        if not IS_ORDERED:
+            words.fence()
+        return [one for one in entries if self._is_there(one)]
 
     def _is_there(self, one: Entry) -> bool:
         """Whether the buffer still has the entry."""

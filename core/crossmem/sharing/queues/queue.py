@@ -252,19 +252,19 @@ class Queue(Endable):
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
         """Wait for one buffer, and then return all available buffers, at most ``most``."""
         most = waiting.checked_most(most)
-        found: list[SharedBuffer] = []
+        found: list[Any] = []
         try:
             found.append(self.get(timeout=timeout))
             look = self._consumer().look
-            while len(found) < most and (one := look()) is not None:
-                found.append(one)
+            # A buffer is in the list before a signal handler can run.
+            while found[-1] is not None and len(found) < most:
+                found.append(look())
         except BaseException:
             record = self._record
             if record is not None and record.consumer is not None:
-                for one in found:
-                    record.consumer.keep(one)
+                record.consumer.keep_all(found)
             raise
-        return found
+        return found if found[-1] is not None else found[:-1]
 
     def __iter__(self) -> Iterator[SharedBuffer]:
         with suppress(QueueEndedError):

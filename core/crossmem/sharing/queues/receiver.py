@@ -2,10 +2,12 @@
 """The buffers that a consumer holds, and their release."""
 
 from sys import gettrace
+from typing import Any
 
 from typing_extensions import override
 
 from crossmem.control import words
+from crossmem.driver import StreamWords
 from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer
 from crossmem.sharing.queues.layout import STREAMS, WANT
 from crossmem.sharing.queues.opened import Opened, ring
@@ -19,8 +21,9 @@ class Receiver(Place):
 
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
-        self.held: dict[BufferRecord, None] = {}
-        """The buffers that this process has received and not released."""
+        self.held: dict[BufferRecord, bool] = {}
+        """The buffers that this process has received and not released. A value says whether a
+        thread is giving the release to a stream."""
         self.kept: list[SharedBuffer] = []
         """Received buffers that no caller has, because a signal handler raised during the call.
         They come first in the next calls."""
@@ -29,14 +32,22 @@ class Receiver(Place):
     @property
     def in_use(self) -> int:
         """Number of buffers that the application holds."""
-        return len(self.held) - len(self.kept)
+        kept = len(self.kept)
+        return max(0, len(self.held) - kept)
 
     @override
     def keep(self, found: object) -> None:
-        if isinstance(found, SharedBuffer):
+        self.keep_all([found])
+        super().keep(found)
+
+    def keep_all(self, found: list[Any]) -> None:
+        """Keep received buffers for the next calls, before those that are kept already."""
+        buffers = [one for one in found if isinstance(one, SharedBuffer)]
+        for one in buffers:
             # If this process leaves the queue, nobody could have released the buffer.
-            found._is_left = True
-            self.kept.append(found)
+            one._is_left = True
+        self.kept[:0] = buffers
+        if self.kept:
             # Another thread may wait for a buffer.
             ring(self._bell)
 
@@ -74,7 +85,14 @@ class Receiver(Place):
         return True
 
     def _tell(self, producer: int) -> None:
-        """Wake the processes that wait for a release."""
+        """Wake the processes that wait for a release, even if a signal handler raises."""
+        try:
+            self._ring(producer)
+        except BaseException:
+            self._ring(producer)
+            raise
+
+    def _ring(self, producer: int) -> None:
         self.opened.wake(producer)
         if self.opened.control[WANT]:
             ring(self.opened.owner_bell)
@@ -83,35 +101,45 @@ class Receiver(Place):
         """Release a buffer to its producer."""
         if self._has_lost(record):
             return
-        at = self.opened.terms.released(record.producer, record.buffer)
+        held, control, at = self.held, self.opened.control, self._member
+        word = self.opened.terms.released(record.producer, record.buffer)
         failure = self.finish_work(stream)
-        with self.lock:
-            # During the wait, another thread may have released the buffer, and the buffer may have
-            # a new entry by now.
-            if self._has_lost(record):
-                return
-            is_on_stream = stream is not None and self._release_on(stream, at, record.stamp)
-            if not is_on_stream:
-                words.release()
-                words.store(self.words, at, record.stamp)
-            self.held.pop(record, None)
-        if not is_on_stream:
+        driver = None if stream is None else self.words_driver(stream)
+        words.release()
+        if driver is not None and stream is not None:
+            self._release_on(driver, stream, record, word)
+        # One step: no signal handler and no other thread runs between the check and the deletion.
+        # After the release, the buffer may get its next entry.
+        elif record in held and not held[record] and control[at] == self.session:
+            self.words[word] = record.stamp
+            del held[record]
             self._tell(record.producer)
+        else:
+            # The session may have ended during the wait.
+            self._has_lost(record)
         if failure is not None:
             raise failure
 
     def _has_lost(self, record: BufferRecord) -> bool:
         """Whether a buffer was released before, or its session has ended, so others may have it."""
-        if record in self.held and self.session and self.opened.member(self.place) == self.session:
-            return False
+        if self.session and self.opened.member(self.place) == self.session:
+            return self.held.get(record, True)
         self.held.pop(record, None)
         return True
 
-    def _release_on(self, stream: int, at: int, stamp: int) -> bool:
-        """Let a stream write the release. If it cannot, wait for the stream and return False."""
-        driver = self.words_driver(stream)
-        if driver is None:
-            return False
-        words.store(self.words, STREAMS, 1)
-        self.write_on(stream, driver, at, stamp)
-        return True
+    def _release_on(
+        self, driver: StreamWords, stream: int, record: BufferRecord, word: int
+    ) -> None:
+        """Let a stream write the release."""
+        held = self.held
+        # One step: two threads do not both give the release to a stream.
+        if record not in held or held[record]:
+            return
+        held[record] = True
+        try:
+            words.store(self.words, STREAMS, 1)
+            self.write_on(stream, driver, word, record.stamp)
+        except BaseException:
+            held[record] = False
+            raise
+        held.pop(record, None)

@@ -7,6 +7,7 @@ from math import inf
 from typing import Final, TypeVar
 
 from crossmem.control.limits import name_descriptor_limit
+from crossmem.driver.recording import call_into
 from crossmem.errors import (
     InvalidSizeError,
     QueueEmptyError,
@@ -86,17 +87,17 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
     loop = asyncio.get_running_loop()
     # An event loop has one reader for each descriptor. So each waiting task uses a duplicate.
     found: list[_T] = []
-    with name_descriptor_limit("dup"):
-        number = os.dup(place.fileno())
-    place.sleepers += 1
+    numbers: list[int] = []
     try:
         try:
-            while True:
+            place.sleepers += 1
+            with name_descriptor_limit("dup"):
+                call_into(numbers, os.dup, place.fileno())
+            while not found:
                 came = loop.create_future()
-                loop.add_reader(number, came.cancel)
+                loop.add_reader(numbers[0], came.cancel)
                 try:
-                    found.append(call())
-                    break
+                    call_into(found, call)
                 except (QueueEmptyError, QueueFullError):
                     if not waits:
                         raise
@@ -104,8 +105,11 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
                     await asyncio.wait([came], timeout=pause_s)
         finally:
             place.sleepers -= 1
-            loop.remove_reader(number)
-            os.close(number)
+            for number in numbers:
+                try:
+                    loop.remove_reader(number)
+                finally:
+                    os.close(number)
     except BaseException:
         for one in found:
             place.keep(one)
