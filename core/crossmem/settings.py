@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -120,10 +121,12 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
 
 
 def _default_run_dir(environ: Mapping[str, str]) -> Path:
-    # The XDG base directory specification says that a relative XDG_RUNTIME_DIR is ignored.
+    # The XDG base directory specification says that a relative XDG_RUNTIME_DIR is ignored, and that
+    # the folder belongs to the user. After "sudo -E", it belongs to another user.
     runtime_dir = Path(environ.get("XDG_RUNTIME_DIR", ""))
-    if runtime_dir.is_absolute():
-        return runtime_dir / "crossmem"
+    with suppress(OSError):
+        if runtime_dir.is_absolute() and runtime_dir.stat().st_uid == os.geteuid():
+            return runtime_dir / "crossmem"
     return Path(f"/tmp/crossmem-{os.geteuid()}")  # noqa: S108 - the lease server checks the owner
 
 
@@ -147,7 +150,8 @@ class Settings:
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
     """Folder of the lease sockets. Default of :meth:`from_environ`: ``$XDG_RUNTIME_DIR/crossmem``
-    if that path is absolute. Default otherwise: a folder of this user in ``/tmp``."""
+    if that variable is an absolute path of a folder of this user. Default otherwise: a folder of
+    this user in ``/tmp``."""
 
     timeout_s: float = 30.0
     """Seconds that an operation waits for another process if the call names no timeout."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command as a whole: help, version, devices, the README, and life without its extra."""
 
-import io
 import json
 import re
 import subprocess
@@ -493,31 +492,3 @@ def test_only_check_turns_missed_targets_into_an_exit_code() -> None:
         assert "Targets" in words
         assert "a miss" in words
         assert ("Bandwidth" in words) == ("Bandwidth through NumPy" in words) == is_full
-
-
-@pytest.mark.parametrize("command", ["devices", "devices --json"])
-def test_a_full_disk_is_no_wrong_result(command: str) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "crossmem", *command.split()],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=_DEADLINE_S,
-            check=False,
-        )
-
-    assert done.returncode == 3
-    assert done.stderr == "error: the output cannot be written: No space left on device\n"
-
-
-def test_durations_are_written_in_the_encoding_of_the_output(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown = []
-    for encoding in ("utf-8", "ascii"):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
-            shown.append(seconds_text(4e-6))
-
-    assert shown == ["4 µs", "4 us"]

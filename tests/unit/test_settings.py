@@ -74,12 +74,25 @@ def test_names_that_core_does_not_know_are_left_alone() -> None:
     assert Settings.from_environ(environ) == Settings()
 
 
-@pytest.mark.parametrize(
-    ("runtime_dir", "run_dir"),
-    [("/run/user/7", Path("/run/user/7/crossmem")), ("run/user/7", OWN_DIR), ("", OWN_DIR)],
-)
-def test_run_dir_follows_the_session(runtime_dir: str, run_dir: Path) -> None:
-    assert Settings.from_environ({"XDG_RUNTIME_DIR": runtime_dir}).run_dir == run_dir
+def test_run_dir_follows_the_session(tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+    assert Settings.from_environ(environ).run_dir == tmp_path / "crossmem"
+
+
+@pytest.mark.parametrize("runtime_dir", ["run/user/7", "", "/no/such/folder"])
+def test_run_dir_of_a_process_without_a_session(runtime_dir: str) -> None:
+    assert Settings.from_environ({"XDG_RUNTIME_DIR": runtime_dir}).run_dir == OWN_DIR
+
+
+def test_run_dir_is_not_in_the_session_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As after "sudo -E".
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    found = Settings.from_environ({"XDG_RUNTIME_DIR": str(tmp_path)}).run_dir
+
+    assert found == Path(f"/tmp/crossmem-{os.geteuid()}")
 
 
 def test_run_dir_is_no_matter_of_the_session_where_it_is_set() -> None:

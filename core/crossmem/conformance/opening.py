@@ -3,14 +3,23 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Final
 
 import pytest
+
+from crossmem.conformance.report import LAWS, POOL_LAWS, QUEUE_LAWS, TIMELINE_LAWS
+from crossmem.models import Capabilities
 
 __all__ = ["refuse"]
 
 _UNUSABLE: Final = 2
 """Exit code of a run with an unusable device. The command ``crossmem`` uses the same code."""
+
+_REQUIRABLE: Final = frozenset(
+    [*LAWS, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS, *(one.name for one in fields(Capabilities))]
+)
+"""The names of laws and capabilities, for the option ``--crossmem-require``."""
 
 _OPEN: Final = f"""
 import sys, crossmem
@@ -25,11 +34,15 @@ except crossmem.CrossmemError as error:
 
 def refuse(config: pytest.Config) -> int | None:
     """Report an unusable device and return the exit code; return None if the run can go on."""
-    names = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
+    if unknown := sorted(set(config.getoption("crossmem_require")) - _REQUIRABLE):
+        names = ", ".join(unknown)
+        sys.stderr.write(f"ERROR: --crossmem-require: neither laws nor capabilities: {names}\n")
+        return _UNUSABLE
+    options = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
     # The check runs in a process of its own: this process may be the controller of pytest-xdist,
     # which must not load vendor libraries.
     done = subprocess.run(
-        [sys.executable, "-c", _OPEN, *(config.getoption(name) or "" for name in names)],
+        [sys.executable, "-c", _OPEN, *(config.getoption(name) or "" for name in options)],
         check=False,
         stderr=subprocess.PIPE,
         text=True,

@@ -31,6 +31,8 @@ _ATTEMPTS: Final = 10
 _MOST_PATH_NBYTES: Final = 107
 """The longest path at which a process can connect to a socket, in bytes."""
 _BACKLOG: Final = 4096
+_MODE: Final = 0o700
+"""The mode of a run directory."""
 _SOCKETS: Final = Path("/proc/net/unix")
 
 
@@ -167,7 +169,10 @@ def _listen_at_path(path: Path) -> socket.socket:
 def _prepare(run_dir: Path) -> None:
     hint = "set CROSSMEM_RUN_DIR to a directory of your own with mode 0700"
     try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            run_dir.mkdir(parents=True)
+            # The umask of the process may forbid the access of the owner, too.
+            run_dir.chmod(_MODE)
         found = run_dir.lstat()
     except OSError as error:
         msg = f"the run directory {shorten(str(run_dir))} cannot be made: {error.strerror}"
@@ -175,11 +180,11 @@ def _prepare(run_dir: Path) -> None:
     if (
         not stat.S_ISDIR(found.st_mode)
         or found.st_uid != os.geteuid()
-        or stat.S_IMODE(found.st_mode) & 0o077
+        or stat.S_IMODE(found.st_mode) & 0o777 != _MODE
     ):
         msg = (
             f"the run directory {shorten(str(run_dir), 60)} must be a directory of user "
-            f"{os.geteuid()} without access for others; it has owner {found.st_uid} and mode "
+            f"{os.geteuid()} with mode 0700; it has owner {found.st_uid} and mode "
             f"{stat.S_IMODE(found.st_mode):04o}"
         )
         raise ConfigurationError(msg, hint=hint, details=str(run_dir))

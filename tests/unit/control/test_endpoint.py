@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The addresses of lease servers."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,14 @@ def test_a_path_at_which_nobody_could_connect_is_refused(tmp_path: Path) -> None
         _listen_at_path(path)
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0o177, 0o777])
+def test_a_new_run_directory_has_its_mode_under_each_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        endpoint._prepare(tmp_path / "run")
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from crossmem import forks
 from crossmem.control.leases import warn_of_leases
 from crossmem.control.server import LeaseServer
+from crossmem.control.stdio import occupy
 from crossmem.driver.recording import call_into
 from crossmem.errors import ClosedError, ForkedProcessError
 from crossmem.guards import shorten
@@ -285,6 +286,7 @@ def _begin() -> Process:
     global _current  # noqa: PLW0603 - the one state of the process
     with _lock:
         if _current is None:
+            occupy()
             settings = Settings.from_environ(os.environ)
             process = Process(settings, _inherited or Registry(settings))
             util = sys.modules.get("multiprocessing.util")
