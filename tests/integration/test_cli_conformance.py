@@ -105,6 +105,22 @@ def test_what_cannot_be_tested_is_refused_at_once(options: list[str], words: str
     assert len(done.stderr.splitlines()) <= 2
 
 
+def test_a_misspelt_requirement_is_refused() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "--pyargs", "crossmem.conformance"),
+            *("--crossmem-require", "C6,c6,host_visible,nonsense"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == "ERROR: --crossmem-require: neither laws nor capabilities: c6, nonsense\n"
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_pytest_refuses_it_at_once_too(options: list[str], words: str, workers: str) -> None:
