@@ -4,7 +4,7 @@
 The lease server's thread calls :meth:`QueueOwner.tend` when a process rings the owner's bell, and
 when a producer or consumer dies. The method only reads and writes words, and rings bells. A busy
 owner delays only the entries that were left to the owner, and the beginnings and ends of sessions.
-Each call reads all words again, so a peer may die at any step.
+If a session has changed, the call reads all entries again, so a peer may die at any step.
 """
 
 import os
