@@ -149,7 +149,7 @@ def test_a_run_directory_without_permission_to_write_is_named(
     )
 
     assert str(run_dir) in text
-    assert "Permission denied" in text
+    assert "it has owner 65534 and mode 0500" in text
     assert "CROSSMEM_RUN_DIR" in text
 
     run_dir.chmod(0o700)
