@@ -187,13 +187,15 @@ class DeferredWork:
             # The current caller did not cause this fault of a driver, so the fault is only logged.
             _log.exception("the release of a resource failed")
         finally:
+            # These statements come first, and no signal handler runs between them: the dict must
+            # not keep the record alive.
+            self.trying[me] = outer
+            if outer is None:
+                del self.trying[me]
             (self.draining.add if is_inner else self.draining.discard)(me)
             if record.is_done:
                 self.idle.pop(record, None)
                 self.ready.pop(record, None)
-            self.trying[me] = outer
-            if outer is None:
-                del self.trying[me]
 
     def start_reaper(self) -> None:
         """Start a thread that releases ready and waiting records until none is left.
