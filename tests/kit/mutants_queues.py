@@ -68,7 +68,7 @@ def q02_deliveries_are_not_counted() -> None:
 
 @mutant
 def q02_what_was_released_counts_as_in_hand() -> None:
-    always(owner.QueueOwner, "_is_released", value=False)
+    always(published.Published, "is_released", value=False)
 
 
 @mutant
@@ -87,10 +87,10 @@ def q03_items_in_hand_are_dropped() -> None:
 
 @mutant
 def q03_the_newest_is_dropped() -> None:
-    def backwards(several: Any, *, key: Any) -> Any:
-        return builtins.sorted(several, key=key, reverse=True)
+    def backwards(several: Any) -> Any:
+        return builtins.tuple(several)[::-1]
 
-    setattr(producer, "sorted", backwards)  # noqa: B010 - mypy knows modules
+    setattr(producer, "tuple", backwards)  # noqa: B010 - mypy knows modules
 
 
 @mutant
