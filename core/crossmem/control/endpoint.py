@@ -170,8 +170,8 @@ def _prepare(run_dir: Path) -> None:
     hint = "set CROSSMEM_RUN_DIR to a directory of your own with mode 0700"
     try:
         with contextlib.suppress(FileExistsError):
-            run_dir.mkdir(parents=True)
-            # The umask of the process may forbid the access of the owner, too.
+            run_dir.mkdir(mode=_MODE, parents=True)
+            # The umask of the process may have forbidden the access of the owner, too.
             run_dir.chmod(_MODE)
         found = run_dir.lstat()
     except OSError as error:

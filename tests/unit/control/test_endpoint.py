@@ -31,3 +31,22 @@ def test_a_new_run_directory_has_its_mode_under_each_umask(tmp_path: Path, mask:
         os.umask(before)
 
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_new_run_directory_is_never_open_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chmod, modes = Path.chmod, []
+
+    def noting(self: Path, mode: int) -> None:
+        modes.append(self.stat().st_mode & 0o777)
+        chmod(self, mode)
+
+    monkeypatch.setattr(Path, "chmod", noting)
+    before = os.umask(0)
+    try:
+        endpoint._prepare(tmp_path / "run")
+    finally:
+        os.umask(before)
+
+    assert modes == [0o700]
