@@ -105,17 +105,18 @@ def test_what_cannot_be_tested_is_refused_at_once(options: list[str], words: str
     assert len(done.stderr.splitlines()) <= 2
 
 
-def test_a_misspelt_requirement_is_refused() -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "--pyargs", "crossmem.conformance"),
-            *("--crossmem-require", "C6,c6,host_visible,nonsense"),
-        ],
+def run_in_pytest(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "--pyargs", "crossmem.conformance", *options],
         capture_output=True,
         text=True,
         timeout=_DEADLINE_S,
         check=False,
     )
+
+
+def test_a_misspelt_requirement_is_refused() -> None:
+    done = run_in_pytest("--crossmem-require", "C6,c6,host_visible,nonsense")
 
     assert done.returncode == 2
     assert done.stderr == "ERROR: --crossmem-require: neither laws nor capabilities: c6, nonsense\n"
@@ -125,13 +126,7 @@ def test_a_misspelt_requirement_is_refused() -> None:
 @pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_pytest_refuses_it_at_once_too(options: list[str], words: str, workers: str) -> None:
     named = [f"--crossmem-{one[2:]}" if one.startswith("--") else one for one in options]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", workers, "--pyargs", "crossmem.conformance", *named],
-        capture_output=True,
-        text=True,
-        timeout=_DEADLINE_S,
-        check=False,
-    )
+    done = run_in_pytest("-n", workers, *named)
 
     assert done.returncode == 2
     assert done.stdout == ""

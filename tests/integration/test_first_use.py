@@ -76,6 +76,26 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 """Fork while another thread imports a library that forks, too."""
 
+IN_A_HOOK = """
+import os, sys, threading
+import crossmem
+from crossmem import forks
+crossmem.device("host").allocate(1).free()
+def fail():
+    raise RuntimeError("a plugin's hook")
+forks.register(tuple, fail)
+child = os.fork()
+if not child:
+    used = []
+    use = lambda: used.append(crossmem.device("host").allocate(1).free())
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(10)
+    os._exit(not used)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+"""Fork with a hook that raises in the child, and use crossmem there in another thread."""
+
 NAMES = ("share", "receive", "Shared", "empty", "device", "exports", "open_queue", "collect")
 
 
@@ -121,3 +141,7 @@ def test_a_child_that_is_forked_during_the_first_use(pause_s: float) -> None:
 
 def test_a_library_that_forks_at_its_import(tmp_path: Path) -> None:
     run(IN_AN_IMPORT, str(tmp_path))
+
+
+def test_a_hook_that_raises_leaves_no_lock_held_in_the_child() -> None:
+    run(IN_A_HOOK)

@@ -4,14 +4,17 @@
 The reaper releases nothing of a GPU: a wait for the device could break the capture of a graph.
 """
 
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 from in_use import assert_in_use, in_use
+from typing_extensions import override
 
 import crossmem
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.process import current
 
 SOON_S = 2.0 * SLOWNESS
@@ -55,3 +58,29 @@ def test_what_is_dropped_of_a_gpu_waits_for_the_next_call() -> None:
     assert deferred._is_pending()
     crossmem.collect()
     assert_in_use(before)
+
+
+def test_collect_waits_for_a_release_that_another_thread_has_begun() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(Record):
+        @override
+        def give_back(self, *, blocking: bool) -> None:
+            del blocking
+            begun.set()
+            may_end.wait()
+            self.is_done = True
+
+    deferred = current().deferred
+    deferred.ready[record := Slow()] = None
+    deferred.start_reaper()
+    assert begun.wait(SOON_S)
+    # Without the reaper's release, the call would return at once.
+    deferred.ready.pop(record)
+    ending = threading.Timer(0.2, may_end.set)
+    ending.start()
+
+    crossmem.collect()
+
+    assert record.is_done
+    ending.join()

@@ -120,3 +120,26 @@ def test_a_revoked_consumer_gets_no_buffer_that_it_kept(crowds: list[Crowd]) -> 
     with pytest.raises(AccessDeniedError):
         consumer.get(timeout=0)
     assert crowd.tend().lost == 1
+
+
+def test_a_signal_handler_inside_tend_leaves_its_work_to_the_server(
+    crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowds.append(crowd := Crowd(4, prefetch=2))
+    consumer = crowd.open("consume")
+    owner, calls = owner_of(crowd), []
+
+    def hand_out(*, is_changed: bool) -> bool:
+        del is_changed
+        calls.append(1)
+        # As a handler does that calls stats().
+        owner.tend()
+        return False
+
+    with owner._lock, monkeypatch.context() as patch:
+        patch.setattr(owner, "_hand_out", hand_out)
+        owner.tend()
+
+    assert calls == [1]
+    put(crowd.queue, b"1")
+    assert take(consumer) == b"1"
