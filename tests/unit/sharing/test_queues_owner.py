@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner of a queue: interrupted calls, entries that change during a read, and hostile peers."""
 
+import itertools
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -59,6 +61,35 @@ def test_an_interrupted_change_of_sessions_is_continued(
     assert [take(other) for _ in range(3)] == [b"1", b"2", b"3"]
     assert is_empty(other)
     held.release()
+
+
+@pytest.mark.parametrize("name", ["_is_there", "is_ready", "is_released", "forget_old", "taken"])
+@pytest.mark.parametrize("at", range(1, 7))
+def test_an_interrupted_read_is_repeated(
+    crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch, name: str, at: int
+) -> None:
+    crowds.append(crowd := Crowd(8, prefetch=2, producers=1))
+    consumer = crowd.open("consume")
+    put(crowd.queue, b"1", b"2", b"3", b"4")
+    crowd.tend()
+    owner, numbers, inner = owner_of(crowd), itertools.count(1), getattr(Published, name)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        found = inner(*arguments, **options)
+        if next(numbers) == at:
+            raise Alarm
+        return found
+
+    with owner._lock:
+        putting = threading.Thread(target=put, args=(crowd.queue, b"5", b"6"))
+        putting.start()
+        putting.join()
+        with monkeypatch.context() as patch, suppress(Alarm):
+            patch.setattr(Published, name, interrupted)
+            owner.tend()
+
+    crowd.tend()
+    assert [take(consumer) for _ in range(6)] == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
 def test_an_entry_that_changes_while_it_is_read_counts_as_neither(
