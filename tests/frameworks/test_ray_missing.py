@@ -47,3 +47,13 @@ def test_a_ray_that_lacks_something_is_refused(
 
     with pytest.raises(crossmem.UnsupportedError, match=f"of Ray 2.0.0 has no {name}"):
         register()
+
+
+def test_a_ray_without_the_private_modules_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake: Any = ModuleType("ray")
+    fake.__version__ = "1.0.0"
+    for name, module in (("", fake), ("._private.serialization", None), ("._private.worker", None)):
+        monkeypatch.setitem(sys.modules, f"ray{name}", module)
+
+    with pytest.raises(crossmem.UnsupportedError, match=r"of Ray 1.0.0 has no is_in_band"):
+        register()

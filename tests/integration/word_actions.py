@@ -78,8 +78,6 @@ def number(fatal: int, death: int) -> Callable[[memoryview], CountedWords]:
         if isinstance(timeline, TimelineRecord):
             # The hot paths use subscripts.
             timeline.words = cast("memoryview", CountedWords(timeline.words, note))
-            if timeline.own_words is not None:
-                timeline.own_words = timeline.words
     return lambda view: CountedWords(view, note)
 
 

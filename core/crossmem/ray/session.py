@@ -18,11 +18,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 from crossmem.errors import UnsupportedError
-from crossmem.guards import clause, shorten
+from crossmem.guards import clause
 
 __all__ = [
     "check",
@@ -61,17 +62,17 @@ def check() -> None:
         The message names the missing attribute.
     """
     ray = import_ray()
-    serialization = import_module("ray._private.serialization")
-    for owner, name in (
-        (serialization.SerializationContext, "is_in_band_serialization"),
-        (ray._raylet.CoreWorker, "add_object_out_of_scope_callback"),  # noqa: SLF001
-        (_worker().function_actor_manager, "lock"),
+    for module, owner, name in (
+        ("ray._private.serialization", "SerializationContext", "is_in_band_serialization"),
+        ("ray", "_raylet.CoreWorker", "add_object_out_of_scope_callback"),
+        ("ray._private.worker", "global_worker.function_actor_manager", "lock"),
     ):
-        if not hasattr(owner, name):
-            msg = f"{shorten(owner)} of Ray {ray.__version__} has no {name}"
-            raise UnsupportedError(
-                msg, operation="register", hint="install a Ray that crossmem[ray] allows"
-            )
+        try:
+            attrgetter(f"{owner}.{name}")(import_module(module))
+        except (ImportError, AttributeError) as error:
+            msg = f"{module}.{owner} of Ray {ray.__version__} has no {name}"
+            hint = "install a Ray that crossmem[ray] allows"
+            raise UnsupportedError(msg, operation="register", hint=hint) from error
 
 
 def node() -> str:

@@ -217,7 +217,8 @@ _AFTER_ON_CUDA: Final = {
         "the exporter freed the memory, or the handle is not an export of CUDA", StaleHandleError
     ),
     ("ipcOpenMemHandle", 304): Meaning(
-        "the exporter may be in another pid namespace: give both processes one pid namespace",
+        "/proc may belong to another pid namespace: give both processes one pid namespace, and "
+        "mount its /proc",
         WrongHostError,
     ),
     ("memImportFromShareableHandle", 999): Meaning(

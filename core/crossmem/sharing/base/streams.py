@@ -27,7 +27,7 @@ def stream_of(stream: Any) -> int:
     if protocol is not None:
         _version, found = protocol()
     if not is_within(found, 0, 2**64 - 1):
-        msg = f"stream must be a stream, its handle or None, not {shorten(stream)}"
+        msg = f"stream must be a stream or its handle, not {shorten(stream)}"
         hint = "pass a stream of CuPy, PyTorch or torch-npu, or its handle as an integer"
         raise ConfigurationError(msg, hint=hint)
     return int(found)

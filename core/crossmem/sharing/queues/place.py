@@ -159,8 +159,8 @@ class Place:
             raise self._finished()
 
     def _finished(self) -> ClosedError:
-        msg = "the queue has ended: all the producers for which it was made have closed it"
-        return ClosedError(msg, hint="make the queue with more producers, and end it with finish()")
+        msg = "the queue has ended: its owner called finish(), or all its producers have left"
+        return ClosedError(msg, hint="make the queue with more producers, or finish it later")
 
     def _revoked(self) -> AccessDeniedError:
         msg = "the owner of the queue has revoked the roles of this process"

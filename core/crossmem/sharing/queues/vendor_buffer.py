@@ -89,7 +89,7 @@ class VendorBufferRecord(BufferRecord):
     __slots__ = ("_side", "vendor")
 
     def __init__(self, side: Side, vendor: VendorBuffer, *, is_received: bool) -> None:
-        super().__init__(side, 0, vendor.pointer, int(is_received), 1)
+        super().__init__(side, 0, vendor.pointer, int(is_received), int(is_received))
         self.vendor = vendor
         self._side = side
         side.held[self] = None

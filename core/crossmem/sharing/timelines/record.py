@@ -35,10 +35,10 @@ class TimelineRecord(Record):
         "cell",
         "handle",
         "is_ended",
+        "last",
         "level",
         "lock",
         "mapping",
-        "own_words",
         "page",
         "process",
         "reader",
@@ -66,17 +66,26 @@ class TimelineRecord(Record):
         self.reader: ReaderWord | None = None
         """The word for this process's acknowledgements; None before the first acknowledgement."""
         self.words = cell.words
-        is_one_store = self.page is not None and handle.level != "event" and not IS_FENCED
         self.is_ended = False
         """Whether this process, which signals the timeline, has voided it."""
-        self.own_words = cell.words if is_one_store else None
-        """The words, if one store suffices for a signal of this process; else None."""
+        self.last = VOID
+        """The value, if one store suffices for a signal of this process; else VOID."""
+        self.allow_stores()
         self.level: Level
         if handle.level == "event":
             is_own = self.page is not None
             self.level = EventLevel(process, device, cell, is_own=is_own, maker=self._maker(device))
         else:
             self.level = _LEVELS[handle.level](process, device, cell)
+
+    def allow_stores(self) -> None:
+        """Let a signal without a stream be one store, unless a stream may still write the value.
+
+        The caller holds the lock.
+        """
+        is_one_store = self.page is not None and self.handle.level != "event" and not IS_FENCED
+        if is_one_store and not self.is_ended and self.words[ISSUED] <= self.words[VALUE]:
+            self.last = self.words[VALUE]
 
     def _maker(self, device: LocalDevice) -> EventLevel | None:
         """Return the level by which this process signals this timeline with the same driver."""
@@ -189,7 +198,7 @@ class TimelineRecord(Record):
             if self.page is not None:
                 self.process.part(Pages).leave(self.page, self)
             self.is_done = True
-            self.page = self.mapping = self.own_words = None
+            self.page = self.mapping = None
         finally:
             if taken and taken[0]:
                 self.lock.release()
@@ -207,6 +216,7 @@ class TimelineRecord(Record):
 
     def _end_own(self) -> None:
         """Void the timeline, so that all waits end. A second call changes nothing."""
+        self.last = VOID
         self.cell.write(IDENTITY, 0)
         # VALUE is written before ISSUED. Otherwise an interrupted call could leave ISSUED larger
         # than VALUE, and waiters would poll.

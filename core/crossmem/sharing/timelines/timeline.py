@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timelines: values that one process signals, and that others await on the host or on streams."""
 
-from sys import gettrace
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
@@ -14,7 +13,7 @@ from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.attach import attach
-from crossmem.sharing.timelines.cell import CARE, IDENTITY, ISSUED, VALUE, VOID, Awaited, Cell
+from crossmem.sharing.timelines.cell import CARE, IDENTITY, VALUE, VOID, Awaited, Cell
 from crossmem.sharing.timelines.memory import LeftMemory, check_memory
 from crossmem.sharing.timelines.readers import ReaderWord, await_readers
 from crossmem.sharing.timelines.record import IS_FENCED, TimelineRecord
@@ -133,18 +132,20 @@ class Timeline(Endable):
         """
         record = self._record
         if (
-            # The hot path takes no lock. The last two conditions and the store are one step: no
-            # signal handler, no other thread and no trace function runs between them.
             stream is None
             and record is not None
             and type(value) is int
             and not record.process.is_inherited
-            and gettrace() is None
-            and (own := record.own_words) is not None
-            and own[ISSUED] <= own[VALUE] < value < VOID
         ):
-            own[VALUE] = value
-            if own[CARE]:
+            # The hot path takes no lock, so this statement stands on one line: no signal handler,
+            # no other thread and no trace function runs between its condition and its store.
+            # fmt: off
+            if record.last < value < VOID: record.words[VALUE] = record.last = value  # noqa: E701
+            # fmt: on
+            else:
+                self._signal(value, None)
+                return
+            if record.words[CARE]:
                 with record.lock:
                     record.cell.wake()
             return
@@ -163,8 +164,10 @@ class Timeline(Endable):
         while True:
             with record.lock:
                 # Until this path has its result, the other threads' signals wait for the lock.
-                own, record.own_words = record.own_words, None
+                record.last = VOID
                 try:
+                    if record.is_ended:
+                        raise self._ended()
                     level.settle()
                     issued = level.issued
                     if issued >= VOID:
@@ -175,7 +178,7 @@ class Timeline(Endable):
                         level.signal(number, stream)
                         return number
                 finally:
-                    record.own_words = own
+                    record.allow_stores()
             # This wait does not hold the lock: the work may wait for a signal of another thread.
             level.wait_on_host(self._awaited(record, issued, None))
 
@@ -214,14 +217,12 @@ class Timeline(Endable):
             made this call.
         """
         record = self._record
-        if stream is None and record is not None and type(value) is int and 0 < value < VOID:
+        if stream is None and record is not None and type(value) is int and value > 0:
             process, words = record.process, record.words
             if not (process.is_inherited or process.is_closed):
                 for _ in _SPINS:
-                    if (reached := words[VALUE]) >= value:
-                        if reached < VOID:
-                            return reached
-                        break
+                    if value <= (reached := words[VALUE]) < VOID:
+                        return reached
         record = self._usable()
         value = _checked(value, 1, VOID - 1, "wait")
         if stream is None:
