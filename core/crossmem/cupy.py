@@ -29,22 +29,22 @@ from crossmem.sharing.device import device as device_of
 __all__ = ["allocator"]
 
 _NO_MEMORY: Final = 2
-"""The code of ``hipErrorOutOfMemory`` and of ``cudaErrorMemoryAllocation``, for which CuPy has no
-name. CuPy's pools free unused blocks and try again after this error only."""
+"""The code of ``hipErrorOutOfMemory`` and of ``cudaErrorMemoryAllocation``. CuPy's pools free
+unused blocks and try again after this error only."""
 
 
 def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     """Return an allocator for ``cupy.cuda.set_allocator``, or for a CuPy pool.
 
     Each block is an allocation of crossmem. crossmem frees a block soon after CuPy's last reference
-    and the last lease of another process have ended. If the device has no room, the allocator
-    raises the error after which CuPy's pools free their unused blocks and try again.
+    and the last lease of another process have ended. If the device has no room, CuPy's pools free
+    their unused blocks and try again.
 
     Parameters
     ----------
     device
-        The device that holds the memory. Its mechanism shares the memory. The device must be CuPy's
-        current device at each allocation. None: the device that is current at each allocation.
+        The device that holds the memory. It must be CuPy's current device at each allocation. None:
+        the device that is current at each allocation.
 
     Returns
     -------
@@ -54,11 +54,11 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     Raises
     ------
     UnsupportedError
-        CuPy cannot use the memory of ``device``, for example memory of an emulated runtime. If
-        ``device`` is None, a call of the allocator raises this error. A call of the allocator also
-        raises it if CuPy cannot be imported.
+        CuPy cannot use memory of the device, for example of an emulated runtime. If ``device`` is
+        None, only a call of the allocator raises this error. A call also raises it if CuPy cannot
+        be imported.
     ConfigurationError
-        At a call of the allocator: the current device is not ``device``.
+        At a call of the allocator: CuPy's current device is not ``device``.
     CrossmemError
         There is no such device.
     """

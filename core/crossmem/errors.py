@@ -1,31 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error that crossmem raises.
 
-The class names the kind of error. The message states what failed, with the value and what was
-allowed. The hint says what to do next. Each class also derives from the builtin exception that a
-Python programmer expects::
+Each class also derives from the builtin exception that a Python programmer expects::
 
     CrossmemError
-    ├── ConfigurationError      (ValueError)           a setting or argument is invalid
-    ├── BackendNotFoundError    (LookupError)          no plugin offers the backend
-    ├── BackendUnavailableError (RuntimeError)         the backend cannot work on this machine
-    ├── DeviceNotFoundError     (LookupError)          no visible device has that identity
-    ├── InvalidSizeError        (ValueError)           a size or range is out of bounds
-    ├── OutOfMemoryError        (MemoryError)          the device has no room
-    ├── InvalidHandleError      (ValueError)           no export made these bytes
-    ├── StaleHandleError        (LookupError)          the memory was freed, or the handle withdrawn
-    ├── OwnerGoneError          (ConnectionError)      the exporting process is dead or exiting
-    ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process did not answer in time
-    ├── WaitTimeoutError        (TimeoutError)         another process did not act in time
-    ├── QueueFullError          (queue.Full, TimeoutError)   no buffer became free in time
-    ├── QueueEmptyError         (queue.Empty, TimeoutError)  no buffer arrived in time
-    ├── WrongHostError          (RuntimeError)         this process cannot reach the exporter
-    ├── AccessDeniedError       (PermissionError)      the exporter does not admit this process
-    ├── BusyError               (RuntimeError)         something still uses the memory
-    ├── ClosedError             (ValueError)           the object was closed, unmapped or freed
-    ├── ForkedProcessError      (RuntimeError)         the object belongs to the parent process
-    ├── UnsupportedError        (NotImplementedError)  not possible with this device or object
-    └── DriverError             (RuntimeError)         a vendor or system call failed
+    ├── ConfigurationError      (ValueError)
+    ├── BackendNotFoundError    (LookupError)
+    ├── BackendUnavailableError (RuntimeError)
+    ├── DeviceNotFoundError     (LookupError)
+    ├── InvalidSizeError        (ValueError)
+    ├── OutOfMemoryError        (MemoryError)
+    ├── InvalidHandleError      (ValueError)
+    ├── StaleHandleError        (LookupError)
+    ├── OwnerGoneError          (ConnectionError)
+    ├── OwnerUnresponsiveError  (TimeoutError)
+    ├── WaitTimeoutError        (TimeoutError)
+    ├── QueueFullError          (queue.Full, TimeoutError)
+    ├── QueueEmptyError         (queue.Empty, TimeoutError)
+    ├── WrongHostError          (RuntimeError)
+    ├── AccessDeniedError       (PermissionError)
+    ├── BusyError               (RuntimeError)
+    ├── ClosedError             (ValueError)
+    ├── ForkedProcessError      (RuntimeError)
+    ├── UnsupportedError        (NotImplementedError)
+    └── DriverError             (RuntimeError)
 """
 
 import os
@@ -62,8 +60,8 @@ _MAX_TEXT: Final = 200
 """The largest number of characters in a message or a hint."""
 
 _CHECKED: Final = os.environ.get("CROSSMEM_TEST_MESSAGES") == "1"
-"""Whether a message or hint that is too long, or has several lines, raises an AssertionError. Only
-test runs set this environment variable."""
+"""Whether a message or hint that is too long or has several lines raises an AssertionError. Only
+test runs set the variable."""
 
 
 class CrossmemError(Exception):
@@ -203,8 +201,6 @@ class DriverError(CrossmemError, RuntimeError):
 
     Parameters
     ----------
-    message
-        What failed, as for :class:`crossmem.CrossmemError`.
     call
         The vendor function or system call, such as ``"hipIpcOpenMemHandle"`` or ``"mmap"``.
     code

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks: which locks are held meanwhile, so that a child inherits no lock of another thread.
+"""The locks that a thread holds while it forks, so that the child inherits no other thread's lock.
 
 Python has a lock for each module that is being imported. If a process forks while another thread
 imports a module, that module's lock stays locked in the child, and the child's import of the module
@@ -9,9 +9,10 @@ at a first use, and a fork waits for both.
 ``os.register_at_fork`` does not suffice for modules that are imported late: a fork that has begun
 does not call hooks that are registered afterwards. So such modules call :func:`register`.
 
-A thread that holds one of these locks may take crossmem's other locks, but not the reverse. The
-body of a module of crossmem uses no name that :mod:`crossmem.lazy` provides: its importer holds the
-module's lock, and would wait for :data:`MODULES`.
+A thread takes :data:`PLUGINS` before :data:`MODULES`, and both before the locks of
+:mod:`crossmem.locks`. The body of a module of crossmem must not use a name that
+:mod:`crossmem.lazy` provides: the importing thread holds the module's lock, and would wait for
+:data:`MODULES`.
 """
 
 import logging  # noqa: F401 - see the end of this module
@@ -30,7 +31,7 @@ MODULES: Final = threading.RLock()
 that import modules of one cycle could each wait for a module of the other thread."""
 PLUGINS: Final = threading.RLock()
 """Held while a thread imports modules of plugins, or an array library. These modules may use names
-of crossmem, so a thread that holds this lock may take :data:`MODULES`."""
+of crossmem, which are imported under :data:`MODULES`."""
 
 _sources: Final[list[Callable[[], Iterable[threading.RLock]]]] = []
 _in_child: Final[list[Callable[[], None]]] = []
@@ -62,16 +63,15 @@ def register(locks: Callable[[], Iterable[threading.RLock]], in_child: Callable[
 
 def _before_fork() -> None:
     while True:
-        # Each step takes a lock and records the lock in C code, so no signal handler runs in
-        # between.
+        # C code takes and records each lock, so no signal handler runs in between.
         held, count = _held.setdefault(threading.get_ident(), []), len(_sources)
         wanted = chain.from_iterable(source() for source in _sources)
-        # The import of another thread can take seconds. Meanwhile, this thread must hold no lock
-        # that the lease server needs.
+        # PLUGINS and MODULES come first, because the wait for another thread's import can take
+        # seconds. During that wait, this thread must hold no lock that the lease server needs.
         held.extend(filter(methodcaller("acquire"), chain((PLUGINS, MODULES), wanted)))
         if count == len(_sources):
             return
-        # Another thread has imported a module that registered during the waits for its locks.
+        # During the waits, another thread has imported a module that registered further locks.
         next(_releases)
 
 
@@ -80,12 +80,12 @@ def _after_fork_in_child() -> None:
         call()
 
 
-# The hook that is registered last runs first before a fork. The hook of logging takes a lock that
-# imports need, so it must run after this hook. For that, this module imports logging first.
+# Before a fork, the hook that was registered last runs first. The hook of logging takes a lock that
+# imports need, so it must run after this hook. Therefore this module has imported logging.
 os.register_at_fork(
     before=_before_fork,
     after_in_parent=_releases.__next__,
     after_in_child=_after_fork_in_child,
 )
-# A hook of its own, because the hook above calls plugins, which may raise.
+# This hook is separate, because the hook above calls drivers of plugins, which may raise.
 os.register_at_fork(after_in_child=_releases.__next__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names whose modules are imported at the first use, which makes the package's import fast.
+"""Public names whose modules are imported at the first use, so that the package imports fast.
 
 Type checkers do not see such names, so the package also imports them under ``TYPE_CHECKING``.
 """
@@ -20,8 +20,6 @@ def names(
 
     Parameters
     ----------
-    package
-        The ``__name__`` of the package.
     modules
         The names that the package takes from a module. The key is the module.
     """

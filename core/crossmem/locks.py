@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The locks of crossmem, and the one order in which a thread takes them.
 
-A thread that holds a lock waits only for locks of the same or a higher rank. It may take a lock
-again that it holds. A timeline's lock is taken before the lock of its memory, which has the same
-rank. A thread holds a lock of rank ``STATE`` or above only briefly. It calls no driver, plugin,
-observer or finaliser under such a lock, and closes no descriptor of a peer.
+A thread that holds a lock waits only for locks of the same or a higher rank, or for a lock that it
+holds already. A timeline's lock is taken before the lock of its memory, which has the same rank.
+A thread that calls a driver, plugin, observer or finaliser may hold locks of the ranks ``IMPORT``,
+``ALLOCATION`` and ``FOREIGN``, and no others. Exception: a forked child calls
+``after_fork_in_child`` of drivers under all locks. A thread holds a lock of rank ``STATE`` or above
+only briefly, and closes no descriptor of a peer under such a lock.
 
 Every lock with a rank is a ``threading.RLock``, because its ``with`` statement is safe against
 exceptions of signal handlers. ``acquire`` with a timeout is not safe: record its result with
@@ -29,8 +31,7 @@ __all__ = [
 _VARIABLE: Final = "CROSSMEM_TEST_LOCK_ORDER"
 
 CHECKED: Final = os.environ.get(_VARIABLE) == "1"
-"""Whether each lock checks the order when it is taken. The check costs time, so only test
-runs set the variable."""
+"""Whether each lock checks the order when a thread takes it. Only test runs set the variable."""
 
 
 class Rank(IntEnum):
@@ -58,8 +59,7 @@ class Rank(IntEnum):
 
 
 _DRIVERS_RUN_UNDER: Final = frozenset({Rank.IMPORT, Rank.ALLOCATION, Rank.FOREIGN})
-"""The ranks of locks that guard a resource of the vendor. These locks are held during driver calls
-on the resource."""
+"""The ranks of locks that are held during driver calls on the resource that they guard."""
 
 
 class LockOrderError(AssertionError):
@@ -77,7 +77,7 @@ class DebugLock:
         self._lock = threading.RLock()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002
-        """Take the lock. A call that breaks the lock order raises :class:`LockOrderError`."""
+        """Take the lock, or raise :class:`LockOrderError` if the call breaks the order."""
         mine: list[DebugLock] = _held.__dict__.setdefault("locks", [])
         highest = max((one.rank for one in mine), default=self.rank)
         if blocking and highest > self.rank and self not in mine:

@@ -138,12 +138,11 @@ _sending = _Sending()
 def _dump(pickler: ForkingPickler, obj: Any) -> None:
     """Pickle a message. If the pickling fails, the message's reservations end."""
     for library in _unregistered.copy():
-        # The program may have imported an array library since the last message. Its classes are
-        # registered now.
+        # The program may have imported an array library since the last message.
         if used(library) is not None:
             _register(library)
-            # The library leaves the set after the registration. Otherwise another thread could
-            # pickle without the reducers.
+            # If the library left the set before the registration, another thread could pickle
+            # without the reducers.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
     outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()
@@ -169,8 +168,7 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
-        # A tensor that was computed with gradients has a history. PyTorch's own reducer refuses to
-        # send such a tensor.
+        # A tensor that was computed with gradients has a history; PyTorch's reducer refuses it.
         if learns and not array.is_leaf:
             return fallback(array)
         is_parameter = type(array).__name__ == "Parameter"
@@ -294,8 +292,7 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
     """End the message's reservations if the ``with`` block raises a ``CrossmemError``.
 
-    Otherwise they would last until the sender or this process ends, because no process unpickles
-    the message again.
+    Otherwise the reservations would last until the sender or this process ends.
     """
     # This process may forward the arrays as handles, so its reducers are registered.
     register()
@@ -339,6 +336,5 @@ def _default(array: Any) -> _Reduced:
 
 _unregistered = set(ADAPTERS)
 # _extra_reducers is private, and _dump() replaces a method. The standard library has no public way
-# to find the registered reducers, such as those of PyTorch, or to learn when a message has been
-# pickled.
+# to find registered reducers, such as PyTorch's, or to learn when a message has been pickled.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

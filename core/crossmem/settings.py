@@ -92,8 +92,8 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
             _are_runtimes,
             "pairs BACKEND=RUNTIME such as 'cuda=emulated', one for each backend, comma-separated",
         ),
-        # Exporters and importers meet in this directory, so its path must not depend on the working
-        # directory of a process.
+        # Exporters and importers meet in this folder, so its path must not depend on the working
+        # directory.
         "run_dir": (
             lambda value: isinstance(value, Path) and value.is_absolute(),
             "an absolute path",
@@ -121,8 +121,8 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
 
 
 def _default_run_dir(environ: Mapping[str, str]) -> Path:
-    # The XDG base directory specification says that a relative XDG_RUNTIME_DIR is ignored, and that
-    # the folder belongs to the user. After "sudo -E", it belongs to another user.
+    # By the XDG base directory specification, a relative XDG_RUNTIME_DIR is ignored, and the folder
+    # belongs to the user. After "sudo -E", the folder belongs to another user.
     runtime_dir = Path(environ.get("XDG_RUNTIME_DIR", ""))
     with suppress(OSError):
         if runtime_dir.is_absolute() and runtime_dir.stat().st_uid == os.geteuid():
@@ -149,25 +149,24 @@ class Settings:
     """Backends, each with the runtime that it uses if the call names no runtime."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
-    """Folder of the lease sockets. Default of :meth:`from_environ`: ``$XDG_RUNTIME_DIR/crossmem``
-    if that variable is an absolute path of a folder of this user. Default otherwise: a folder of
-    this user in ``/tmp``."""
+    """Folder of the lease sockets. :meth:`from_environ` uses ``$XDG_RUNTIME_DIR/crossmem`` if
+    ``XDG_RUNTIME_DIR`` is an absolute path of a folder that this user owns. Default otherwise:
+    ``/tmp/crossmem-UID``."""
 
     timeout_s: float = 30.0
     """Seconds that an operation waits for another process if the call names no timeout."""
 
     exit_wait_s: float = 2.0
-    """The most seconds that a normal exit waits for streams that wait for other processes, and then
-    again for the leases of other processes and for messages."""
+    """Limit, in seconds, of each of two waits at a normal exit. The first wait is for streams that
+    wait for other processes. The second is for leases of other processes and for messages."""
 
     max_reservations: int = 4096
     """The largest number of this process's exports that the messages of one sender may reserve."""
 
     barrier: str = "membarrier"
-    """How accesses to shared words are ordered. ``"membarrier"``: a system call of the exporter
-    orders the accesses of all registered processes; if the kernel refuses the call, each process
-    uses fences. ``"fence"``: each process uses fences. This field is only checked: the variable
-    takes effect when Python imports crossmem."""
+    """How accesses to shared words are ordered. ``"membarrier"``: by a system call of the exporter,
+    or by fences if the kernel refuses the call. ``"fence"``: by fences in each process. The
+    variable takes effect when Python imports crossmem; this field only checks it."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins in addition to the entry points, in this order."""
@@ -187,11 +186,6 @@ class Settings:
         environ
             Usually ``os.environ``. An empty or blank variable counts as not set. Unknown names are
             ignored.
-
-        Returns
-        -------
-        Settings
-            The settings, with defaults for variables that are not set.
 
         Raises
         ------

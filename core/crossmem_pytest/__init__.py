@@ -4,8 +4,7 @@
 pytest loads this package for every project in the environment. Therefore it only declares names
 that start with ``crossmem``: it has no fixture, no hook that affects other projects' tests, and no
 import of crossmem. The kit, ``crossmem.conformance``, reads the options and applies the markers.
-This package loads the kit's report and device check only if a run names the kit. With pytest-xdist,
-the controller writes the report. It imports neither tests nor drivers.
+This package loads the kit's report and device check only if a run names the kit.
 """
 
 import argparse
@@ -28,14 +27,7 @@ def _names(text: str) -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the kit's options.
-
-    The kit reads them as ``config.getoption("crossmem_device")`` (a string),
-    ``"crossmem_runtime"``, ``"crossmem_mechanism"`` and ``"crossmem_report"`` (a string or None),
-    ``"crossmem_require"`` (a list of strings, empty if the option is absent),
-    ``"crossmem_core"`` and ``"crossmem_blocks"`` (bools) and ``"crossmem_fork_peers"`` (a bool or
-    None).
-    """
+    """Declare the kit's options. The kit reads them by ``config.getoption("crossmem_device")``."""
     group = parser.getgroup("crossmem", "conformance kit of crossmem")
     group.addoption(
         "--crossmem-device",

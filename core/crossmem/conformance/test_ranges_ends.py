@@ -211,7 +211,7 @@ def test_c18_inherited_ranges_and_pieces_refuse_to_work(peer: Peer, name: str, u
     peer.call(set_up)
     with pytest.raises(crossmem.ForkedProcessError):
         peer.call(in_child, use_inherited, name, use)
-    # The parent's objects have not changed.
+    # The parent's objects still work.
     peer.call(actions.unmap, "p")
     peer.call(actions.call, "r", "release")
 
@@ -287,7 +287,7 @@ def test_c19_one_thread_wins_a_place(
     assert sum(isinstance(one, crossmem.BusyError) for one in results) == 7
     assert tracer.calls["map_at"] == before + 1
 
-    # One of these calls unmaps the piece. The other, concurrent calls do nothing.
+    # One of these calls unmaps the piece. The others do nothing.
     assert actions.in_threads(8, lambda _: piece.unmap()) == [None] * 8
 
 

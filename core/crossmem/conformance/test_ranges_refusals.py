@@ -144,8 +144,7 @@ def test_c22_own_and_imported_memory_do_not_share_a_range(
     at = capacity_of(first)
     with addresses.map(first, at=0), pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=at)
-    # The first piece is gone, but the vendor may still accept only memory of the same kind at these
-    # addresses.
+    # Even after the unmap, the vendor may accept only memory of the first piece's kind.
     with pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=0)
     # An import of this process's own memory counts as own memory.

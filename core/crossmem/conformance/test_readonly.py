@@ -179,7 +179,7 @@ def test_c23_advisory_is_kept_by_the_api(allocate: Allocate, peer: Peer) -> None
 
     assert peer.call(actions.read, "m", 5) == b"first"
 
-    # Advisory access restricts one import only. Another import of the same process may write.
+    # Advisory access does not restrict other imports of the same process.
     peer.call(actions.attach, "rw", blob)
     peer.call(actions.write, "rw", b"other")
 

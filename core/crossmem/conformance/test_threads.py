@@ -64,10 +64,7 @@ def _racing(function: Callable[..., Any], *args: Any, count: int = 6) -> None:
 
 
 def _made(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
-    """Return the number of driver calls since ``before``, by name.
-
-    Only calls that acquire or release a resource are counted.
-    """
+    """Count, by name, the driver calls since ``before`` that acquire or release a resource."""
     names = ("import_", "close", "map", "unmap", "allocate", "export", "free")
     return {name: tracer.calls[name] - before.get(name, 0) for name in names}
 
@@ -262,8 +259,7 @@ def test_c19_mapping_and_closing_at_once_leaves_no_mapping_of_what_is_closed(
 
         _racing(map_or_close)
 
-        # If the close came first, there is no mapping. If a mapping came first, the import is still
-        # open.
+        # Either the close came first, or a mapping kept the import open.
         assert not (imported.closed and mappings)
         for mapping in mappings:
             assert mapping.read(4) == b"data"

@@ -36,7 +36,7 @@ def test_l01_a_reader_sees_what_was_written_before_a_signal(
 
 
 def _read_after_each(timeline: str, memory: str, count: int) -> list[str]:
-    """Wait for each value; return a line for each older value in the timeline or the memory."""
+    """Wait for each value and read the memory. Return a line for each wait that ended too early."""
     wrong = []
     for value in range(1, count + 1):
         reached = actions.objects[timeline].wait(value)
@@ -127,8 +127,7 @@ def test_l01_streams_that_signal_in_turn_keep_the_order(
         actions.write("work", bytes(NBYTES))
         streams.issue_work("work", "stream")
         timeline.signal(value, stream=busy)
-        # The second stream has no work of its own, so only the order of the values delays its
-        # value.
+        # The second stream has no work, so only the order of the values delays its signal.
         timeline.signal(value + 1, stream=other)
         other.synchronize()
         assert streams.is_written("work")
@@ -222,7 +221,7 @@ def test_l01_a_value_that_was_issued_is_not_issued_again(
 
 
 def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossmem.Timeline:
-    """Name the stream. Give a peer the timeline, memory for work and a copy, and its own stream."""
+    """Set up the named objects of this process and of the peer. Return the timeline."""
     actions.objects["stream"] = stream
     peer.call(streams.open_, "timeline", timeline.export().to_bytes())
     peer.call(actions.attach, "work", streams.make_work("work"))

@@ -79,7 +79,7 @@ def test_l03_a_wait_ends_with_the_death_of_the_one_who_signals(
     # A wait that begins after the death ends too.
     with pytest.raises(crossmem.OwnerGoneError):
         peer.call(streams.wait, "timeline", 5)
-    # If a value was reached before the death, its work is complete, and a wait for it succeeds.
+    # A wait for a value that was reached before the death succeeds.
     assert peer.call(streams.wait, "timeline", 4)[0] == 4
     assert not peer.call(actions.attribute, "timeline", "owner_alive")
 

@@ -58,7 +58,7 @@ def _sealed(blob: bytes) -> bytes:
 
 
 def _forged(blob: bytes, **changes: Any) -> bytes:
-    """Return a handle with changed fields, like a forgery by an attacker who knows the format."""
+    """Return a handle with changed fields and a matching checksum."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     names = (
         *("backend", "mechanism", "device", "allocation", "export", "secret", "owner"),
@@ -143,8 +143,7 @@ def test_c14_flipped_bits_with_a_fitting_checksum_reach_no_driver(
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             with crossmem.attach(_sealed(bytes(flipped)), timeout=5) as mapping:
-                # A flipped bit of offset or length may give another part of the same memory, which
-                # is allowed.
+                # Another offset or length may name another part of the same memory.
                 assert mapping.handle.core == whole.core
                 assert mapping.handle.offset + mapping.nbytes <= _NBYTES
         except crossmem.CrossmemError:
@@ -175,7 +174,7 @@ def test_c14_no_field_can_be_changed(peer: Peer, changes: dict[str, Any]) -> Non
 
     _refused(_forged(blob, **changes))
 
-    # The changed handle is also refused if the memory is already open here.
+    # The changed handle is also refused if this process has the memory open.
     with crossmem.attach(blob):
         _refused(_forged(blob, **changes))
 
@@ -210,7 +209,7 @@ def test_c14_the_exporter_itself_is_not_fooled(allocate: Allocate) -> None:
 
 @pytest.mark.crossmem_core
 def test_c14_the_secret_of_one_allocation_opens_no_other(peer: Peer) -> None:
-    # The sizes differ, so that blocks come from two pools: all blocks of one pool share a secret.
+    # All blocks of one pool share a secret. With different sizes, blocks come from two pools.
     one, two = (peer.call(actions.offer, f"m{size}", size) for size in (_NBYTES, 2 * _NBYTES))
     secret = crossmem.ShareableHandle.from_bytes(one).secret
 
@@ -239,8 +238,7 @@ def test_c14_a_handle_that_nobody_exported_reaches_no_driver(
     before = _reached(tracer)
     mine = actions.device()
     if mine.capabilities.raw_handles:
-        # Only the driver can check a raw handle, so a raw handle would reach the driver. Therefore
-        # this handle is not raw.
+        # A raw handle would reach the driver, because only the driver can check it.
         handle = crossmem.ShareableHandle.from_bytes(_forged(handle.to_bytes(), raw=None))
     plausible = {
         "backend": mine.backend,

@@ -33,8 +33,7 @@ def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: Fr
                 attempt()
             assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
-        # A further import of memory that this process has open needs no reply from the exporter. A
-        # stopped exporter counts as alive.
+        # A stopped exporter counts as alive. A further import of open memory needs no reply.
         assert mapping.owner_alive
         assert mapping.read(4) == b"data"
         crossmem.attach(met, timeout=0.3).unmap()

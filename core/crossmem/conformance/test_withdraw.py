@@ -143,8 +143,7 @@ def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation.withdraw(handle)
 
     assert allocation.export(allow=crossmem.Allow(uids=[54321])) == other
-    # The peer holds the memory through another handle. Still, its import of the withdrawn handle is
-    # a first import, which is refused.
+    # The peer holds the memory through the other handle, but never held the withdrawn one.
     peer.call(actions.attach, "other", other.to_bytes())
     refuses(peer, handle.to_bytes())
     assert peer.call(actions.read, "other", 5) == b"other"
@@ -178,8 +177,7 @@ def test_c28_messages_under_way_keep_it(allocate: Allocate, peer: Peer, peer2: P
     refuses(peer2, blob)
     peer2.call(actions.attach_reserved, ["received"], message)
     assert peer2.call(actions.read, "received", 7) == b"message"
-    # The first receipt of the message has ended its reservation. A second receipt is refused like
-    # any other import of a withdrawn handle.
+    # The first receipt of the message has ended its reservation.
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         actions.attach_reserved(["late"], message)
     peer2.call(actions.unmap, "received")
@@ -297,8 +295,8 @@ def test_c28_one_adoption_of_foreign_memory_is_withdrawn(
     ):
         first, second = one.export(), other.export()
         peer.call(actions.attach, "one", first.to_bytes())
-        # Both adoptions lie in one allocation of the vendor. Still, each adoption can withdraw only
-        # its own export.
+        # Each adoption withdraws only its own export, although one allocation of the vendor
+        # contains both adoptions.
         with pytest.raises(crossmem.InvalidHandleError):
             one.withdraw(second)
         one.withdraw(first)

@@ -29,18 +29,17 @@ _MAX_ROWS: Final = 8
 rows after each exec."""
 
 _MAX_TEXT: Final = 300
-"""Maximum number of characters of a plugin's error without a vendor's call, in a reply."""
+"""Maximum number of characters, in a reply, of a plugin's error that names no vendor call."""
 
 
 class Admitted(NamedTuple):
-    """A grant: an export, and slot and generation for the peer's row (both 0 for a reservation)."""
+    """A granted export, with slot and generation for the peer's row (0 for a reservation)."""
 
     export: Export
     slot: int = 0
     generation: int = 0
     row: int | None = None
-    """Descriptor of the peer's row for the slot's segment, if the row is new. The caller closes
-    the descriptor."""
+    """Descriptor of the peer's row, if the row is new. The caller closes the descriptor."""
 
 
 class Admission:
@@ -51,8 +50,7 @@ class Admission:
     registry
         The exports and leases.
     log
-        Receives a line about each request for which a driver raises something other than a
-        :class:`CrossmemError`.
+        Receives a line about each exception of a driver that is no :class:`CrossmemError`.
     """
 
     def __init__(self, registry: LeaseRegistry, log: PeerLog) -> None:
@@ -81,11 +79,9 @@ class Admission:
             The part of the proofs that is common to all exports of the request.
         number, request
             The request's number and its fields about the peer.
-        wanted
-            The requested export.
         pinned
-            Receives the memory's unit, if this method pins the unit. The memory is not freed until
-            the registry unpins the unit.
+            Receives the unit that this method pins. The memory is not freed until the registry
+            unpins the unit.
         """
         lock = self.registry.lock
         with lock:
@@ -135,8 +131,8 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # For a live block, importers send no request. So the handle of this request was
-            # withdrawn, and the request has no reservation for the block.
+            # Importers send no request for a block if its handle is valid. So this handle was
+            # withdrawn.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
@@ -173,8 +169,8 @@ class Admission:
         except CrossmemError as error:
             return Refusal(Status.FAILED, _text(error))
         except BaseException as error:  # noqa: BLE001 - logged, and reported to the peer
-            # A fault of a plugin, even SystemExit, must not end this thread. Signal handlers run in
-            # the main thread only, so no KeyboardInterrupt of the user is caught here.
+            # A fault of a plugin, even SystemExit, must not end this thread. Only the main thread
+            # runs signal handlers, so no KeyboardInterrupt is caught here.
             reason = f"grant() of backend {export.handle.backend} raised {shorten(error)}"
             self._log.warning(holder.pid, f"its request is refused: {reason}", error)
             return Refusal(Status.FAILED, reason)
@@ -213,14 +209,12 @@ class Admission:
         """Return a peer's row for a control segment; ``made`` receives a new row's descriptor."""
         key = request.session, which
         row = holder.rows.get(key)
-        # The importer may have sent this request on an earlier connection, before the request whose
-        # reply has the row. Then this request does not name the row, but its number is smaller,
-        # because numbers grow over all connections of a program.
+        # Numbers grow over all connections of a program. A request with a smaller number is older
+        # than the row, and cannot name the row.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # This later request does not name the row. So the reply with the row was lost, and the
-            # row holds nothing.
+            # This later request does not name the row. So the reply with the row was lost.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())
@@ -233,11 +227,11 @@ class Admission:
 
 
 def _text(error: CrossmemError) -> str:
-    """Return the text of a plugin's error, or its type's name if it cannot be printed."""
+    """Return the text of a plugin's error, or the name of its type if the error has no text."""
     try:
         if isinstance(error, DriverError) and error.call:
             # The vendor's code comes first, because a long text is cut off at its end.
             return f"{error.call} failed with {error.name} ({error.code}): {error.message}"
         return clause(str(error), _MAX_TEXT)
-    except Exception:  # noqa: BLE001 - only the name of the error's type is certain
+    except Exception:  # noqa: BLE001 - a plugin's __str__ may raise anything
         return type(error).__name__

@@ -51,8 +51,7 @@ def answer(
         else:
             admitted = admission.admit(holder, context, number, request, wanted, reply.units)
         if isinstance(admitted, Refusal):
-            # A request gets all of its exports or none: the importer drops the earlier grants and
-            # raises the error of this refusal.
+            # The importer drops the earlier grants, because a call gets all exports or none.
             records.append(pack_refusals(admitted, len(request.wanted) - index))
             break
         export, row = admitted.export, admitted.row

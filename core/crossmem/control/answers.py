@@ -32,7 +32,7 @@ __all__ = ["Batch", "LateReplies", "Leased", "read_reply", "receive_reply"]
 
 
 _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
-"""The role that a proof covers, so that the proof of an IMPORT is not valid for a RESERVE."""
+"""A proof covers the role, so that the proof of an IMPORT is not valid for a RESERVE."""
 
 
 class Batch(NamedTuple):
@@ -49,8 +49,6 @@ class Batch(NamedTuple):
 
         Parameters
         ----------
-        number
-            The number of the request.
         nonce, context
             The importer's nonce, and the context that the proofs cover.
         this
@@ -76,25 +74,24 @@ class Leased:
     capacity: int
     exported: Exported
     row: list[int] = field(default_factory=list)
-    """Descriptors of a control segment and of the importer's new row, until both are mapped; empty
-    without a new row. :meth:`close_descriptors` adds the export's descriptors, to close them."""
+    """Descriptors of a control segment and of the importer's new row, until both are mapped. Empty
+    without a new row."""
     holds: HoldTable | None = None
-    """The table in which the importer holds the export. None for a raw handle, and until the
-    client's request sets it."""
+    """The table in which the importer holds the export. ``OwnerConnection.request`` sets it. None
+    for a raw handle."""
     is_recorded: bool = False
-    """Whether an import owns the hold and will end it. Otherwise the caller must end the hold."""
+    """Whether an import will end the hold. Otherwise the caller must end the hold."""
 
     def close_descriptors(self) -> None:
         """Close the descriptors that no import owns. An interrupted call can be repeated."""
-        # The next two statements make no call. So no signal handler runs between them and loses the
-        # descriptors.
+        # No signal handler runs between the next two statements, because they make no call.
         self.row += self.exported.descriptors
         self.exported.descriptors = ()
         close_aside(self.row)
 
 
 class LateReplies:
-    """The replies that have not arrived yet. A reply has the number of its request."""
+    """The replies that have not arrived yet, by the numbers of their requests."""
 
     def __init__(self) -> None:
         self._pages: dict[int, int] = {}
@@ -155,20 +152,16 @@ def receive_reply(
     descriptors: list[int],
     deadline: Deadline,
 ) -> bytes:
-    """Receive the pages of one reply. ``descriptors`` gets their descriptors, even after an error.
+    """Receive the pages of one reply.
 
     Parameters
     ----------
-    link
-        The connection.
     number, asked
         Number of the request, and the number of exports in it.
     expected
         The expected replies: this reply, and late replies that may arrive before it.
     descriptors
-        Receives the descriptors of the reply.
-    deadline
-        The end of the wait.
+        Receives the descriptors of the reply, even if this function raises.
 
     Raises
     ------
@@ -191,8 +184,8 @@ def receive_reply(
             which, is_last_page = expected.take_page(message)
             if which == number:
                 is_last = is_last_page
-                # The next two statements make no call, so no signal handler runs between them. Each
-                # descriptor is in a list that is closed after an error.
+                # No signal handler runs between the next two statements, because they make no call.
+                # So each descriptor is in a list that is closed after an error.
                 descriptors += received
                 received = []
                 body += message[HEADER.size :]
@@ -201,7 +194,7 @@ def receive_reply(
                     msg = f"{len(body)} bytes and {brought} descriptors for {asked} exports"
                     raise ProtocolError(msg)
             else:
-                # The reply is late: its request has timed out, so its descriptors are closed.
+                # The request of this late reply has timed out.
                 close_aside(received)
                 received = []
             if not (is_last or deadline.remaining_s):
@@ -232,7 +225,7 @@ def read_reply(
     answers: list[Leased | Refusal] = []
     at = 0
     for handle, one in zip(handles, unpack_replies(reply, len(handles)), strict=True):
-        # The check of a long reply takes time, so the deadline may pass after the first record.
+        # The check of a long reply takes time.
         if answers and not deadline.remaining_s:
             raise deadline.passed(owner)
         if isinstance(one, Refusal):

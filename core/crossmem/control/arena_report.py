@@ -68,7 +68,7 @@ def report_of(arena: Arena) -> list[BlockReport]:
 
 
 def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
-    """Return a list of rows, each with the lease of the row's process on the pool.
+    """Return each row with the lease of the row's process on the pool.
 
     The caller holds the registry's lock.
     """

@@ -2,9 +2,9 @@
 """The owner's side of a pool: the free blocks, and the freed blocks that still have holders.
 
 Each block has a slot, like the export of an allocation. The generation is odd from the first export
-until the block is freed. Before the owner reuses a block that was exported, it executes a barrier
-and reads the rows: after the barrier, each importer that saw the old generation has written it into
-its row. One barrier serves many freed blocks.
+until the block is freed. Before the owner reuses a block that was exported, the owner executes a
+barrier and reads the rows. After the barrier, each importer that saw the old generation has written
+it into its row. One barrier serves many freed blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,13 +33,13 @@ _FRESH: Final = 64
 _LOOK_S: Final = 1e-3
 """The longest wait between two checks of the work of streams."""
 _SPREAD: Final = 4
-"""A range of words is read as a whole if it has at most this many words for each checked block."""
+"""A range with at most this many words for each checked block is read as a whole."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
 
 class Arena:
-    """The blocks of one pool. Any thread may call its methods.
+    """The blocks of one pool. Any thread may call the methods.
 
     Parameters
     ----------
@@ -70,7 +70,6 @@ class Arena:
         self.wait_for_work = wait_for_work
         self.blocks = export.handle.nbytes // stride
         self.batch = max(1, min(BATCH, self.blocks // 2))
-        """Number of freed blocks at which the rows are read."""
         self.free: list[int] = []
         """Free blocks. The last one is allocated next."""
         self.fresh = 0
@@ -78,17 +77,16 @@ class Arena:
         self.freed: list[int] = []
         """Blocks that were freed since the last read of the rows. Their handles are stale."""
         self.held: dict[int, None] = {}
-        """Freed blocks that a row, a message, this process itself or work of a stream still used at
-        the last read."""
+        """Freed blocks that were still held, or used by work of a stream, at the last read."""
         self.streamed: dict[int, Callable[[], bool]] = {}
         """Freed blocks whose work was issued on one stream, each with a function that returns
         whether the work is complete."""
         self.reserved: dict[int, Unit] = {}
-        """The lease units of the blocks that messages have reserved, each until its block is free
+        """The lease units of the blocks that messages have reserved, until the blocks are free
         again. The key is the block."""
         self.waiting: dict[object, None] = {}
-        """Calls that wait for a block, or that free a block unless it is held. During these calls,
-        each free takes the lock of the process's state."""
+        """Calls that wait for a block or for its holders. During these calls, each free of a block
+        takes the lock of the process's state."""
         self._reclaims = 0
         """Number of calls that have moved freed blocks to the other lists."""
         with registry.lock:
@@ -187,7 +185,6 @@ class Arena:
             self.wait_for_work()
         with self.registry.lock:
             held = self.held
-            # After the barrier, an importer that saw an old generation has written it into its row.
             words.barrier()
             busy = self._busy(looked_at) | running
             idle, still = looked_at, {}
@@ -205,7 +202,6 @@ class Arena:
                 words.barrier()
             # No other thread and no signal handler runs between the following statements.
             if number != self._reclaims:
-                # Another thread or a signal handler has moved blocks during this call.
                 return None
             self._reclaims = number + 1
             del self.freed[first]
@@ -244,7 +240,7 @@ class Arena:
         is_dense = count <= _SPREAD * len(indices)
         look: Any = None
         for row in self._rows():
-            # The comparison of two ranges takes a fifth of the time of reads of single words.
+            # A comparison of two ranges takes a fifth of the time of reads of single words.
             if is_dense and row[at : at + count] == _ZEROS[:count]:
                 continue
             first = self.at
@@ -275,8 +271,8 @@ class Arena:
     def wait(self, timeout_s: float) -> None:
         """Wait until a block is freed or a hold on a freed block ends.
 
-        A holder of a freed block sends a hint when it releases the block. A stream sends no hint,
-        so the method returns after at most 1 ms if a block waits for a stream.
+        A holder of a freed block sends a hint when it releases the block. A stream sends no hint.
+        If a block waits for a stream, the method returns after at most 1 ms.
         """
         waiter = object()
         try:
@@ -337,8 +333,8 @@ class Arena:
     def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
         """Add a block's export to the registry, so that a message can reserve the block.
 
-        Return a refusal if the handle is of an earlier life, if it was withdrawn, or if the block
-        was freed and ``holder`` does not hold it. The caller holds the lock.
+        Refuse a withdrawn handle, a handle of an earlier life of the block, and a freed block that
+        ``holder`` does not hold. The caller holds the lock.
         """
         if not 0 <= index < self.fresh or not generation % 2:
             return _STALE
@@ -370,8 +366,7 @@ class Arena:
         self.registry.exports.add(export)
         self.reserved[index] = unit
         # This load comes after the unit is added. A thread that frees the block stores the
-        # generation and then reads ``reserved``. So at least one of the two threads sees the other
-        # thread's store.
+        # generation and then reads ``reserved``. So at least one thread sees the other's store.
         unit.is_retired = words.load(self.words, at) != generation
         return None
 
@@ -385,7 +380,7 @@ class Arena:
     def close(self) -> None:
         """Refuse later reservations of blocks. A second call does nothing.
 
-        The slots are released with the arena's export, after the last process has closed the arena.
+        The slots are released with the arena's export.
         """
         with self.registry.lock:
             self.registry.pools.arenas.pop(self.export.handle.allocation, None)

@@ -2,8 +2,8 @@
 """The memory barrier of ``membarrier(2)``, which runs a fence in every registered process.
 
 A process that has registered takes part in the barriers of all other processes. The registration
-takes 10 ms if a second thread runs, so this module registers the process early, when Python imports
-the module. A forked child is registered, too; exec ends the registration.
+takes 10 ms if a second thread runs, so the process registers when Python imports this module. A
+forked child is registered, too; exec ends the registration.
 """
 
 import ctypes
@@ -54,8 +54,7 @@ def membarrier() -> None:
     """
     if _syscall(_NUMBER, _GLOBAL_EXPEDITED, 0, 0) < 0:
         code = ctypes.get_errno()
-        # This import comes late, because crossmem always imports this module but seldom needs the
-        # error.
+        # Only this rare failure needs the import.
         from crossmem.errors import DriverError  # noqa: PLC0415
 
         raise DriverError(
@@ -72,4 +71,4 @@ WHY_NOT: Final = _register(os.environ)
 """The reason why this process is not registered; empty if it is registered."""
 
 IS_REGISTERED: Final = not WHY_NOT
-"""Whether this process is registered. Otherwise it uses fences and does not call the barrier."""
+"""Whether this process is registered. Otherwise it uses fences instead of the barrier."""

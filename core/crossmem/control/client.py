@@ -55,7 +55,7 @@ class OwnerConnection:
     owner, this
         The exporting and the calling process.
     run_dir
-        The run directory, which contains the socket of the owner's lease server.
+        The run directory.
     state
         The lock of the process's state, which guards the holds.
     """
@@ -69,12 +69,12 @@ class OwnerConnection:
     ) -> None:
         self.owner = owner
         self.users: set[object] = set()
-        """The imports and calls that use this connection, which add and remove themselves."""
+        """The imports and calls that use this connection."""
         self._this = this
         self._state = state
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
-        """Sockets that are connecting. The list lets a forked child close them."""
+        """Sockets that are connecting, for a forked child to close."""
         self.lock = ordered_lock(Rank.CONNECTION)
         """Held during a connect or a close, and from a request until its reply has been read."""
         self._link: Link | None = None
@@ -107,7 +107,6 @@ class OwnerConnection:
         """Whether the exporting process is dead, or dies within this many seconds."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
-        # Without a pidfd, the end of the connection is the only sign that the owner has died.
         return self.open_link is None
 
     def request(
@@ -126,7 +125,8 @@ class OwnerConnection:
         handles
             The handles of the requested exports; for IMPORT, all of one backend.
         reservations
-            One number for each handle: its reservation in a message, or 0; a new one for RESERVE.
+            One number for each handle: the handle's reservation in a message, or 0. For RESERVE:
+            the number of the new reservation.
         reported
             This process's number for the vendor's whitelist.
         deadline, kind
@@ -169,7 +169,7 @@ class OwnerConnection:
                     self.lock.release()
             return answers
         except BaseException:
-            # The answers must not be lost, even if the release of the lock was interrupted.
+            # This also runs if a signal handler raises during the release of the lock.
             self.give_back(answers)
             raise
 
@@ -177,7 +177,7 @@ class OwnerConnection:
         """Map the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
-            # A second row: the owner runs another program, or has forgotten a row without holds.
+            # The owner runs another program, or has forgotten the earlier row, which had no holds.
             self._holds = HoldTable()
         self._holds.add(which, leased.row)
         close_each(leased.row)
@@ -203,7 +203,7 @@ class OwnerConnection:
 
     def send_hint(self, slot: int) -> None:
         """Tell a waiting exporter that a hold has ended, without blocking."""
-        # A hint that cannot be sent now is dropped: the exporter soon reads the row.
+        # A hint that cannot be sent now is dropped, because the exporter soon reads the row anyway.
         if (link := self._link) is not None:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))
 
@@ -223,7 +223,7 @@ class OwnerConnection:
         """Send as many ended reservations as possible without waiting."""
         link = self._link
         while self._ended and link is not None:
-            # Numbers stay until they are sent: after an interrupt they are sent again, not lost.
+            # Numbers stay until they are sent, so an interrupt loses none.
             part = list(self._ended)[:_MAX_ENDED]
             if not link.send_now(pack_ids(MessageType.END, part)):
                 return
@@ -255,12 +255,9 @@ class OwnerConnection:
         self.tend(deadline.remaining_s)
 
     def tend(self, timeout_s: float) -> None:
-        """Send delayed messages, with a new connection if necessary, and drop late replies.
+        """Send delayed messages and drop late replies, within ``timeout_s`` seconds.
 
-        Parameters
-        ----------
-        timeout_s
-            The time limit of the whole call.
+        The method connects again if necessary.
         """
         self._send_ended()
         if not (self._ended or self._late_replies):
@@ -280,7 +277,7 @@ class OwnerConnection:
         except (ProtocolError, DriverError):
             self._disconnect()
         except (EOFError, CrossmemError):
-            # The owner cannot be reached now. A later call sends the remaining messages.
+            # A later call sends the remaining messages.
             return
         finally:
             if taken and taken[0]:
@@ -367,7 +364,7 @@ class OwnerConnection:
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_RECONNECT_S)
             except DriverError:
-                # This process has no free descriptors for the reply, which stays unread. So this
+                # The reply stays unread, because this process has no free descriptors. So this
                 # connection is not used again.
                 self._disconnect()
                 raise
@@ -385,7 +382,7 @@ class OwnerConnection:
         try:
             if self._ended:
                 self._send_ended()
-            # Registered before the request is sent, so that a late reply is recognised and dropped.
+            # The reply is expected before the request is sent, so that a late reply is recognised.
             expected.expect(number, asked)
             try:
                 link.send(message, deadline)

@@ -35,15 +35,12 @@ _FROM_CLIENTS: Final = frozenset(
 
 
 class Reply(NamedTuple):
-    """The resources of a reply.
-
-    The server keeps them until the reply is sent, so that the reply's descriptors stay valid.
-    """
+    """The resources of a reply, which the server keeps until the reply is sent."""
 
     units: list[Unit]
-    """The units of the reply's exports, pinned until the reply is sent."""
+    """The units of the reply's exports, which are pinned."""
     rows: list[int]
-    """Descriptors of new rows, which the server closes after the reply is sent."""
+    """Descriptors of new rows, which the server closes."""
 
 
 class ServerConnection:
@@ -93,7 +90,7 @@ class ServerConnection:
         Parameters
         ----------
         at_most
-            Maximum number of messages. 1 saves a second read, which would find an empty socket.
+            Maximum number of messages. The value 1 saves a read of an empty socket.
 
         Raises
         ------
@@ -129,8 +126,8 @@ class ServerConnection:
         """Receive one message; return its size, 0 if the peer has closed the connection."""
         if self._is_refusing:
             return self.socket.recv_into(self._buffer)
-        # A plain receive would close the message's descriptors in this thread, and a close may
-        # block. MSG_PEEK shows whether there are descriptors, and leaves them in the socket.
+        # A plain receive would close the message's descriptors in this thread, which may block.
+        # MSG_PEEK shows whether there are descriptors, and leaves them in the socket.
         _size, _ancillary, flags, _address = self.socket.recvmsg_into(
             (self._buffer,), 0, socket.MSG_PEEK
         )
@@ -140,7 +137,7 @@ class ServerConnection:
         return self.socket.recv_into(self._buffer)
 
     def begin_reply(self) -> Reply:
-        """Return the resources of a new reply. The caller fills them and queues the reply."""
+        """Return the empty resources of a new reply. The caller fills them."""
         reply = Reply([], [])
         self._replies.append(reply)
         return reply
@@ -186,7 +183,7 @@ class ServerConnection:
                 else:
                     self.socket.send(message)
             except OSError as error:
-                # ETOOMANYREFS: too many descriptors that this process's user has sent are unread.
+                # ETOOMANYREFS: this process's user has sent too many descriptors that are unread.
                 if error.errno not in {errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS}:
                     raise EOFError from error
                 self.is_full = error.errno == errno.EAGAIN

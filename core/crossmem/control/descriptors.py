@@ -3,9 +3,9 @@
 
 ``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
 of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies.
-Therefore a thread for which peers or applications wait never closes a peer's descriptor, unless the
-driver has imported memory by the descriptor, or it was checked to be a segment of leases. A peer
-must not fill the descriptor table with slow descriptors: see :func:`is_behind`.
+Therefore a thread for which peers or applications wait never closes a peer's descriptor. There are
+two exceptions: descriptors by which the driver has imported memory, and descriptors that were
+checked to be segments of leases.
 """
 
 import array
@@ -95,7 +95,7 @@ def close_aside(closing: list[int] | list[socket.socket]) -> None:
     ----------
     closing
         Descriptors from a peer, or connections with unread descriptors. Each leaves the list before
-        it is closed. A second call with the same list is harmless.
+        its close. A second call with the same list is harmless.
     """
     if closing:
         _closing.append(closing)
@@ -111,7 +111,10 @@ def close_connection(connection: socket.socket) -> None:
 
 
 def is_behind(most: int) -> bool:
-    """Whether more than ``most`` lists of descriptors or connections wait to be closed."""
+    """Whether more than ``most`` lists of descriptors or connections wait to be closed.
+
+    Callers then delay new connections, so that peers cannot fill the descriptor table.
+    """
     return len(_closing) > most
 
 
@@ -125,10 +128,10 @@ def _is_empty(connection: socket.socket) -> bool:
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
         # With this option, every message has its sender's credentials. The end of the connection
-        # has no credentials, so it differs from an empty message.
+        # has none, so it differs from an empty message.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         # If the peer closed with unread messages, the kernel reports ECONNRESET once. This call
-        # consumes that error, so that recvmsg() can read.
+        # consumes that error.
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         message, ancillary, _flags, _address = connection.recvmsg(1, _CREDENTIALS, _PEEK)
         return not (message or ancillary)
@@ -136,8 +139,8 @@ def _is_empty(connection: socket.socket) -> bool:
 
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
-# At its end, the interpreter would close the sockets of this queue in the main thread, which could
-# block. This extra reference keeps the sockets open until the kernel closes them after the exit.
+# At its end, the interpreter would close these sockets in the main thread, which could block. This
+# extra reference keeps the sockets open until the kernel closes them after the exit.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_closing))
 _closers: set[object] = set()
 """One object for each running closer: a thread that closes descriptors."""
@@ -147,7 +150,7 @@ _in_work: dict[object, list[int] | list[socket.socket]] = {}
 
 def _start_closer() -> None:
     if len(_closers) >= _MAX_CLOSERS:
-        # The running closers are enough: each checks the queue again before it ends.
+        # Each running closer checks the queue again before it ends.
         return
     closer = object()
     started: list[int] = []
@@ -155,7 +158,7 @@ def _start_closer() -> None:
         _closers.add(closer)
         call_into(started, start_new_thread, _close_all, (closer,))
     except RuntimeError:
-        # No thread can be started. The next close tries again.
+        # The next close tries again.
         return
     finally:
         if not started:
@@ -174,14 +177,13 @@ def _close_all(closer: object) -> None:
                 return
             _closers.add(closer)
             continue
-        # If this process forks now, the child finds the rest of the list in ``_in_work``, and
-        # closes its copies of these descriptors.
+        # If this process forks now, the child closes its copies of the descriptors in ``_in_work``.
         _in_work[closer] = closing
         while closing:
             try:
                 one = closing.pop()
             except IndexError:
-                # The list was queued twice, and another closer has emptied it.
+                # The list was queued twice.
                 break
             _close(one)
         del _in_work[closer]
@@ -203,8 +205,7 @@ def _close(one: int | socket.socket) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child inherits the descriptors that wait to be closed, but not the threads that would close
-    # them.
+    # A child inherits the queued descriptors, but not the threads that would close them.
     _closers.clear()
     _closing.extend(_in_work.values())
     _in_work.clear()

@@ -40,13 +40,11 @@ def dial(
     owner, this
         The exporting and the calling process.
     run_dir
-        The run directory, which contains the socket of the owner's server.
+        The run directory.
     opened
         Registers a socket, so that a forked child can close it.
     pidfd
         The owner's pidfd, if there is one already.
-    deadline
-        The end of the wait.
 
     Raises
     ------
@@ -59,8 +57,8 @@ def dial(
     ProtocolError
         The server's first message does not follow the protocol.
     """
-    # On every new connection, a hostile owner may send descriptors that are slow to close. This
-    # wait bounds the number of such descriptors.
+    # On every connection, a hostile owner may send descriptors that are slow to close. This wait
+    # bounds their number.
     while is_behind(_MAX_CLOSING):
         if not deadline.remaining_s:
             raise deadline.passed(owner)
@@ -119,8 +117,7 @@ def _connect(
             refused.append(isinstance(error, ConnectionRefusedError))
         else:
             return connection
-    # A dying process closes its sockets shortly before its death is visible. A process that exits
-    # normally also removes the path of its server.
+    # A dying process closes its sockets shortly before its death is visible.
     dying_s = _DYING_S if belongs_to(owner) else 0.0
     if pidfd is not None and is_dead(pidfd, dying_s):
         raise owner_gone(owner, "died")
@@ -153,7 +150,7 @@ def _connect_to(
         try:
             connection.connect(address)
         except BlockingIOError:
-            # The backlog is full: the owner lives but does not accept now, or the owner is dead and
+            # The backlog is full. Either the owner does not accept now, or the owner is dead and
             # another process has taken its address.
             raise_if_dead(owner, this, 0.0)
             if not deadline.remaining_s:

@@ -62,11 +62,10 @@ def server_paths(run_dir: Path) -> list[Path]:
 
 
 def is_silent(owner: ProcessIdentity) -> bool:
-    """Whether a living owner certainly has no lease server any more.
+    """Whether a living owner certainly has no lease server.
 
-    The kernel lists the sockets of this network namespace with their bound names. If ``/proc``
-    shows that the owner is in the same namespace, and no socket has a name of the owner, then the
-    owner listens at no address.
+    True if the owner is in this network namespace, and the kernel lists no socket with a name of
+    the owner. False if ``/proc`` does not show the owner's namespace.
     """
     try:
         mine, its = (Path(f"/proc/{one}/ns/net").stat() for one in ("self", owner.pid))
@@ -78,7 +77,7 @@ def is_silent(owner: ProcessIdentity) -> bool:
 def new_socket() -> socket.socket:
     """Return a close-on-exec, non-blocking socket of the type that leases use.
 
-    If the kernel supports it, the socket refuses descriptors that a peer sends.
+    The socket refuses descriptors from the peer, if the kernel supports that.
     """
     made = socket.socket(
         socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -88,9 +87,7 @@ def new_socket() -> socket.socket:
 
 
 def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], Path]:
-    """Listen at both addresses of this process.
-
-    The function also removes files of dead processes from the run directory.
+    """Listen at both addresses, and remove files of dead processes from the run directory.
 
     Returns
     -------
@@ -136,7 +133,7 @@ def _listen_at_path(path: Path) -> socket.socket:
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
     if len(os.fsencode(path)) > _MOST_PATH_NBYTES:
-        # The temporary name is shorter, so the kernel would accept it, but nobody could connect.
+        # The kernel would accept the shorter temporary name, but nobody could connect.
         msg = f"cannot listen at {shorten(str(path))}: an address of a socket is at most 107 bytes"
         raise ConfigurationError(msg, hint=hint, details=str(path))
     for _ in range(_ATTEMPTS):
@@ -151,8 +148,7 @@ def _listen_at_path(path: Path) -> socket.socket:
             continue
         except OSError as error:
             listener.close()
-            # On a read-only file system, the unlink also fails. Its error must not replace the
-            # first error.
+            # On a read-only file system, the unlink also fails.
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             msg = (
@@ -171,7 +167,7 @@ def _prepare(run_dir: Path) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             run_dir.mkdir(mode=_MODE, parents=True)
-            # The umask of the process may have forbidden the access of the owner, too.
+            # The umask may have removed permissions of the owner.
             run_dir.chmod(_MODE)
         found = run_dir.lstat()
     except OSError as error:
@@ -191,10 +187,9 @@ def _prepare(run_dir: Path) -> None:
 
 
 def _sweep(run_dir: Path) -> None:
-    """Remove the sockets of dead processes; other processes may sweep at the same time.
+    """Remove the sockets of dead processes. Other processes may sweep at the same time.
 
-    Other files stay. The next server that starts tries again to remove a socket that this process
-    could not remove.
+    Other files stay, and so do sockets that this process cannot remove.
     """
     for path in (*server_paths(run_dir), *run_dir.glob(f"*{_UNFINISHED}")):
         with contextlib.suppress(OSError):
@@ -205,15 +200,14 @@ def _sweep(run_dir: Path) -> None:
 def _is_dead(path: Path) -> bool:
     """Whether no process has a socket at a path, in any namespace.
 
-    A living server does not notice this check. The kernel refuses a datagram socket because the
-    server's socket has another type (EPROTOTYPE). If no process has the socket any more, the error
-    is ECONNREFUSED.
+    A living server does not notice this check with a datagram socket. The kernel refuses such a
+    connection with EPROTOTYPE, or with ECONNREFUSED if no process has the server's socket.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The caller removes the path if this function returns True. So a connection attempt with a
-    # socket of the server's type confirms the result first.
+    # The caller removes the path of a dead process. So an attempt with a socket of the server's
+    # type confirms the result first.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

@@ -13,8 +13,8 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""The kinds of event if the holder's death ended a lease; ``ENDED`` has the kinds of other ends. In
-both tuples, item 0 is for leases and item 1 for reservations."""
+"""The kinds of event if the holder has died; ``ENDED`` has the kinds for other ends. Item 0 is for
+leases, and item 1 for reservations."""
 
 
 class EventQueue:

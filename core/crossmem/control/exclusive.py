@@ -12,7 +12,7 @@ __all__ = ["Deaths", "claim"]
 
 
 def claim(export: Export) -> Refusal | None:
-    """Refuse an exclusive export that a process holds; return None for any other export.
+    """Refuse an exclusive export that a process holds. Return None for any other export.
 
     Earlier grants of an exclusive export become stale, so that no second process begins to hold it.
     The caller holds the lock.
@@ -35,7 +35,7 @@ def claim(export: Export) -> Refusal | None:
 
 
 class Deaths:
-    """The exports that dead processes were granted, and whose owners are not notified yet."""
+    """The exports that dead processes were granted, until the owners are notified."""
 
     def __init__(self) -> None:
         self._exports: dict[Export, None] = {}
@@ -48,7 +48,7 @@ class Deaths:
         """Notify the owners. The caller does not hold the lock."""
         while self._exports:
             with suppress(KeyError):
-                # Another thread may have taken the last export since the check.
+                # Another thread may have taken the last export.
                 export, _ = self._exports.popitem()
                 if export.on_death is not None:
                     export.on_death()

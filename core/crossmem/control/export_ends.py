@@ -28,8 +28,7 @@ class ExportEnds:
     slots
         Receives the slots of forgotten exports.
     granted
-        The exports that were granted, so that importers may hold them. The key is the number of the
-        slot.
+        The exports that importers may hold. The key is the number of the slot.
     events
         Receives an event for each lease whose end was not reported yet.
     """
@@ -47,10 +46,8 @@ class ExportEnds:
 
         Parameters
         ----------
-        unit
-            The memory.
         withdrawn
-            The export of the memory to remove; None: all exports of the memory.
+            The export to remove; None: all exports of the memory.
         """
         for export in list(unit.exports.values()) if withdrawn is None else (withdrawn,):
             slot = export.slot
@@ -59,8 +56,7 @@ class ExportEnds:
                     # The export was never granted, so no caller has ended its generation.
                     slot.move_on(is_live=False)
                 self._granted.pop(slot.number, None)
-                # No signal handler runs between these statements, so the slot is returned exactly
-                # once.
+                # No signal handler runs between these statements, so the slot is returned once.
                 export.slot = None
                 if slot.length == 1:
                     heappush(self._slots.free, slot.number)
@@ -69,8 +65,8 @@ class ExportEnds:
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()
-            # This step comes last: as long as the holder's set contains the export, the holder's
-            # death still removes the holder's rows from the export.
+            # This step comes last. Until then, the holder's death still removes the holder's rows
+            # from the export.
             for row in export.rows:
                 row.holder.exports.discard(export)
         if withdrawn is None:
@@ -89,7 +85,7 @@ class ExportEnds:
             The kernel refuses the barrier. Until a repeated call succeeds, an importer with an
             earlier grant may still begin a hold.
         """
-        # From here on, every request for the export without a reservation is refused.
+        # From now on, requests without a reservation are refused.
         export.unit.withdrawn.add(export)
         self._end(export)
 
@@ -112,8 +108,7 @@ class ExportEnds:
         slot = export.slot
         if slot is not None:
             slot.move_on(is_live=True)
-            # After the barrier, every importer that saw the old generation has its word in its row,
-            # so the rows show all holders.
+            # After the barrier, every importer that saw the old generation has its word in its row.
             words.barrier()
             if words.any_of(export.rows.values(), slot.at):
                 return
@@ -124,6 +119,6 @@ class ExportEnds:
 
 
 def _is_reserved(export: Export) -> bool:
-    """Whether a message or this process itself has a lease on an export."""
+    """Whether a message or this process has a lease on an export."""
     leases = export.unit.leases
     return any(one.export == export.handle.export for one in list(leases.values()))

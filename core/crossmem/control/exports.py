@@ -15,7 +15,7 @@ class ExportTable:
 
     def __init__(self) -> None:
         self._exports: dict[int, dict[int, Export]] = {}
-        """The exports. The keys are the number of the allocation and the number of the export."""
+        """The exports, by the number of the allocation and the number of the export."""
         self._made: dict[int, int] = {}
         """The number of exports that an allocation has had, until the memory is released. The key
         is the number of the allocation."""
@@ -56,8 +56,8 @@ class ExportTable:
         allocation, export
             The requested export.
         is_reserved
-            Whether the requester has a reservation for the export. The export can then be leased
-            even if its memory was freed, if it was withdrawn, or while this process exits.
+            Whether the requester has a reservation for the export. A reservation stays valid after
+            a free or a withdrawal, and while this process exits.
         """
         if self.is_exiting and not is_reserved:
             return Refusal(Status.EXITING, "the exporting process is exiting")
@@ -73,14 +73,13 @@ class ExportTable:
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
-                # Importers hold a block through its slot. The first reservation of a block adds the
-                # block to this table. So a block outside the table has no reservation.
+                # Importers request a block only by a reservation, and each reserved block is in
+                # this table. So this handle is stale.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
         if is_live:
-            # The allocation lives, but the export is not importable. So the export was withdrawn,
-            # and its last hold may have ended.
+            # The allocation lives, so the export was withdrawn.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return Refusal(Status.STALE, "the allocation was freed")
 

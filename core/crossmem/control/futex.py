@@ -12,8 +12,8 @@ _WAKE: Final = 1
 _EVERYONE: Final = 2**31 - 1
 _LOW_HALF: Final = 2**32 - 1
 _NUMBER: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
-"""The number of the system call. On untested architectures, it is -1, which the kernel refuses. The
-barrier is missing there, too, so waiting threads poll the word and do not call :func:`sleep`."""
+"""The number of the system call. On other architectures it is -1, which the kernel refuses. These
+also lack the barrier, so waiting threads poll the word and do not call :func:`sleep`."""
 
 _syscall = ctypes.CDLL(None).syscall
 _syscall.restype = ctypes.c_long
@@ -36,8 +36,8 @@ def sleep(address: int, expected: int, timeout_s: float) -> None:
     Parameters
     ----------
     address
-        Address of the word. The kernel compares 4 bytes at this address. They are the lower half of
-        the word, because the supported processors are little-endian.
+        Address of the word. The kernel compares the 4 bytes at this address, which are the lower
+        half of the word on the supported, little-endian processors.
     expected
         The value of the word that the caller has read last.
     timeout_s

@@ -15,14 +15,14 @@ __all__ = ["HolderTable"]
 
 
 class HolderTable:
-    """Watches processes with leases or a connection.
+    """Finds the process of a connection, and watches it.
 
     Only the server's thread calls the methods, except :meth:`close`.
 
     Parameters
     ----------
     loop
-        The event loop, which reports the deaths of processes.
+        Reports the deaths of processes.
     on_death
         Called with each process that was found dead.
     """
@@ -31,9 +31,9 @@ class HolderTable:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """The watched processes. The key is the pid, a number, and the user. The number
-        distinguishes processes whose pid is not visible: it is their pidfd's number, or their
-        session if the kernel gives no such number. If the pid is visible, the number is 0."""
+        """The watched processes. The key is the pid, a number and the user. For a visible pid, the
+        number is 0. Otherwise it is the number of the pidfd, or the session if the kernel does not
+        number pidfds."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold memory."""
 
@@ -42,11 +42,9 @@ class HolderTable:
 
         Parameters
         ----------
-        connection
-            The connection.
         request
-            The request, with the process's own claims: its start time and session. The server uses
-            these claims if the kernel does not identify the process.
+            The request. The server uses its start time and session if the kernel does not identify
+            the process.
 
         Raises
         ------
@@ -82,7 +80,6 @@ class HolderTable:
             number = pidfd_number(pidfd) or request.session
             known = self._known(connection, number)
             if known is not None:
-                # The process is watched already, so the second pidfd is closed.
                 if pidfd is not None:
                     os.close(pidfd)
                 return known
@@ -99,8 +96,8 @@ class HolderTable:
 
     def lose_if_dead(self, holder: Holder) -> bool:
         """Return whether a process is dead. Report a dead process to ``on_death``."""
-        # An event of epoll alone proves nothing: earlier in the same batch, the descriptor may have
-        # been closed, and its number given to the pidfd of another process. So the pidfd is polled.
+        # An event of epoll alone proves nothing. Earlier in the same batch, the descriptor may have
+        # been closed, and its number given to the pidfd of another process.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)
         if dead:
             self._on_death(holder)
@@ -133,15 +130,15 @@ class HolderTable:
     def close(self) -> None:
         """Close every descriptor. A second call does nothing.
 
-        A process calls this method at its exit. A child that is forked after that calls the method
-        again. The child must not close other files that have got the same numbers since.
+        A child that is forked after the call makes the second call. The child must not close other
+        files that have got the same numbers since.
         """
         for holder in list(self._holders.values()):
             _close_pidfd(holder)
 
 
 def _close_pidfd(holder: Holder) -> None:
-    # The number is cleared first, so that no second call closes a descriptor with the same number.
+    # The number is cleared first, so that no second call closes another file with the same number.
     pidfd, holder.pidfd = holder.pidfd, None
     if pidfd is not None:
         os.close(pidfd)

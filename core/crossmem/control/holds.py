@@ -4,8 +4,7 @@
 To hold an export, the importer writes the generation into its row and then reads the generation in
 the exporter's control segment. If the exporter freed the memory at the same time, either the
 exporter sees the importer's word or the importer sees the new generation. To end a hold, the
-importer writes 0. If the generation changed during the hold, the exporter waits for a message, and
-the importer sends it.
+importer writes 0. If the generation changed during the hold, the importer then sends a hint.
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ class HoldTable:
         """A control segment, this process's row for it, and whether this process uses fences. The
         key is the segment's number."""
         self._holders: dict[int, set[object]] = {}
-        """The objects of this process that hold a slot. While a slot has such an object, the slot's
+        """The objects of this process that hold a slot. While there is such an object, the slot's
         word in the row is not 0. The key is the slot."""
 
     def add(self, number: int, descriptors: Sequence[int]) -> None:
@@ -78,8 +77,8 @@ class HoldTable:
             raise _no_words()
         control, row, is_fenced = which
         at = HEADER_WORDS + slot % SLOTS
-        # The holder is added before the word is written. If a signal handler ends its own hold of
-        # this slot in between, the handler sees this holder and does not write 0.
+        # The holder is added first. If a signal handler then ends its own hold of this slot, the
+        # handler sees this holder and does not write 0.
         self._holders.setdefault(slot, set()).add(holder)
         if not words.load(row.words, at):
             words.store(row.words, at, generation)
@@ -88,7 +87,7 @@ class HoldTable:
         return words.observe(control.words, at) == generation
 
     def end(self, slot: int, holder: object) -> bool:
-        """End one hold, and return whether the exporter waits for a message about it.
+        """End one hold, and return whether the exporter waits for a hint.
 
         A second call does nothing.
         """
@@ -100,8 +99,8 @@ class HoldTable:
         words.release()
         word = words.load(row.words, at)
         holders.discard(holder)
-        # A signal handler that begins a hold adds its holder before this check, or runs after the
-        # store of the 0. No handler runs in between, because no Python function is called there.
+        # No signal handler runs between this check and the store of the 0, because no Python
+        # function is called there. So a handler's new hold is either seen here, or begins later.
         if holders or not word:
             return False
         words.store(row.words, at, 0)

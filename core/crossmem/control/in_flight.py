@@ -19,8 +19,8 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""The most descriptors that one other user may leave unread are ``ulimit -n`` divided by this
-number, or as many as one message can carry, if that is more."""
+"""The limit of unread descriptors of one other user is ``ulimit -n`` divided by this number, but at
+least ``MAX_DESCRIPTORS``."""
 _NOTHING: Final = bytes(4)
 
 
@@ -38,8 +38,8 @@ class InFlight:
     def __init__(self, own_uid: int | None) -> None:
         self.own_uid = own_uid
         self._sent: dict[socket, tuple[int, int]] = {}
-        """The user of a connection, and the number of descriptors sent over it, as long as some may
-        be unread. The key is the connection."""
+        """For each connection with unread descriptors: its user, and the number of descriptors that
+        were sent."""
         self._closing: set[socket] = set()
         """Connections to close when their peers have read everything."""
 
@@ -64,7 +64,7 @@ class InFlight:
         """Close a connection as soon as its peer has read its descriptors."""
         self.forget_read()
         if connection in self._sent:
-            # If the peer has closed its end just now, shutdown() fails, and the failure is ignored.
+            # shutdown() fails if the peer has just closed its end.
             with suppress(OSError):
                 connection.shutdown(SHUT_RDWR)
             self._closing.add(connection)
@@ -72,10 +72,7 @@ class InFlight:
             close_connection(connection)
 
     def forget_read(self) -> None:
-        """Stop counting connections whose peer has read everything.
-
-        If such a connection waits to be closed, the method closes it.
-        """
+        """Stop counting connections whose peer has read everything; close those in ``_closing``."""
         for connection in [one for one in self._sent if _is_read(one)]:
             del self._sent[connection]
             if connection in self._closing:

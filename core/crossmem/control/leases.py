@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of leases, and the leases that no row records.
 
-No row records the reservations of messages, or the leases of this process on its own memory, except
-its holds of blocks of its own pools.
+No row records the reservations of messages or the leases of this process on its own memory. There
+is one exception: this process's holds of blocks of its own pools.
 """
 
 import logging
@@ -33,22 +33,21 @@ class Holder:
     uid
         User id as this process sees it.
     pidfd
-        Descriptor that reports the process's death; None for this process itself, and if the kernel
-        gives no pidfd of the process.
+        Descriptor that reports the process's death. None for this process itself, and if the kernel
+        gives no pidfd.
     connections
         Number of the process's connections.
     leases
-        The process's leases that no row records: the leases of this process on its own memory, and
-        reservations. The key is the number of the lease.
+        The process's leases that no row records. The key is the number of the lease.
     messages
-        The reservations of the process's messages, which are also in ``leases``.
+        The reservations of the process's messages, also in ``leases``.
     whitelisted
         The live exports for which the process is on the vendor's whitelist.
     rows
-        The rows that record the process's other leases. The key is the session and the number of
-        the control segment.
+        The rows that record the process's other leases, by the session and the number of the
+        control segment.
     exports
-        The exports that the process was granted, which its rows may hold.
+        The exports that the process's rows may hold.
     key
         The key of the process in the lease server's table.
     """
@@ -86,9 +85,8 @@ class Lease(NamedTuple):
     Parameters
     ----------
     number
-        A secret number that gives the right to end the lease. The sender and the receivers of a
-        message know the number of its reservation. No other process knows the number of a lease of
-        this process. A lease in a row has the number 0.
+        A secret number that gives the right to end the lease. Only the sender and the receivers of
+        a message know the number of its reservation. A lease in a row has the number 0.
     unit
         The memory that the lease keeps.
     export
@@ -114,8 +112,8 @@ class LeaseTable:
 
     The caller holds the registry's lock.
 
-    Each change is one statement, or can be repeated: if a signal handler raises during a change, a
-    second call ends a lease that was recorded only in part.
+    A signal handler may raise during a change. Each change is one statement, or can be repeated.
+    :meth:`end` also ends a lease that was recorded only in part.
     """
 
     def __init__(self) -> None:
@@ -124,7 +122,7 @@ class LeaseTable:
     def give(
         self, export: Export, holder: Holder, number: int = 0, *, in_message: bool = False
     ) -> Lease:
-        """Record and return a lease. Its number is ``number``, or a new number if that is 0."""
+        """Record and return a lease with this number; 0 stands for a new number."""
         number = number or new_number()
         unit = export.unit
         lease = Lease(number, unit, export.handle.export, holder, time.time(), in_message)
@@ -145,10 +143,7 @@ class LeaseTable:
         return lease if is_of_it else None
 
     def reserves(self, number: int, export: Export) -> bool:
-        """Whether a reservation entitles a message's receiver to an export.
-
-        The reservation of a block also entitles the receiver to the block's pool.
-        """
+        """Whether a reservation is for an export, or for any block if the export is a pool's."""
         lease = self._leases.get(number)
         if lease is None or not lease.in_message:
             return False

@@ -12,7 +12,7 @@ __all__ = ["name_descriptor_limit", "no_descriptors", "no_thread"]
 
 
 def no_descriptors(call: str, code: int = errno.EMFILE) -> DriverError:
-    """Return the error for a process or a system without free files. The error names the limit."""
+    """Return the error, with the limit, for a process or a system without free descriptors."""
     is_process = code == errno.EMFILE
     return DriverError(
         f"this {'process' if is_process else 'system'} has no descriptor left for shared memory",
@@ -25,7 +25,7 @@ def no_descriptors(call: str, code: int = errno.EMFILE) -> DriverError:
 
 
 def no_thread(name: str) -> DriverError:
-    """Return the error for a process that cannot start a thread. The error names the limit."""
+    """Return the error, with the limit, for a process that cannot start a thread."""
     return DriverError(
         f"the {name}'s thread cannot be started",
         call="pthread_create",

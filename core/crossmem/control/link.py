@@ -37,13 +37,7 @@ _CONTROL_NBYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
 
 class Deadline:
-    """The deadline of an operation that waits for another process.
-
-    Parameters
-    ----------
-    timeout_s
-        Seconds from now to the deadline.
-    """
+    """The deadline of an operation that waits for another process."""
 
     __slots__ = ("_end", "timeout_s")
 
@@ -105,7 +99,7 @@ class Link:
         admit(self._socket)
 
     def abandon(self) -> None:
-        """Close the connection in a forked child: the parent has it open, so this cannot block."""
+        """Close a forked child's copy. This cannot block, because the parent's copy stays open."""
         self._socket.close()
 
     @property
@@ -169,13 +163,12 @@ class Link:
         DriverError
             This process has no room for the descriptors. The message can be received later.
         """
-        # Most owners reply faster than the kernel wakes a sleeping thread, so this thread first
-        # polls for a moment.
+        # Most owners reply faster than the kernel wakes a sleeping thread.
         give_up = time.perf_counter() + _SPIN_S
         while not (ready := self._readable.poll(0)) and time.perf_counter() < give_up:
             os.sched_yield()
-        # poll lists the socket first, because it was registered first. So the last messages of an
-        # owner that has died are still read.
+        # The socket was registered first, so poll lists the socket first. So the last messages of a
+        # dead owner are still read.
         if not ready or ready[0][0] != self._number:
             self._wait(self._readable, deadline)
         return self.take()
@@ -197,19 +190,18 @@ class Link:
             if not size and not received:
                 raise EOFError
             if flags & _MSG_CTRUNC:
-                # This process has no room for all descriptors. The message stays in the socket: if
-                # it were read, the kernel would close the other descriptors in this thread, which
-                # may block.
+                # This process has no room for all descriptors. The message stays in the socket. A
+                # read would let the kernel close the other descriptors in this thread, which may
+                # block.
                 raise no_descriptors("recvmsg")
-            # The message is taken out of the socket. The kernel drops its own references to the
-            # files. That cannot block, because this process has the files open.
+            # This read takes the message out of the socket, and the kernel drops its references to
+            # the files. That cannot block, because this process has the files open.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:
             raise
         except BaseException as error:
-            # The kernel may have opened descriptors in this process, even if an interrupt ended the
-            # read. The loop closes them.
+            # Even an interrupted read may have opened descriptors in this process.
             for message in messages:
                 close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):
@@ -220,7 +212,7 @@ class Link:
         while True:
             remaining_s = deadline.remaining_s
             ready = poller.poll(remaining_s * 1000)
-            # If the owner has died, the messages that it sent before are still read.
+            # The last messages of a dead owner are still read.
             if any(number == self._number for number, _events in ready):
                 return
             if ready:

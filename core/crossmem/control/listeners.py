@@ -39,7 +39,7 @@ class Listeners:
         self._loop = loop
         self._on_accept = on_accept
         self.is_paused = False
-        """Whether accepting is paused: new connections wait in the backlog until :meth:`resume`."""
+        """Whether new connections wait in a backlog until :meth:`resume`."""
         self._has_warned = False
         self._sockets: list[socket.socket] = []
         self._path: Path | None = None
@@ -61,9 +61,8 @@ class Listeners:
     def _accept(self, listener: socket.socket) -> None:
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if is_behind(soft // _CLOSING_PART) and is_abstract(listener):
-            # Without this pause, other users could fill this process's descriptor table, if the
-            # kernel cannot refuse descriptors. They can connect only at the abstract address,
-            # because the path belongs to this process's user.
+            # If the kernel cannot refuse descriptors, other users could fill this process's
+            # descriptor table. Such users can connect only at the abstract address.
             self._pause((listener,))
             return
         try:
@@ -95,8 +94,7 @@ class Listeners:
         while self._sockets:
             close_connection(self._sockets.pop())
         if self._path is not None:
-            # If the run directory has become read-only, the path stays until a later server can
-            # remove it.
+            # In a run directory that has become read-only, the path stays for a later server.
             with suppress(OSError):
                 self._path.unlink()
 

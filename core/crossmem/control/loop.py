@@ -15,7 +15,7 @@ class EventLoop:
     Raises
     ------
     OSError
-        This process has no free descriptor. Nothing is left open then.
+        This process has no free descriptor. Nothing is left open.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,7 @@ class EventLoop:
         try:
             self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for one in self._sockets:
-                # One unread byte wakes the loop. If the socket is full, the loop wakes anyway, so
-                # the sender need not wait.
+                # One unread byte wakes the loop, so a sender need not wait for room.
                 one.setblocking(False)  # noqa: FBT003
             self.watch(self._sockets[1].fileno(), self._take_wake)
         except BaseException:

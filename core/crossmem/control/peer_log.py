@@ -10,24 +10,16 @@ __all__ = ["PeerLog"]
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
-"""Maximum number of lines in a second about all peers. A limit for each peer is not enough, because
-a peer can fork many processes."""
+"""Maximum number of lines in a second about all peers, because a peer can fork many processes."""
 
 
 class PeerLog:
-    """Limits the log lines about each process and about all processes. It counts omitted lines.
-
-    Parameters
-    ----------
-    log
-        Receives the lines.
-    """
+    """Limits the log lines about each process and about all, and counts omitted lines."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._written: dict[int, tuple[float, int]] = {}
-        """The time of the last line about a process, and the number of lines omitted since. The key
-        is the pid."""
+        """The time of the last line about each pid, and the number of lines omitted since."""
         self._second = 0.0
         """Start of the current second."""
         self._lines = 0
@@ -43,7 +35,7 @@ class PeerLog:
         pid
             The process, 0 if it is not visible to this process.
         text
-            What the process did.
+            The text of the line, after the name of the process.
         error
             The exception; its traceback is logged at debug level.
         """

@@ -30,7 +30,7 @@ class _Arena(Protocol):
 
 
 class PoolTable:
-    """The pools of this process, and the rows of this process itself."""
+    """The pools and the own rows of this process."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}
@@ -49,7 +49,7 @@ class PoolTable:
         """Return this process's own row for a control segment. The first call makes the row."""
         row = self.own_rows.get(which)
         if row is None:
-            # The kernel allocates only pages with used words.
+            # Only pages with used words take memory.
             made = memoryview(bytearray(8 * WORDS)).cast("Q")
             row = self.own_rows.setdefault(which, made)
         return row

@@ -40,8 +40,8 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""Number of words in a buffer that is large enough for a ``struct statfs``, whose first word is the
-file system's type."""
+"""Number of words of a buffer for a ``struct statfs``. The first word is the type of the file
+system."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,8 +73,8 @@ def lease_end() -> LeaseEnd:
     try:
         return _lease_end()
     except OSError:
-        # Without a free descriptor, this process cannot test the kernel. So the weakest answer is
-        # returned, and not cached.
+        # Without a free descriptor, this process cannot test the kernel. The weakest answer is not
+        # cached.
         return "connection"
 
 
@@ -130,14 +130,14 @@ def own_uid() -> int | None:
 def is_anybody(uid: int) -> bool:
     """Whether a uid is the overflow uid of a user namespace that does not map all users.
 
-    The kernel shows all unmapped users with this uid. So a mapped user with the same uid cannot be
-    distinguished from them.
+    The kernel shows all unmapped users with this uid, so a mapped user with the same uid looks like
+    them.
     """
     try:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
         lines = _UID_MAP.read_text("utf-8").splitlines()
     except OSError:
-        # Without ``/proc``, the kernel's default overflow uid is assumed.
+        # There is no ``/proc``.
         return uid == _DEFAULT_OVERFLOW_UID
     has_number = sum(int(line.split()[2]) for line in lines)
     return uid == overflow_uid and has_number < _ALL_UIDS
@@ -155,8 +155,6 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
 
     Parameters
     ----------
-    connection
-        A connected Unix socket.
     pid
         The peer's pid in its credentials, 0 if it is not visible.
     start_time
@@ -218,7 +216,7 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
         Start time of the expected process, in clock ticks after boot.
     dying_s
         Longest wait, in seconds, for the death of a process that ``/proc`` does not show. While a
-        killed process ends, its first thread may be gone already and its sockets may be closed.
+        killed process ends, its first thread may be gone already.
 
     Returns
     -------
@@ -238,22 +236,14 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
             return True
         if found is not None:
             raise ProcessLookupError(errno.ESRCH, "the process is dead and its pid was reused")
-    # ``/proc`` proves nothing: it belongs to another namespace, or does not show the process, which
-    # may have just ended.
+    # ``/proc`` proves nothing. The process may have just ended.
     if is_dead(pidfd, dying_s):
         raise ProcessLookupError(errno.ESRCH, "the process is dead")
     return False
 
 
 def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0.0) -> int | None:
-    """Return a new pidfd of an exporting process, found by its identity.
-
-    Parameters
-    ----------
-    owner, this
-        The exporting and the calling process.
-    dying_s
-        See :func:`is_process`.
+    """Return a new pidfd of an exporting process. For ``dying_s``, see :func:`is_process`.
 
     Returns
     -------

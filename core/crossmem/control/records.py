@@ -31,7 +31,8 @@ class Allow:
         Only these processes, by their pids as this process sees them. None: any.
     uids
         These users in addition to the exporter's own, by their numbers in the exporter's user
-        namespace. None: only the exporter's own. A user without a number there cannot be admitted.
+        namespace. None: only the exporter's own. A user without a number in that namespace cannot
+        be admitted.
     """
 
     pids: Collection[int] | None = None
@@ -92,18 +93,17 @@ class Unit:
     on_idle: Callable[[], None]
     exports: "dict[int, Export]" = field(default_factory=dict)
     leases: dict[int, Any] = field(default_factory=dict)
-    """The leases that no row records: the leases of this process itself, and reservations. The key
-    is the number of the lease. Only the lease table changes this dict."""
+    """The leases that no row records, by their numbers. Only the lease table changes this dict."""
     pins: int = 0
     """Number of unsent replies to requests for the memory. The memory stays until this is 0."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder or a reservation."""
     is_retired: bool = False
     was_granted: bool = False
-    """Whether an export of the memory was ever granted. Only then may a row hold the memory."""
+    """Whether an export of the memory was ever granted, so that a row may hold the memory."""
     is_sealed: bool = False
-    """Whether the slots of the memory have begun new generations that no importer knows. No
-    new hold can then begin."""
+    """Whether the slots of the memory have new generations that no importer knows, so that no new
+    hold can begin."""
 
     @property
     def is_kept(self) -> bool:
@@ -123,23 +123,20 @@ class Export:
     slot: Slot | None = None
     """The slot of the export; None before the first lease."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
-    """The words of the row of each process that was ever granted this export. The key is the
-    row."""
+    """The words of each row whose process was granted this export. The key is the row."""
     since: dict[Any, float] = field(default_factory=dict)
-    """The time of each grant, until this process has seen the end of the lease. The key is the
-    row."""
+    """The time of each grant, until this process sees the end of the lease. The key is the row."""
     generations: tuple[int, ...] = ()
     """For a pool's block: the generations whose handles messages have reserved. Empty for other
     memory."""
     is_arena: bool = False
-    """Whether this is the export of a pool's whole memory. Only processes whose death the kernel
-    reports may import such an export."""
+    """Whether this is the export of a pool's whole memory. Its importers must be processes whose
+    death the kernel reports."""
     is_exclusive: bool = False
-    """Whether only one process at a time may hold the export. Examples are the rings and places of
-    queues."""
+    """Whether only one process at a time may hold the export, such as a ring of a queue."""
     on_death: Callable[[], object] | None = None
-    """Called after the death of a process that was granted the export. The lease server's thread or
-    a thread of the application calls it, without a lock."""
+    """Called after the death of a process that was granted the export. Any thread calls it, without
+    a lock."""
 
     def has(self, generation: int) -> bool:
         """Whether a handle of that generation names this export.

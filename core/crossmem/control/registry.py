@@ -43,7 +43,7 @@ class LeaseRegistry:
         """Held only briefly: no driver, plugin or finaliser runs under this lock."""
         self.max_reservations = limit
         self._idle: deque[Unit] = deque()
-        """Retired memory whose last lease has ended, and whose owner was not notified yet."""
+        """Retired memory without leases, until its owner is notified."""
         self._waiters = Waiters(self.lock)
         """The threads that wait for the end of a lease."""
         self.myself = Holder(identity.pid, identity.uid)
@@ -54,7 +54,7 @@ class LeaseRegistry:
         self.slots = SlotTable()
         self.pools = PoolTable()
         self.granted: dict[int, Export] = {}
-        """The granted exports, which importers may hold. The key is the number of the slot."""
+        """The exports that importers may hold. The key is the number of the slot."""
         self._ends = ExportEnds(self.exports, self.slots, self.granted, self.events)
 
     # Methods for the exporter's own threads -----------------------------------------------
@@ -81,7 +81,7 @@ class LeaseRegistry:
                 # An earlier call may have been interrupted before it forgot the export.
                 self._ends.settle(unit)
                 refusal = self.exports.refusal(handle.allocation, handle.export)
-                # If the export is stale, an earlier call has withdrawn it: nothing is left to do.
+                # If the export is stale, an earlier call has withdrawn it.
                 is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
                 return None if is_gone else Refusal(Status.UNKNOWN, "the handle names other memory")
             refusal = self._refusal_of_core(handle)
@@ -98,8 +98,6 @@ class LeaseRegistry:
 
         Parameters
         ----------
-        handle
-            The imported handle.
         reservation
             The handle's reservation number in a message, 0 without a message.
         leases
@@ -130,17 +128,12 @@ class LeaseRegistry:
     ) -> Refusal | None:
         """Reserve all memory of one of this process's messages, or return the reason on failure.
 
-        If the limit leaves no room, the method waits until receivers have received or discarded
-        earlier messages.
+        If the limit leaves no room, wait until earlier messages are received or discarded.
 
         Parameters
         ----------
-        handles
-            The handles of the message.
         numbers
             A new number for each reservation. The caller ends the reservations after an error.
-        timeout_s
-            Time limit of the wait.
         """
         refusal: Refusal | None = None
 
@@ -189,7 +182,7 @@ class LeaseRegistry:
     def wait_all_idle(self, timeout_s: float) -> bool:
         """Wait until no lease is left; return False if the time is over.
 
-        As soon as this call begins, only reservations of messages in transit give new leases.
+        From the start of this call, only reservations of messages in transit give new leases.
         """
         self.exports.is_exiting = True
         self.end([one.number for one in list(self.myself.leases.values()) if not one.in_message])
@@ -219,16 +212,13 @@ class LeaseRegistry:
 
         Parameters
         ----------
-        unit
-            The memory.
         even_if_leased
             Retire the memory even if leases remain; ``on_idle`` reports the end of the last lease.
 
         Returns
         -------
         bool
-            True if no lease remains. If a lease remains and ``even_if_leased`` is false, nothing
-            has changed.
+            True if no lease remains. If False and ``even_if_leased`` is false, nothing has changed.
 
         Raises
         ------
@@ -273,7 +263,7 @@ class LeaseRegistry:
         """Notify owners of idle memory, and send events. The caller does not hold the lock."""
         for unit in list(self._idle):
             unit.on_idle()
-            # The unit leaves the queue last: after an interrupt, its owner is notified again.
+            # The unit leaves the queue last, so that its owner is notified even after an interrupt.
             with suppress(ValueError):
                 self._idle.remove(unit)
         self.events.tell()
@@ -284,7 +274,6 @@ class LeaseRegistry:
         """Transfer a message's reservation to its receiver, which later ends the reservation.
 
         After the transfer, the reservation ends with the receiver's death, not with the sender's.
-        If the reservation does not exist any more, nothing happens.
 
         Returns
         -------

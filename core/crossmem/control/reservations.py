@@ -12,14 +12,10 @@ def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> R
 
     Parameters
     ----------
-    holder
-        The process.
-    count
-        Number of exports that the request reserves.
     limit
         Largest number of exports that the messages of one process may reserve.
     following
-        Number of exports that later requests of the same message will reserve.
+        Number of exports in later requests of the same message.
     """
     if len(holder.messages) + count + following <= limit:
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exporter's view of leases in the rows of importers. The caller holds the lock.
 
-For each export, the exporter reads only the rows of processes with a grant, so a word for an export
+For each export, the exporter reads only the rows of processes with a grant. A word for an export
 without a grant has no effect. The exporter never writes a row, and forgets the row of a dead
 process.
 """
@@ -31,7 +31,7 @@ def is_held(unit: Unit) -> bool:
 def seal(unit: Unit) -> bool:
     """Refuse new holds of memory, and return whether the memory has no holder.
 
-    Each holder sends a hint when it ends its hold, so the owner can sleep until the hint.
+    Each holder sends a hint when it ends its hold.
     """
     if not unit.was_granted:
         return True
@@ -39,8 +39,7 @@ def seal(unit: Unit) -> bool:
         for export in list(unit.exports.values()):
             if export.slot is not None:
                 export.slot.move_on(is_live=False)
-        # After the barrier, every importer that saw the old generation has its word in its row, so
-        # the rows show all holders.
+        # After the barrier, every importer that saw the old generation has its word in its row.
         words.barrier()
         unit.is_sealed = True
     if is_held(unit):
@@ -68,8 +67,8 @@ def wish(units: Iterable[Unit]) -> None:
     for unit in units:
         if not unit.is_retired:
             reopen(unit)
-    # After the barrier, an importer that ends its hold sees the new generation, or has written its
-    # 0 before the owner's next read.
+    # An importer that ends its hold after the barrier sees the new generation. If it ends the hold
+    # earlier, the owner's next read sees the 0.
     words.barrier()
 
 

@@ -33,7 +33,7 @@ FAULTY_OWNER: Final = "import from a process that runs the same release of cross
 """The hint of errors about an exporter that breaks the lease protocol."""
 
 _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_NAME))
-"""The names in ``/proc`` of control segments and of rows. The exporter makes both."""
+"""The names of control segments and of rows in ``/proc``."""
 
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
@@ -57,8 +57,8 @@ module lacks the seal."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# This module calls the C function, because Python's mmap object duplicates the descriptor. In a
-# forked child, the object would also unmap its address, although another mapping may lie there.
+# Python's mmap object would duplicate the descriptor. In a forked child, it would also unmap its
+# address, where another mapping may lie.
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -87,7 +87,7 @@ class Segment:
     def __init__(self, descriptor: int, *, is_writable: bool) -> None:
         self._mapped: list[int | None] = []
         self.is_private = False
-        """Whether MADV_DONTFORK succeeded. Then no forked child has the words mapped."""
+        """Whether MADV_DONTFORK succeeded."""
         self.words = memoryview(b"")
         """The words. They are released when the segment is closed."""
         _segments.add(self)
@@ -142,10 +142,10 @@ def _after_fork_in_child() -> None:
 
 
 def _unmap_inherited() -> None:
-    """Unmap segments for which MADV_DONTFORK failed, or was not called before the fork.
+    """Unmap segments for which MADV_DONTFORK failed or was not called yet.
 
-    Another thread of the parent may have mapped such a segment without storing its address yet. So
-    the segments are found by name.
+    The segments are found by name, because a thread of the parent may not have stored the address
+    before the fork.
     """
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
@@ -158,7 +158,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> Segment:
-    """Create a segment of zeroes, whose size is sealed. Either its maker or its receiver writes it.
+    """Create a segment of zeroes whose size is sealed.
 
     Parameters
     ----------
@@ -210,8 +210,8 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
     except OSError:
         seals = 0
     is_refusing = bool(seals & (fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE))
-    # The check of the size also refuses a memfd with huge pages, which can never have this size. An
-    # access to the holes of such a memfd could raise SIGBUS.
+    # The check of the size also refuses every memfd with huge pages. An access to a hole of such a
+    # memfd could raise SIGBUS.
     if (
         seals & _SEALS != _SEALS
         or os.fstat(descriptor).st_size != _NBYTES

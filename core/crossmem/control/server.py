@@ -4,8 +4,7 @@
 The thread reads requests and sends replies. It never frees memory, synchronises a device or waits
 for a peer. It records ended leases, and other threads free the memory. Until the server stops, no
 other thread uses the connections. Signal handlers run in the main thread, so they cannot interrupt
-the server's thread. An application thread that needs the importers' latest messages asks the
-server's thread to read them (:meth:`LeaseServer.catch_up`).
+the server's thread.
 """
 
 import logging
@@ -68,7 +67,7 @@ class LeaseServer:
     identity
         This process.
     run_dir
-        The run directory, which contains the socket.
+        The run directory.
     registry
         The plugins. They receive events, outside of any lock.
     max_reservations
@@ -95,11 +94,9 @@ class LeaseServer:
         self._served: set[tuple[int, int]] = set()
         """The pid and user of each process from which this round has read a message."""
         self._skipped: set[int] = set()
-        """Connections that were skipped, because the round has read a message of their process.
-        They come first in the next round."""
+        """Connections that were skipped, because the round has read a message of their process."""
         self._bells: deque[Bell] = deque()
-        """One bell for each waiting thread of :meth:`catch_up`. The bell rings when the messages
-        that had arrived are read."""
+        """One bell for each thread that waits in :meth:`catch_up`."""
         self._stopping = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
@@ -108,8 +105,8 @@ class LeaseServer:
             self._holders = HolderTable(self._loop, self._lose)
             self._listeners = Listeners(self._loop, self._accept)
             try:
-                # The first control segment is made now, so that the first lease cannot fail for
-                # lack of the segment's descriptor.
+                # The first control segment is made now, so that the first lease cannot lack the
+                # segment's descriptor.
                 self.leases.slots.grow()
                 self._listeners.open(run_dir, identity)
             except BaseException:
@@ -162,7 +159,7 @@ class LeaseServer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close every descriptor and change nothing else, as a forked child must."""
+        """Close every descriptor and change nothing else: for a forked child."""
         for connection in list(self._connections.values()):
             connection.socket.close()
             connection.finish()
@@ -210,8 +207,8 @@ class LeaseServer:
     def _handle_all(self, ready: list[int]) -> None:
         self._served.clear()
         if self._skipped:
-            # Connections that were skipped in the last round come first. Otherwise one connection
-            # of a process could starve the other connections of that process.
+            # These connections come first. Otherwise one connection of a process could starve the
+            # other connections of that process.
             skipped, self._skipped = self._skipped, set()
             ready.sort(key=lambda one: one not in skipped)
         for descriptor in ready:
@@ -252,8 +249,8 @@ class LeaseServer:
     def _make_room(self) -> None:
         """Close the oldest connection if there are many.
 
-        The importer connects again when it needs to, and its rows still record its holds. A
-        connection is kept if its end is the only sign of the importer's death.
+        The importer can connect again, and its rows still record its holds. A connection is kept if
+        its end is the only sign of the importer's death.
         """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         # A connection costs two descriptors, its own and a pidfd. So at a quarter of the limit,
@@ -299,8 +296,7 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(1):
-                # Only messages count as the process's share of the round. Ends of connections take
-                # little time.
+                # Only messages count, because ends of connections take little time.
                 self._served.add(process)
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
@@ -348,7 +344,7 @@ class LeaseServer:
         try:
             sent = connection.flush(self._in_flight)
         except EOFError:
-            # The peer does not read any more. The server still reads the messages of the peer.
+            # The peer does not read any more, but its earlier messages are still read.
             connection.socket.shutdown(socket.SHUT_WR)
             sent = True
         if sent:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's side of leases: it writes control segments, and reads the importers' rows.
+"""The slots of exports, and the control segments in which the owner writes their generations.
 
 A slot stands for one export, or for one block of a pool. The slot's word in the control segment is
-the generation. The generation is odd while the export lives, becomes even when the memory is freed
-or the withdrawn export ends, and never repeats. Two kinds of slots have no generation: the second
-slot of a pool (:data:`crossmem.control.segments.BLOCKS_AT`), and the slots for the acknowledgements
-of timelines.
+the generation, which never repeats. It is odd while the export lives, and becomes even when the
+memory is freed or the withdrawn export ends. Two kinds of slots have no generation: the second slot
+of a pool (:data:`crossmem.control.segments.BLOCKS_AT`), and the slots for the acknowledgements of
+timelines.
 """
 
 from heapq import heappop
@@ -42,8 +42,8 @@ class Slot(NamedTuple):
     at
         Index of the word, in the control segment and in each row.
     length
-        Number of slots that become free at the same time, including this one: for a pool or a page
-        of timelines, all of its slots; for a block, 0, because the slot becomes free with its pool.
+        Number of slots that become free together: for a pool or a page of timelines, all of its
+        slots. For a block 0, because its slot becomes free with the pool.
     """
 
     number: int
@@ -59,8 +59,7 @@ class Slot(NamedTuple):
     def move_on(self, *, is_live: bool) -> None:
         """Begin the next odd generation (live), or the next even one.
 
-        An importer with an earlier generation can no longer begin to hold. An importer that ends a
-        hold of an earlier generation sends a hint.
+        An importer can begin no hold of an earlier generation, and sends a hint when it ends one.
         """
         generation = words.load(self.words, self.at)
         words.store(self.words, self.at, generation + 1 + (generation % 2 == is_live))
@@ -75,10 +74,9 @@ class SlotTable:
         self.descriptors: list[int] = []
         """Descriptors of the control segments, for the replies to importers."""
         self.free: list[int] = []
-        """A heap of single slots that have become free. No row holds such a slot any more."""
+        """A heap of free single slots, which no row holds."""
         self.free_ranges: list[tuple[int, int]] = []
-        """Free ranges of slots, for pools and pages of timelines: the first slot and the length of
-        each."""
+        """Free ranges of slots, for pools and pages of timelines: first slot and length."""
         self._count = 0
 
     def take(self) -> Slot:
@@ -122,8 +120,8 @@ class SlotTable:
         else:
             if self._count + count > SLOTS * len(self.segments):
                 self.grow()
-                # A range lies within one segment, so the rest of the previous segment becomes a
-                # free range.
+                # A range lies within one segment. The rest of the last segment becomes a free
+                # range.
                 first = SLOTS * (len(self.segments) - 1)
                 if first > self._count:
                     self.free_ranges.append((self._count, first - self._count))

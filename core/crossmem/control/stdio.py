@@ -26,7 +26,7 @@ def occupy() -> None:
 
 
 def _open_null_device() -> None:
-    # The kernel gives the lowest free number. If another thread was faster, that is a later one.
+    # The kernel gives the lowest free number. Another thread may have taken the expected one.
     opened = os.open(os.devnull, os.O_RDWR)
     if opened > _LAST:
         os.close(opened)

@@ -14,8 +14,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
 
 LOOK_AGAIN_S: Final = 0.5
-"""The interval at which a waiting thread checks its condition again, because the hint about the end
-of a hold may be lost. Also the pause of a :class:`PassingThread` after a fault."""
+"""The interval at which a waiting thread checks its condition again, because a hint may be lost.
+Also the pause of a :class:`PassingThread` after a fault."""
 _STOP_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Bell:
         try:
             self._silence.release()
         except RuntimeError:
-            # The lock is free already: the bell has rung, and no thread has waited since.
+            # The bell has rung already, and no thread has waited since.
             return
 
     def wait(self, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
@@ -70,8 +70,8 @@ class PassingThread:
         try:
             call_into(taken, self._running.acquire, False)  # noqa: FBT003
             if taken[0] and not self._is_stopping:
-                # threading.Thread is not used, because its start() waits in Python code, where a
-                # signal handler may raise. Finalisers call this method, and must not wait.
+                # Thread.start() would wait in Python code, where a signal handler may raise.
+                # Finalisers call this method, and must not wait.
                 call_into(started, start_new_thread, self._run, ())
         except RuntimeError:
             return False
@@ -94,8 +94,8 @@ class PassingThread:
                     _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
-            # If work was added between the last check and the release of the lock, no new thread
-            # was started, because this thread still ran. So this thread checks again.
+            # Work that was added just before the release of the lock has started no new thread. So
+            # this thread checks again.
             if not (self._must_run() and self._running.acquire(blocking=False)):
                 return
 
@@ -165,8 +165,7 @@ def start_thread(thread: threading.Thread) -> None:
         try:
             thread.start()
         except RuntimeError as error:
-            # start() also raises if an earlier call has started the thread and was then
-            # interrupted. In that case nothing has failed.
+            # start() also raises if an earlier, interrupted call has started the thread.
             if thread.ident is None:
                 failures.append(error)
         finally:

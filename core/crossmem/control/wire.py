@@ -4,8 +4,8 @@
 One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags, mode (only in HELLO) and
 request id, then a body. A request always fits into one message. A long reply continues in further
 messages with the same request id, until a message has the flag LAST. No data is ever unpickled, and
-every length is bounded. An application message is a message between programs that contains handles;
-its reservations keep their memory.
+every length is bounded. An application message is a message between programs that contains handles.
+Its reservations keep the memory of these handles.
 
 ======= ================ =====================================================================
 type    direction        body
@@ -15,7 +15,7 @@ IMPORT  client to server fields of Request, then one record for each requested e
 RESERVE client to server the same body as IMPORT, for reservations without the memory itself
 REPLY   server to client one record for each requested export; descriptors travel alongside
 END     client to server numbers of reservations that end
-HINT    client to server slots whose hold has ended, if the server's process waits for the end
+HINT    client to server slots whose hold has ended, if the exporter waits for the end
 ======= ================ =====================================================================
 """
 
@@ -122,16 +122,15 @@ class Status(IntEnum):
     EXITING = 4
     FAILED = 5
     FULL = 6
-    """With this request, the application messages of the importer would reserve more exports than
-    the limit allows. The request may succeed later, when some of the earlier reservations have
-    ended."""
+    """The importer's application messages would reserve more exports than the limit allows. The
+    request may succeed when earlier reservations have ended."""
     TOO_MANY = 7
-    """One application message asks for more reservations than the limit ever allows."""
+    """One application message needs more reservations than the limit ever allows."""
     WITHDRAWN = 8
     NO_ROW = 9
     """The importer has as many rows as one process may have."""
     UNWATCHED = 10
-    """The kernel would not report the importer's death, but a pool's owner needs the report."""
+    """The export is a pool's, and the kernel would not report the importer's death."""
     TAKEN = 11
     """The export is exclusive, and a process holds it already."""
 
@@ -150,9 +149,9 @@ class Hello(NamedTuple):
 class Wanted(NamedTuple):
     """One requested export, with the proof that the importer knows the secret.
 
-    ``reservation`` is the number that came with the handle in an application message, 0 without
-    such a message. In a RESERVE, it is the number of the new reservation. ``generation`` is the
-    generation of a pool's block, 0 for other exports.
+    ``reservation`` is the number that came with the handle in an application message, otherwise 0.
+    In a RESERVE, it is the number of the new reservation. ``generation`` is the generation of a
+    pool's block, 0 for other exports.
     """
 
     allocation: int
@@ -167,8 +166,7 @@ class Request(NamedTuple):
 
     ``reported`` is the importer's number for the vendor's whitelist. ``session`` distinguishes the
     programs that one process runs. ``known`` has a bit for each control segment for which the
-    importer has a row. ``following`` is the number of exports that later requests of the same call
-    ask for.
+    importer has a row. ``following`` is the number of exports in later requests of the same call.
     """
 
     nonce: bytes
@@ -185,7 +183,7 @@ class Grant(NamedTuple):
 
     The importer holds nothing until it has written ``generation`` into the word of ``slot`` in its
     row. If ``has_row`` is true, the grant's first two descriptors are the control segment and a
-    row; ``descriptor_count`` does not count these two. ``record`` and ``proof`` are the received
+    row. ``descriptor_count`` does not count these two. ``record`` and ``proof`` are the received
     bytes, for the importer to verify.
     """
 
@@ -210,8 +208,8 @@ class Refusal(NamedTuple):
 def prove(secret: bytes, role: bytes, *parts: bytes) -> bytes:
     """Return a message authentication code, which nobody can make without the secret.
 
-    Keyed BLAKE2b is a MAC by design (RFC 7693) and takes less time than HMAC. The role is part of
-    the proof, so that an attacker cannot send a request's proof back as the proof of a reply.
+    Keyed BLAKE2b is a MAC by design (RFC 7693) and faster than HMAC. Because of the role, the proof
+    of a request is not valid for a reply.
     """
     message = b"".join(parts)
     return hashlib.blake2b(message, key=secret, digest_size=PROOF_NBYTES, person=role).digest()
@@ -338,8 +336,7 @@ def _printable(reason: str) -> str:
 
 
 pack_terms = struct.Struct("<QIQ").pack
-"""Pack the reservation's number, the export and the generation: proofs cover them and the handle's
-core."""
+"""Pack the reservation's number, the export and the generation, which proofs cover."""
 
 
 def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:

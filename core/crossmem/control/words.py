@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations on words that processes share. Accesses to such words use these functions.
+"""Loads, stores and fences for words that processes share.
 
-There are exceptions. The hot path that frees a block of a pool subscripts the view, because a
-signal handler or another thread could run between two calls of these functions. Other code reads
-ranges of words by slices, and a producer of a queue subscripts the words of its own ring.
+A signal handler or another thread can run between two calls of these functions. Code that must not
+be interrupted subscripts the view instead. Code that only reads may subscript or slice the view.
 
 A word has 8 bytes and is aligned. Only one process writes it, with the exceptions that
 :mod:`crossmem.sharing.timelines.cell` names. CPython copies an item of a ``memoryview`` with format
@@ -25,8 +24,8 @@ __all__ = ["any_of", "barrier", "fence", "load", "observe", "release", "store"]
 
 
 load: Final[Callable[[memoryview, int], int]] = getitem
-"""Return a word. Both this function and :data:`store` are C code. So no signal handler runs between
-the check of a loaded word and a store that directly follows the check."""
+"""Return a word. :data:`store` is C code, so no signal handler runs between the check of a loaded
+word and a store that directly follows the check."""
 
 store: Final = cast("Callable[[memoryview, int, int], None]", setitem)
 """Write a word."""
@@ -47,7 +46,7 @@ def observe(words: memoryview, index: int) -> int:
 
 
 def any_of(several: Iterable[memoryview], index: int) -> bool:
-    """Whether the word at that index is not 0 in any of several segments."""
+    """Whether one of several segments has a word other than 0 at that index."""
     return any(map(itemgetter(index), several))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver contract. A backend implements it in one class, with a vendor's calls.
 
-crossmem's core owns identities, reference counts, leases, bounds checks and locks. A driver
-translates calls and keeps no state per import. Any thread may call any method, also concurrently
-for different memory. Each method leaves the calling thread's current device and context as it found
-them (law C19). Core checks each size, offset and ordinal before it calls a driver.
+crossmem's core owns identities, reference counts, leases and locks, and checks each size, offset
+and ordinal before it calls a driver. A driver translates calls and keeps no state per import. Any
+thread may call any method, and calls for different memory may be concurrent. Each method preserves
+the calling thread's current device and context (law C19).
 """
 
 from abc import ABC, abstractmethod
@@ -79,8 +79,7 @@ class Exported:
         them, the capability ``other_users`` is false.
     descriptors
         File descriptors to pass along. In the exporter, they belong to the driver: core sends
-        copies, and the driver closes them in ``release_export`` or ``free``. For importers, see
-        :meth:`Driver.import_`.
+        copies, and the driver closes them in ``release_export`` or ``free``.
 
     A lease carries at most 1,024 payloads and 16 descriptors. The payloads have together at most
     65,408 bytes, including 4 bytes for the length of each payload. Core refuses larger exports.
@@ -116,8 +115,6 @@ class Imported:
 class Mapped:
     """Memory at an address of this process, from ``map`` until ``unmap``.
 
-    The methods ``map_at`` and ``map_readonly`` of the optional groups return this type, too.
-
     Parameters
     ----------
     source
@@ -125,8 +122,7 @@ class Mapped:
     pointer
         The address. Right before the vendor call that unmaps the memory, the driver sets this field
         to 0, or clears its own record of the mapping in ``source.reference``. If the vendor
-        refuses, the driver restores the field or the record. So an interrupted ``unmap`` can be
-        repeated.
+        refuses, the driver restores the field or the record.
     """
 
     source: Block | Imported
@@ -155,7 +151,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process that requests a lease or a role in a vendor's queue, for the vendor's whitelist.
+    """A process that requests a lease, or a role in a vendor's queue.
 
     Parameters
     ----------
@@ -175,15 +171,15 @@ class Driver(ABC):
     Errors: raise :class:`crossmem.OutOfMemoryError` if the device has no room,
     :class:`crossmem.StaleHandleError` if the vendor reports that the exporter released the memory,
     and :class:`crossmem.DriverError` with call, code, name and hint otherwise. A method that raises
-    leaves no resource behind. If a method that releases a resource (``free``, ``release_export``,
-    ``close``, ``unmap``, and similar methods of the optional groups) raises, core calls the method
-    again later. The method then continues where it stopped, and releases nothing twice.
-    Therefore the method clears each resource in core's object (the block, import, export or
-    mapping) right before the vendor call that releases the resource. The method restores the
-    resource only if the vendor refuses.
+    leaves no resource behind.
 
-    These rules also apply if a signal handler raises (law C30). Python raises such an exception at
-    the entry of a function, at a backward jump and after a call. A method that returns a new object
+    If a method that releases a resource raises, core calls the method again later. Such methods are
+    ``free``, ``release_export``, ``close``, ``unmap`` and similar methods of the optional groups.
+    The repeated call continues at the failed step, and releases nothing twice. Therefore the driver
+    clears a resource in core's object, such as ``Block.reference``, right before the vendor call
+    that releases the resource. The driver restores the resource only if the vendor refuses.
+
+    These rules also apply if a signal handler raises (law C30). A method that returns a new object
     records each resource with :func:`crossmem.driver.recording.call_into`. If the method raises, it
     releases the recorded resources.
     """
@@ -202,7 +198,7 @@ class Driver(ABC):
 
     @abstractmethod
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
-        """Return the abilities of a device for a mechanism's memory; None: the preferred mechanism.
+        """Return the abilities of a device with a mechanism; None: the preferred mechanism.
 
         The fields ``mechanisms`` and ``fork_safe`` of a device are the same for all mechanisms.
         Core passes only None and names from ``mechanisms``. The first call for a device may make
@@ -213,7 +209,7 @@ class Driver(ABC):
         """Return the error for a mechanism that the backend has and this device does not offer.
 
         Return None, the default, if the backend has no such mechanism, or knows no reason. Called
-        when an application has requested a mechanism that is not in the device's capabilities.
+        when an application requests a mechanism that is not in the device's capabilities.
         """
         return None
 
@@ -222,12 +218,12 @@ class Driver(ABC):
         """Allocate and map ``nbytes`` bytes, rounded up to the granularity.
 
         The memory can be shared only through ``mechanism``. ``device.allocate`` calls this on the
-        application's thread; ``nbytes`` is positive and at most ``max_allocation_nbytes``. The
-        block stands alone: :meth:`export` must not make bytes of another allocation reachable.
+        application's thread; ``nbytes`` is positive and at most ``max_allocation_nbytes``. An
+        export of the block must not make bytes of another allocation reachable.
 
-        The driver enforces the capacity of the device: it raises ``OutOfMemoryError`` if its blocks
-        would need more. If memory of the mechanism has names, such as files, the driver first
-        removes those that killed exporters left behind and that no process uses (law C12).
+        The driver raises ``OutOfMemoryError`` if its blocks would exceed the device's capacity. If
+        the mechanism's memory has names, such as file names, killed exporters leave names behind.
+        The driver first removes such names that no process uses (law C12).
         """
 
     @abstractmethod
@@ -243,12 +239,10 @@ class Driver(ABC):
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
         """Make a block importable.
 
-        Called at most once for each (block, access, raw). Core caches the result.
+        Called at most once for each (block, access, raw).
 
         Parameters
         ----------
-        block
-            The block to export.
         mechanism
             The mechanism for which the block was allocated or adopted.
         access
@@ -265,16 +259,16 @@ class Driver(ABC):
 
         Called once for each export, before :meth:`free` or
         :meth:`crossmem.driver.ForeignMemory.disown`. No lease is left, except at a normal exit as
-        for :meth:`free`. The default suits vendors whose export needs no release.
+        for :meth:`free`.
         """
 
     def after_fork_in_child(self) -> None:  # noqa: B027
-        """Close every inherited descriptor; called in a forked child, on a driver of its parent.
+        """Close every inherited descriptor. Called in a forked child, on its parent's driver.
 
         The driver is not used again: a child that imports gets a new driver (law C18). The method
         must not make vendor calls. If the capability ``host_visible`` is true, the method leaves
-        mappings in place, because the child may have views of them. If it is false, the child must
-        not have any memory of the driver mapped.
+        mappings in place, because the child may have views of them. If the capability is false, no
+        memory of the driver may be mapped in the child.
         """
 
     def peer_identity(self) -> int:
@@ -321,8 +315,6 @@ class Driver(ABC):
         home
             Device of this process that holds the memory. It differs from ``ordinal`` only if the
             capability ``peer_access`` is true.
-        mechanism
-            The mechanism of the export.
         nbytes, capacity
             The sizes that the exporter claims. Check them against the descriptor or the vendor, and
             raise ``InvalidHandleError`` on a mismatch.
@@ -342,9 +334,9 @@ class Driver(ABC):
         """Map an import at an address of this process.
 
         Not called while the import has a mapping from an earlier call. With ``remappable=False``,
-        core promises not to call this method again for the import. The driver may then release at
-        once everything that only a further mapping would need, such as a descriptor. Core keeps the
-        mapping as long as it may call :meth:`crossmem.driver.AddressRanges.map_at` for the import.
+        core does not call this method again for the import. The driver may then release at once
+        everything that only a further mapping needs, such as a descriptor. Core keeps the mapping
+        as long as it may call :meth:`crossmem.driver.AddressRanges.map_at` for the import.
         """
 
     @abstractmethod

@@ -42,9 +42,9 @@ class ReadonlyAlias(Protocol):
 class AddressRanges(Protocol):
     """Address ranges that are reserved first and mapped later.
 
-    Core has checked that the addresses are free, aligned to the granularity, and inside the range.
-    Memory and range belong to one device, and a range never has both blocks and imports. Memory may
-    be mapped at several places in ranges, and at its usual address, at the same time.
+    Before core maps memory, it checks that the addresses are free, aligned to the granularity, and
+    inside the range. Memory and range belong to one device, and a range never has both blocks and
+    imports. The same memory may be mapped at several places in ranges, and at its usual address.
     """
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
@@ -109,10 +109,10 @@ class ForeignMemory(Protocol):
     def inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
         """Return the vendor's information about the memory around an address; change nothing.
 
-        The address is positive and below 2**63, and may be invalid. If the vendor does not know
-        the memory, or the mechanism cannot share it on this device, the result has an obstacle and
-        the method raises no error. Examples are managed memory, memory of the host or of another
-        device, and for some mechanisms pooled, virtual or imported memory.
+        The address is positive and below 2**63, and may be invalid. The method does not raise if
+        the vendor does not know the memory, or if the mechanism cannot share it on this device. The
+        result then has an obstacle. This concerns, for example, managed memory, memory of the host
+        or of another device, and for some mechanisms pooled, virtual or imported memory.
         """
         ...
 
@@ -120,10 +120,9 @@ class ForeignMemory(Protocol):
         """Return a block that stands for memory without an obstacle. The memory keeps its owner.
 
         The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
-        which need not be a multiple of the granularity. The block can be used like an allocated
-        one, except for :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core
-        adopts a vendor's allocation once for each mechanism, even if the application adopts several
-        parts of the allocation.
+        which need not be a multiple of the granularity. Core uses the block like an allocated one,
+        but never passes it to :meth:`crossmem.driver.Driver.free` or ``map_at``. Core adopts a
+        vendor's allocation once for each mechanism, even if the application adopts several parts.
         """
         ...
 
@@ -133,7 +132,7 @@ class ForeignMemory(Protocol):
 
 
 class Witness(Protocol):
-    """A strict emulation under the driver that records each call that the vendor forbids."""
+    """A driver on a strict emulation, which records each call that the vendor forbids."""
 
     def violations(self) -> list[str]:
         """Return a line for each forbidden call, by any process, the oldest first."""
@@ -209,9 +208,8 @@ def witness_of(driver: Driver) -> Witness | None:
 def check_groups(driver: Driver) -> list[str]:
     """Return the faults of a driver's optional groups, one line for each.
 
-    It is a fault if a driver has some methods of a group but not all. It is also a fault if a
-    device has the capability of a group that the driver lacks, or if no device has the capability
-    of a group that the driver offers.
+    A driver must have all methods of a group or none. It must offer a group that has a capability
+    if one of its devices has the capability, and only then.
     """
     faults = []
     for group in _GROUPS:

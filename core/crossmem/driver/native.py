@@ -37,15 +37,15 @@ def candidates(
 ) -> tuple[str, ...]:
     """Return paths to load, in order: loaded copies, names for the loader, paths in folders.
 
-    If the process has loaded a copy already, it must call that copy: another copy does not know the
-    memory that the process has allocated.
+    If the process has loaded a copy already, it must call that copy, because another copy does not
+    know the memory that the process has allocated.
 
     Parameters
     ----------
     names
         File names, the newest version first.
     folders
-        The folders to search for each name after the loader has failed for all names.
+        The folders to search after the loader has failed for all names.
     stem
         The common start of the file names of all versions, such as ``"libm.so"``.
     maps
@@ -66,8 +66,6 @@ class LibraryNotFoundError(OSError):
 
     Parameters
     ----------
-    message
-        The text of the error, with the name of the library.
     tried
         Each path that was tried, with its error.
     """
@@ -144,15 +142,7 @@ class In(Parameter):
 
 
 class Fixed(Parameter):
-    """A parameter whose argument is the same in every call.
-
-    Parameters
-    ----------
-    kind
-        The parameter's type.
-    value
-        The constant argument.
-    """
+    """A parameter whose argument is the same in every call."""
 
     takes = 0
 
@@ -166,13 +156,7 @@ class Fixed(Parameter):
 
 
 class Value(Parameter):
-    """A structure that is passed by value. The argument of the call is the structure's bytes.
-
-    Parameters
-    ----------
-    kind
-        The structure's type.
-    """
+    """A structure that is passed by value. The argument of the call is the structure's bytes."""
 
     def __init__(self, kind: type[ctypes.Structure]) -> None:
         self.kinds = (kind,)
@@ -188,8 +172,6 @@ class Struct(Parameter):
 
     Parameters
     ----------
-    kind
-        The structure's type.
     fields
         Names of the fields that arguments of the call set, in the order of the arguments. The other
         fields are 0.
@@ -236,8 +218,6 @@ class Out(Parameter):
 
     Parameters
     ----------
-    kind
-        Type of the result.
     convert
         Converts the ctypes object to the returned value.
     """
@@ -255,10 +235,6 @@ class Prototype:
 
     Parameters
     ----------
-    symbol
-        The function's name in the library.
-    parameters
-        The function's parameters, in C's order.
     restype
         Type of the return value. The default is the type of a result code.
     """
@@ -275,10 +251,8 @@ class Functions:
 
     Parameters
     ----------
-    library
-        The library.
     prototypes
-        The prototypes. The key is the name that callers use.
+        The key is the name that callers use.
     """
 
     def __init__(self, library: ctypes.CDLL, prototypes: Mapping[str, Prototype]) -> None:

@@ -63,7 +63,7 @@ class VendorBuffer:
 class VendorQueues(Protocol):
     """Queues of the vendor, which hand buffers of the vendor over to other processes.
 
-    The capability ``vendor_queues`` is true for the mechanisms with such queues. Core calls these
+    The capability ``vendor_queues`` is true for mechanisms with such queues. Core calls these
     methods from any thread, but uses a buffer in one thread at a time.
     """
 
@@ -84,8 +84,6 @@ class VendorQueues(Protocol):
 
         Parameters
         ----------
-        ordinal
-            The device.
         payload
             The ``payload`` of the owner's :class:`VendorQueue`. It is untrusted.
         role
@@ -105,8 +103,8 @@ class VendorQueues(Protocol):
     def close_queue(self, queue: VendorQueue) -> None:
         """End this process's use of a queue. The creator's call ends the queue for all processes.
 
-        If the creator closes the queue, the buffers in the queue are freed. Waits of other threads
-        and processes end with an error of the vendor.
+        The creator's call also frees the buffers in the queue. Waits of other threads and processes
+        then end with an error of the vendor.
         """
         ...
 

@@ -15,8 +15,8 @@ class Streams(Protocol):
     """The device runs work in streams, asynchronously to the calls that issue the work.
 
     A driver without this group completes all work before the issuing call returns. A driver with
-    this group may also offer :class:`StreamWords`, :class:`StreamEvents` or both. If it offers
-    neither of these two, the only timeline level is ``"host"``.
+    this group may also offer :class:`StreamWords`, :class:`StreamEvents` or both. Without these two
+    groups, the only timeline level is ``"host"``.
     """
 
     def synchronize_stream(self, ordinal: int, stream: int) -> None:
@@ -33,8 +33,8 @@ class StreamWords(Protocol):
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
         """Make a host page accessible to every device of the driver; return its device address.
 
-        Core registers a page again only after :meth:`unregister_host`. The page is shared memory,
-        and other processes register it with their drivers, too.
+        Core registers a page again only after :meth:`unregister_host`. The page is shared memory
+        that other processes also register.
         """
         ...
 
@@ -115,8 +115,8 @@ class StreamEvents(Protocol):
 class StreamWork(Protocol):
     """Streams, and work for them. Only the conformance kit calls these methods.
 
-    An application creates streams with its own framework. The kit uses no framework, so it asks the
-    driver. Without this group, the kit skips its tests of streams.
+    Applications create streams with their own framework, but the kit uses no framework. Without
+    this group, the kit skips its tests of streams.
     """
 
     def create_stream(self, ordinal: int) -> int:

@@ -47,7 +47,7 @@ _STREAM_METHODS: Final = {
     )
     for name in STREAM_GROUPS[group]
 }
-"""For each method of the groups for streams: a function that returns the driver if it offers the
+"""For each method of the stream groups: a function that returns the driver if it offers the
 method's group, else None."""
 
 
@@ -62,9 +62,9 @@ class TracingDriver(Driver):
     Attributes
     ----------
     calls
-        Number of calls of each method. The key is the method's name. Some calls that raise are not
-        counted, and neither are the methods ``devices``, ``capabilities``, ``refusal``,
-        ``peer_identity`` and ``after_fork_in_child``.
+        Number of calls of each method. The key is the method's name. Not counted: some calls that
+        raise, and the methods ``devices``, ``capabilities``, ``refusal``, ``peer_identity`` and
+        ``after_fork_in_child``.
     violations
         One line for each broken rule of the driver contract, such as a second release, a release
         while a dependent resource is live, a mapping of mapped memory, or a call with an unknown

@@ -22,12 +22,8 @@ class QueueTracer:
 
     Parameters
     ----------
-    inner
-        The driver that does the work.
     note
         Counts a call of a method and records the rules that it breaks. The caller holds the lock.
-    lock
-        The tracer's lock.
     """
 
     def __init__(self, inner: object, note: Callable[..., None], lock: threading.Lock) -> None:
@@ -41,7 +37,7 @@ class QueueTracer:
 
     @property
     def live(self) -> dict[str, int]:
-        """Number of queues and buffers that are not released yet. The caller holds the lock."""
+        """Number of unreleased queues and buffers. The caller holds the lock."""
         return {"vendor queues": len(self._queues), "vendor buffers": len(self._buffers)}
 
     def _queue_rule(self, queue: VendorQueue) -> tuple[bool, str]:

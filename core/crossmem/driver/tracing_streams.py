@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the tracer for the groups of methods that order the work of streams."""
+"""The part of the tracer for the groups of methods about streams."""
 
 import threading
 from collections.abc import Callable
@@ -34,12 +34,8 @@ class StreamTracer:
 
     Parameters
     ----------
-    inner
-        The driver that does the work.
     note
         Counts a call of a method and records the rules that it breaks. The caller holds the lock.
-    lock
-        The tracer's lock.
     """
 
     def __init__(self, inner: object, note: Callable[..., None], lock: threading.Lock) -> None:
@@ -54,10 +50,7 @@ class StreamTracer:
 
     @property
     def live(self) -> dict[str, int]:
-        """Number of pages, events and streams that are not released yet.
-
-        The caller holds the lock.
-        """
+        """Number of unreleased pages, events and streams. The caller holds the lock."""
         return {
             "registrations": len(self._pages),
             "events": len(self._events),

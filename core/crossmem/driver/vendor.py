@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common base of vendor drivers.
 
-It makes a device current during each call of a mechanism, except ``keep_mapped``. A mechanism keeps
-each of the vendor's objects in the ``reference`` of the block or import until the object is
-released. So core can call a release method at any time, and can repeat the call.
+The base makes the device current around each of its calls of a mechanism, except ``keep_mapped``. A
+mechanism keeps each of the vendor's objects in the ``reference`` of the block or import until the
+object is released. Therefore core can repeat an interrupted release.
 """
 
 import logging
@@ -99,8 +99,8 @@ class VendorDriver(Driver):
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:
-            # A CrossmemError without an address means that the vendor refused the call. The
-            # mechanism has then cleaned up already.
+            # If the vendor refused the call, the error is a CrossmemError and there is no address.
+            # The mechanism has then cleaned up already.
             if mapped.pointer or not isinstance(error, CrossmemError):
                 self._undo(error, self._unmap, imported)
             raise
@@ -193,10 +193,7 @@ class VendorDriver(Driver):
 
     @staticmethod
     def _undo(error: BaseException, step: Callable[[Any], object], what: object) -> None:
-        """Release the resources of a failed method.
-
-        If the release fails, too, the first error gets a note.
-        """
+        """Release the resources of a failed method. If that fails, too, ``error`` gets a note."""
         try:
             step(what)
         except CrossmemError as failure:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle of a part of a pool's block: the pool, the block's index and generation, the part."""
+"""The handle of a block of a pool, or of a part of the block."""
 
 import struct
 from binascii import crc32
@@ -31,7 +31,7 @@ _GEOMETRY: Final = struct.Struct("<II")
 BLOCK_ALIGNMENT: Final = 64
 """The distance between two blocks is a multiple of this number of bytes."""
 BLOCK_START: Final = HEADER.size + _BODY.size
-"""Offset of the last bytes of a handle, which are the same in all handles of a pool."""
+"""Offset of the bytes at the end of a handle that are the same in all handles of a pool."""
 _MIN_NBYTES: Final = BLOCK_START + MIN_CORE_NBYTES + _GEOMETRY.size
 
 Fields = tuple[int, int, int, int, int]
@@ -58,9 +58,8 @@ class PoolCore:
     head
         The first twelve bytes of each handle.
     start
-        The checksum of the header, with a zero in the checksum's place, and of ``shared``. The
-        checksum of a handle continues this value over the handle's other bytes. So
-        :meth:`BlockHandle.to_bytes` computes a checksum only over the other bytes.
+        The checksum of the header, with a zero in the checksum's place, and of ``shared``.
+        :meth:`BlockHandle.to_bytes` continues this checksum over the handle's other bytes.
     """
 
     arena: ShareableHandle
@@ -83,17 +82,13 @@ class PoolCore:
 
 
 class BlockHandle(ShareableHandle):
-    """An immutable name for a block of a pool, or for a part of the block.
-
-    The name is valid in any process of the same host.
-    """
+    """An immutable name for a block of a pool or a part of it, valid in any process of the host."""
 
     __slots__ = ("_parts",)
 
     _parts: list[Any]
-    """The pool, the numbers of this block and part, and the wire form or None. In an immutable
-    object, each write to a ``__slots__`` attribute costs a call of its descriptor. So all three are
-    in one list."""
+    """The pool, the numbers of this block and part, and the wire form or None. One list holds all
+    three, because each write to an attribute of an immutable object costs a call."""
 
     def __init__(self, pool: PoolCore, fields: Fields, blob: bytes | None = None) -> None:
         """Make a handle of a part of a block. Only the pool's owner passes a new generation."""

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The abilities of a device as data.
-
-The conformance kit selects its tests by these abilities, and errors name them.
-"""
+"""The abilities of a device as data, by which the conformance kit selects its tests."""
 
 from dataclasses import dataclass, fields
 from math import inf
@@ -13,8 +10,7 @@ from crossmem.guards import check_fields, is_flag, is_name, is_within
 __all__ = ["TIMELINE_LEVELS", "Capabilities", "LeaseEnd", "TimelineLevel"]
 
 LeaseEnd: TypeAlias = Literal["process", "process-if-visible", "connection"]
-"""The event that ends a lease which its holder does not release; see
-:attr:`Capabilities.lease_end`."""
+"""The event that ends an unreleased lease; see :attr:`Capabilities.lease_end`."""
 TimelineLevel: TypeAlias = Literal["word", "event", "host"]
 """How a timeline orders the work of streams; see :attr:`Capabilities.timeline_levels`."""
 TIMELINE_LEVELS: Final[tuple[TimelineLevel, ...]] = get_args(TimelineLevel)
@@ -86,17 +82,17 @@ class Capabilities:
     ``"host"``: a signal waits on the host until the stream's work is complete."""
 
     vendor_queues: bool = False
-    """Queues of this mechanism are queues of the vendor. They keep only the laws of queues that the
-    vendor keeps. The mechanism shares nothing else: it has no allocations. The optional group
-    :class:`crossmem.driver.VendorQueues` is implemented."""
+    """The mechanism shares only queues of the vendor, and has no allocations. The driver offers the
+    optional group :class:`crossmem.driver.VendorQueues`. The queues keep only those laws of queues
+    that the vendor keeps."""
 
     lease_end: LeaseEnd = "process"
-    """The event that ends a lease which its holder does not release (C11). ``"process"``: the death
-    of the importer. ``"process-if-visible"``: the death of an importer that has a pid in the
-    exporter's pid namespace; for other importers, the end of the last connection, because this
-    kernel is older than Linux 6.5. ``"connection"``: the end of the last connection, because this
-    kernel has no pidfds. :func:`crossmem.exports` shows the event of each lease. crossmem sets this
-    field; a backend does not."""
+    """The event that ends a lease if the importer does not release it (C11). ``"process"``: the
+    importer's death. ``"process-if-visible"``, on kernels older than Linux 6.5: the importer's
+    death if the importer has a pid in the exporter's pid namespace, else the end of the importer's
+    last connection. ``"connection"``, on kernels without pidfds: the end of the importer's last
+    connection. :func:`crossmem.exports` shows the event of each lease. crossmem sets this field; a
+    backend does not."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)

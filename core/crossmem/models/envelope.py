@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of the wire forms of queue and timeline handles.
-
-It contains the kind, the version, a number, the length and the checksum.
-"""
+"""The header of the wire forms of queue and timeline handles."""
 
 import struct
 from binascii import crc32

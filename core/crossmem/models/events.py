@@ -23,8 +23,8 @@ class EventKind(StrEnum):
     LEASED = "leased"
     """The lease server granted a lease to another process."""
     LEASE_ENDED = "lease-ended"
-    """A holder ended its lease. The exporter notices the end, and emits the event, when it releases
-    the memory or the withdrawn export, lists its exports, or sees the death of the holder."""
+    """A holder ended its lease. The exporter emits the event later: when it releases the memory or
+    the withdrawn export, lists its exports, or sees the death of the holder."""
     LEASE_LOST = "lease-lost"
     """A lease ended because its holder died. Without a pidfd, the end of the holder's last
     connection counts as its death."""
@@ -63,16 +63,16 @@ class Event:
     kind
         The kind of the event.
     backend, device
-        Backend name and device identity, empty if unknown.
+        Backend name and device identity.
     allocation
-        Number of the allocation in its owner, 0 if unknown.
+        Number of the allocation in its owner.
     nbytes
-        Requested size in bytes, 0 if unknown.
+        Requested size in bytes.
     owner_pid
-        Pid of the process that allocated the memory, 0 if unknown.
+        Pid of the process that allocated the memory.
     peer_pid
-        Pid of the other process in this process's pid namespace; 0 if the other process is not
-        visible there, or if the event has no other process.
+        Pid of the other process in this process's pid namespace; 0 if the other process has no pid
+        in this namespace, or if the event has no other process.
     detail
         A text for people.
     """

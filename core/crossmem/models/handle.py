@@ -138,12 +138,12 @@ class ShareableHandle:
     access: Access = _field("access", '``"rw"`` or ``"ro"``.')
     raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in other handles.")
     secret: bytes = _field("secret", "16 secret bytes. An importer proves that it knows them.")
-    # An importer's proof covers the core. So if a field of the core was changed in transit, the
-    # import is refused.
+    # An importer's proof covers the core, so an exporter refuses a handle whose core was changed in
+    # transit.
     core: bytes = _field("wire", "Everything except the part: equal cores name the same export.")
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":
-        """Return a handle to a part of this one.
+        """Return a handle of a part of this handle's memory.
 
         Parameters
         ----------
@@ -288,7 +288,7 @@ def _fill(
 
 
 block_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""Holds the decoder of block handles, which the module :mod:`crossmem.models.block_handle` adds."""
+"""The decoder of block handles, which :mod:`crossmem.models.block_handle` adds."""
 ready_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
 """The decoder of handles with a timeline, which :mod:`crossmem.models.ready_handle` adds."""
 

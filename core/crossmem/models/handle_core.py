@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of a handle: the bytes that all slices of an export share.
-
-This module packs and decodes the core.
-"""
+"""The core of a handle: the bytes that all slices of an export share."""
 
 import struct
 from functools import lru_cache
@@ -87,12 +84,8 @@ def pack_core(
     ----------
     names
         Backend, mechanism and device.
-    owner
-        The exporter.
     numbers
         Allocation, export, secret, size and capacity.
-    access, raw
-        The fields of the handle with these names.
     """
     flags = (FLAG_READONLY if access == "ro" else 0) | (FLAG_RAW if raw is not None else 0)
     lengths, text = _pack_names(names)

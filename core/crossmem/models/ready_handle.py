@@ -32,7 +32,7 @@ class ReadyHandle(ShareableHandle):
     base
         The handle of the memory.
     timeline, value
-        The memory is ready when the timeline has reached the value.
+        The timeline, and the value that it must reach.
     """
 
     __slots__ = ("base", "timeline", "value")

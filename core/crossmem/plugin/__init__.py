@@ -26,8 +26,7 @@ if typing.TYPE_CHECKING:
         explain,
     )
 else:
-    # These names are imported at their first use: importers of memory never choose a device, and
-    # only one command emulates a library.
+    # These names are imported at their first use, because importers of memory need none of them.
     __getattr__, __dir__ = lazy.names(
         __name__,
         {

@@ -28,9 +28,9 @@ class Availability:
         everything is installed but cannot work, for example because there is no device or no
         permission to use it.
     reason
-        Why this machine cannot use the backend, in one clause of at most 120 characters. In
-        messages, the backend's name precedes the reason. crossmem cuts a longer reason, and puts
-        the whole reason at the beginning of ``details``. Only ``"available"`` needs no reason.
+        Why this machine cannot use the backend, in one clause of at most 120 characters. Messages
+        put the backend's name before the reason. crossmem cuts a longer reason, and puts the whole
+        reason at the beginning of ``details``. Only ``"available"`` needs no reason.
     details
         Further text, such as every path that was tried, one per line.
 
@@ -76,8 +76,8 @@ class Backend:
     summary
         One line that tells users which vendor's memory this is.
     api_version
-        Version of the plugin interface that the backend implements. Write the number itself:
-        ``crossmem.plugin.API_VERSION`` would always be the version of the installed crossmem.
+        Version of the plugin interface that the backend implements. Write the number itself,
+        because ``crossmem.plugin.API_VERSION`` is the version of the installed crossmem.
     probe
         Returns whether this machine can use the backend. Called at most once per process, on the
         first thread that needs the result. The function may search for libraries, packages and

@@ -57,8 +57,8 @@ class Catalog:
         """
         blocked = {_normalized(name) for name in disabled}
         found = list(self._installed() if entry_points is None else entry_points)
-        # The order of sys.path depends on the installation. The entry points are sorted,
-        # so that this order does not affect the result.
+        # Entry points come in the order of sys.path, which depends on the installation, so they are
+        # sorted.
         plugins = [(_describe(point), point) for point in found]
         for info, point in sorted(plugins, key=lambda one: (one[0].distribution, one[0].plugin)):
             if blocked.isdisjoint({_normalized(info.plugin), _normalized(info.qualified)}):
@@ -167,8 +167,8 @@ class Catalog:
         try:
             return importlib.metadata.entry_points(group=PROJECT_NAME)
         except PLUGIN_FAULTS:
-            # A distribution with broken metadata, even an unrelated one, makes the fast search
-            # fail. The slower search reads distributions one by one and leaves out the broken ones.
+            # One distribution with broken metadata, even an unrelated one, makes this search fail.
+            # The slower search leaves out only the broken distributions.
             return self._installed_one_by_one()
 
     def _installed_one_by_one(self) -> Iterator[EntryPoint]:

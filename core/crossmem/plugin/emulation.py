@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data that the command ``crossmem emulate`` and the plugin of an emulation exchange."""
+"""The data that crossmem's commands and the plugin of an emulation exchange."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -39,9 +39,9 @@ class EmulationRequest:
     state
         Folder of the emulated host. Emulations with the same folder share devices and handles.
     is_lasting
-        Whether the emulation outlives this process. If true, the emulation counts no calls. If
-        false, and neither ``state`` nor the environment names a folder, the emulation gets a new
-        emulated host.
+        Whether the emulation outlives this process. A lasting emulation counts no calls. An
+        emulation that does not last gets a new emulated host, unless ``state`` or the environment
+        names a folder.
     """
 
     profile: str | None = None

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every hook that a plugin can implement.
 
-Hooks are for discovery and observation only. After a driver is loaded, crossmem calls it directly.
+After a driver is loaded, crossmem calls it directly, without hooks.
 
-A plugin is a module, or an instance of a class, with these functions. An entry point in the group
-``crossmem`` or the variable ``CROSSMEM_PLUGINS`` names the plugin, or a program passes it to
-:meth:`Registry.register`. The plugin marks its implementations with
-:data:`crossmem.plugin.hookimpl`. An implementation may omit parameters that it does not need. Rules
-for all hooks:
+A plugin is a module, or an instance of a class, with some of these functions. An entry point in the
+group ``crossmem`` or the variable ``CROSSMEM_PLUGINS`` names the plugin, or a program passes it to
+:meth:`Registry.register`. The plugin marks each function with :data:`crossmem.plugin.hookimpl`, and
+may omit parameters that it does not need. Rules for all hooks:
 
 - The import of the module must not import a vendor's package, load a vendor's library or touch a
   device, because every process that uses any backend imports the modules of all plugins.
-- Each plugin's hooks are called separately. An exception is recorded or logged with the plugin's
-  name, and the other plugins are still called. Wrappers are refused, because they would see the
-  results of other plugins.
-- A function marked as a hook under an unknown name makes the whole plugin fail, unless it is marked
+- If a hook raises, crossmem records or logs the exception with the plugin's name, and still calls
+  the other plugins. crossmem refuses hook wrappers, because they would see the results of other
+  plugins.
+- If a marked function has a name that is not a hook's, the whole plugin fails, unless the mark is
   ``@hookimpl(optionalhook=True)``.
 """
 
@@ -57,8 +56,7 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     find_runtime
         For use in :attr:`Backend.load` only. It returns the plugins' first answer to
         ``crossmem_runtime(api, name)``. If no plugin answers, it raises the error of a plugin that
-        has the runtime, else :class:`crossmem.BackendUnavailableError`. A plugin whose backends use
-        no other plugin's runtimes omits this parameter.
+        has the runtime, else :class:`crossmem.BackendUnavailableError`.
 
     Returns
     -------
@@ -130,8 +128,7 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
     Thread: the main thread of the command.
     Must not: start the program, or change this process's environment.
 
-    Plugins are called in the order of :func:`crossmem_runtime`, and the first answer that is not
-    None is used.
+    As for :func:`crossmem_runtime`, the first answer that is not None is used.
 
     Parameters
     ----------
@@ -164,7 +161,7 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
 def crossmem_event(event: Event) -> None:
     """Observe what happens to memory: allocations, exports, imports, leases, denials, losses.
 
-    When: right after the event, which an observer cannot change or prevent.
+    When: right after the event. An observer cannot prevent it.
     How often: once for each event in each process that sees it. An import of memory that the
     process already has open is not an event, and neither is the making of a slice.
     Thread: for actions of the application, the acting thread; for actions of other processes

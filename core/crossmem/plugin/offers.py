@@ -34,9 +34,8 @@ class PluginInfo:
         Name of the plugin's entry point, or of the module in ``CROSSMEM_PLUGINS``, or the name
         that :meth:`Registry.register` got.
     distribution, version
-        The installed distribution that contains the plugin, and its version; empty if the
-        distribution's metadata is broken, or if ``CROSSMEM_PLUGINS`` or :meth:`Registry.register`
-        adds the plugin.
+        The installed distribution that contains the plugin, and its version. Empty if the
+        distribution's metadata is broken, or if the plugin is not an entry point.
     """
 
     plugin: str
@@ -81,10 +80,6 @@ class Offer:
 
     Parameters
     ----------
-    backend
-        The plugin's description.
-    info
-        The plugin.
     problem
         A fault that makes the backend unusable regardless of the probe, such as a wrong version;
         else empty.
@@ -113,8 +108,7 @@ class Offer:
     def require(self, runtime: str | None) -> None:
         """Raise if the backend is unusable on this machine, or does not have that runtime.
 
-        If a runtime is named, the probe is not called, because an emulated runtime needs no vendor
-        library. The load of the driver then shows whether the runtime works.
+        If a runtime is named, the probe is not called; see :meth:`Registry.require`.
         """
         with self._lock:
             self._require(runtime)
@@ -149,8 +143,7 @@ class Offer:
 
     def _probed(self) -> Availability:
         if self._availability is None:
-            # The plugin's code may return any value, even against its annotations. So the answer is
-            # checked.
+            # A plugin may return any value, despite the annotation of Backend.probe.
             answer: object
             try:
                 answer = self.backend.probe()

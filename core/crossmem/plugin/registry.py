@@ -43,8 +43,10 @@ class Registry:
 
     Parameters
     ----------
-    settings, entry_points
-        The plugins to load, and the runtimes. ``entry_points=None``: the installed entry points.
+    settings
+        Only ``plugins``, ``disabled_plugins`` and ``runtimes`` are used. None: the defaults.
+    entry_points
+        The entry points of plugins; None: the installed ones.
     """
 
     observed: bool
@@ -187,15 +189,17 @@ class Registry:
         Raises
         ------
         BackendNotFoundError
-            No plugin offers the backend. The message lists the known backends. The details list
-            plugins that failed or are disabled.
+            No plugin offers the backend. The details list plugins that failed or are disabled.
         BackendUnavailableError
             The name is ambiguous, or the backend was written for another plugin interface.
         """
         return self._offer(name).backend
 
     def availability(self, name: str) -> Availability:
-        """Return a backend's availability: available if ``CROSSMEM_RUNTIME`` has an entry for it.
+        """Return the availability of a backend.
+
+        If ``CROSSMEM_RUNTIME`` names a runtime of the backend, the probe is not called, and the
+        state is ``"available"``.
 
         Raises
         ------
@@ -211,8 +215,8 @@ class Registry:
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
         """Return a backend that is usable on this machine, or raise an error that says why not.
 
-        If a runtime is named, the probe is not called: an emulated runtime needs no vendor library.
-        The load of the driver shows whether the runtime works.
+        If a runtime is named, the probe is not called, because an emulated runtime needs no vendor
+        library. The load of the driver shows whether the runtime works.
 
         Raises
         ------
@@ -301,7 +305,8 @@ class Registry:
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                # Unless a plugin answers, the error of a wrong request is raised: DEBUG is enough.
+                # If no plugin answers, the caller gets the error of a wrong request. So the level
+                # DEBUG is enough.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
@@ -363,7 +368,7 @@ class Registry:
     def emit(self, event: Event) -> None:
         """Send an event to every observer. An observer's exception is logged, not raised.
 
-        This method takes no lock, and starts no discovery: events occur only after discovery.
+        This method takes no lock and starts no discovery. Events occur only after discovery.
         """
         if held := forbidden_ranks():
             msg = f"an observer is called while a lock is held: {', '.join(held)}"

@@ -61,7 +61,7 @@ class DeviceSpec:
         Raises
         ------
         ConfigurationError
-            ``text`` is not a device name. Similar texts are not accepted.
+            ``text`` is not a device name.
         """
         match = _SPEC.fullmatch(text) if isinstance(text, str) else None
         ordinal = int(match[2] or 0) if match else 0
@@ -96,8 +96,8 @@ class Candidate:
     plugins
         The plugins that offer the backend.
     priority
-        Priority of the backend; None if the backend is used only when named, or if the fault of a
-        plugin makes it unusable.
+        Priority of the backend. None: the backend must be named, or the fault of a plugin makes the
+        backend unusable.
     availability
         Whether the backend can be used on this machine.
     chosen
@@ -172,11 +172,10 @@ def choose(
 ) -> Choice:
     """Choose a device.
 
-    The device that the caller names is used, else the device in ``CROSSMEM_DEVICE``. If the named
-    device cannot be used, the function raises and tries no other device. If no device is named,
-    device 0 of the available backend with the highest priority is used. Among equal priorities, the
-    first name in alphabetical order is used. Emulations have no priority, so they are used only
-    when they are named.
+    The device that the caller names comes first, then the device in ``CROSSMEM_DEVICE``. If the
+    named device cannot be used, the function raises. If no device is named, the function chooses
+    device 0 of the available backend with the highest priority. Between equal priorities, the first
+    name in alphabetical order wins. Emulations have no priority, so they must be named.
 
     Parameters
     ----------
@@ -187,7 +186,7 @@ def choose(
     registry
         The backends.
     runtime
-        The runtime for the device. A runtime belongs to a backend, so the device must be named.
+        The runtime for the device. A runtime needs a named device.
 
     Raises
     ------
@@ -245,14 +244,9 @@ def explain(
     *,
     runtime: str | None = None,
 ) -> Explanation:
-    """Explain the decision of :func:`choose` for the same arguments.
+    """Explain the decision of :func:`choose` for the same arguments, or the error that it raises.
 
     This probes every backend, except backends with a runtime in ``CROSSMEM_RUNTIME``.
-
-    Returns
-    -------
-    Explanation
-        The decision. If :func:`choose` raises, the explanation contains the error.
     """
     named = choice = None
     problem = ""
@@ -317,6 +311,6 @@ def _named(spec: str | DeviceSpec | None, settings: Settings) -> Choice | None:
 
 def _ranked(registry: Registry) -> list[Backend]:
     """Return the backends with a priority, in order of preference."""
-    # A name that several plugins offer is left out: errors say how to resolve the conflict.
+    # Registry.backends() leaves out a name that several plugins offer.
     able = [(one.priority, one) for one in registry.backends() if one.priority is not None]
     return [one for _, one in sorted(able, key=lambda pair: (-pair[0], pair[1].name))]

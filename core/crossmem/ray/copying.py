@@ -2,8 +2,7 @@
 """Copies trees from another node. The bytes travel through Ray's object store.
 
 A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces. The
-receiver stores the pieces in memory of crossmem. Arrays that overlap also overlap in the copy. The
-processes of the receiver's node can share the copied arrays without a further copy.
+receiver stores the pieces in memory of crossmem. Arrays that overlap also overlap in the copy.
 """
 
 from collections.abc import Iterator
@@ -33,14 +32,7 @@ _PIECES: Final = 4
 
 
 def copy_from(origin: str, blob: bytes) -> Any:
-    """Return a copy of a tree from another node.
-
-    Parameters
-    ----------
-    origin
-        Ray's id of the other node.
-    blob
-        The tree's message.
+    """Return a copy of the tree of the message ``blob`` from Ray's node ``origin``.
 
     Raises
     ------
@@ -90,12 +82,7 @@ def _allocate(handle: ShareableHandle, ranges: list[CopyRange]) -> Allocation:
 def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[PickleBuffer]]:
     """Yield parts of the memory of each handle, in pieces. This function runs as a Ray task.
 
-    Parameters
-    ----------
-    blob
-        The tree's message.
-    parts
-        For each handle, the start and end offsets of each part.
+    For each handle of the message ``blob``, ``parts`` has the start and end offsets of each part.
     """
     with ExitStack() as stack:
         mappings = attach_many(Message.from_bytes(blob).handles)

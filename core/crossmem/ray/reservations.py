@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the memory of a Ray message as long as Ray keeps the message.
 
-Each message carries a token, a Ray object that the sender owns. Ray keeps the token as long as the
-message: in an object store, in a waiting or running call, or in a result. Ray also counts the
-receivers of the token. A receiver keeps the token as long as it keeps the memory, and forwards both
-together. When no message and no living process has the token any more, the sender releases the
+Each message carries a token: a Ray object that the sender owns, and whose references Ray counts.
+Ray keeps the token as long as the message. A receiver keeps the token as long as the memory, and
+forwards both together. When no message and no living process has the token, the sender releases the
 memory.
 
-Ray begins to count a token when the message is complete. The sender must keep the token until that
-moment, but Ray does not report the moment to the serialiser. Therefore, the sender keeps the token
-as long as the ``tie`` lives. The tie is an object that the sender holds during the send. All
-messages with the same tie share one token.
+Ray counts the references in a message only when the message is complete, and does not report that
+moment to the serialiser. Therefore, the sender keeps the token as long as the ``tie`` lives. The
+tie is an object that the sender holds during the send. Messages with the same tie share one token.
 """
 
 import logging
@@ -31,8 +29,8 @@ _lock = threading.RLock()
 _reserved: dict[bytes, object] = {}
 """For each token, the object that keeps the memory of its messages. The key is the token's id."""
 _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
-"""For each tie, its token, and a weak reference to the tie. When the tie ends, the reference
-removes the entry. The key is the tie's ``id()``."""
+"""For each tie, its token, and a weak reference that removes the entry when the tie ends. The key
+is the tie's ``id()``."""
 
 
 def token_of(memory: Memory) -> Any:
@@ -71,10 +69,10 @@ def token_for(tie: Any, kept: object) -> Any:
 
 
 def keep_token(tie: Any, token: Any) -> None:
-    """Keep a received token as long as ``tie`` lives: as long as this process has the memory."""
+    """Keep a received token as long as ``tie`` lives."""
     with _lock:
-        # A process that receives its own memory must not keep its own token, or it would never
-        # release the memory.
+        # A process that receives its own memory must not keep its own token. Otherwise it would
+        # never release the memory.
         if id(tie) not in _tokens and token.binary() not in _reserved:
             _put(tie, token)
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray serialisers for arrays, tensors and shared trees.
 
-Receivers on the sender's node attach the memory, and receivers on other nodes get copies.
-
-The sender does not know the receivers, because Ray gives an object to any process that requests it.
-Therefore each message contains handles and the id of the sender's node, and the receiver compares
-that id with its own node.
+Ray gives an object to any process that requests it, so the sender does not know the receivers.
+Therefore, each message contains handles and the id of the sender's node. A receiver on that node
+attaches the memory. A receiver on another node gets a copy.
 """
 
 from collections.abc import Callable
@@ -33,8 +31,8 @@ Reduced = tuple[Any, ...]
 
 _PROTOCOL: Final = 5
 _before: dict[type, Callable[[Any], Reduced] | None] = {}
-"""The serialiser that Ray had for a class before crossmem registered another; None: Ray used the
-class's ``__reduce_ex__``. The key is the class."""
+"""The serialiser that each class had before crossmem registered another. None: Ray used the class's
+``__reduce_ex__``."""
 
 
 def register() -> None:
@@ -58,8 +56,8 @@ def _register_library(name: str) -> None:
 
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
-    # A second thread would find crossmem's serialiser here, because the first thread has registered
-    # it. So setdefault keeps the entry of the first thread.
+    # If another thread has registered the class just now, get() returns crossmem's own serialiser.
+    # So setdefault() keeps the entry of the first thread.
     _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 
@@ -123,10 +121,7 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
 
 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
-    """Return a shared tree. On a node other than the sender's, return a copy of the tree.
-
-    No process publishes new versions of the copy.
-    """
+    """Return a shared tree. On another node, return a copy, which never gets a new version."""
     message = Message.from_bytes(blob)
     if node() == origin:
         shared: Shared[Any] = Shared(

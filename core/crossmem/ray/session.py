@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The uses of Ray's private interface, and the check that Ray has this interface.
 
-crossmem needs the following four things of Ray, which have no public name. :func:`check` refuses a
-Ray that lacks one of the first three.
+crossmem needs four things of Ray that have no public name. :func:`check` refuses a Ray that lacks
+one of the first three.
 
-- whether Ray is serialising a message. Ray's pickler also writes data that is stored, such as
-  checkpoints and functions, and stored data must not contain handles;
-- a notice when no process of the cluster has a reference to an object any more;
-- the lock that Ray holds while a deserialiser runs. A deserialiser that waits for Ray under this
-  lock blocks all other deserialisers of the process. It also blocks Ray itself, which deserialises
-  awaited objects before it continues;
-- whether this thread is the thread on which Ray deserialises awaited objects; that thread must not
+- Whether Ray is serialising a message. Ray's pickler also writes stored data, such as checkpoints
+  and functions. Stored data must not contain handles.
+- A notice when no process of the cluster has a reference to an object any more.
+- The lock that Ray holds while a deserialiser runs. A deserialiser that waits for Ray under this
+  lock blocks Ray and all other deserialisers of the process.
+- Whether this thread is the thread on which Ray deserialises awaited objects. That thread must not
   wait.
 """
 
@@ -59,7 +58,7 @@ def check() -> None:
     Raises
     ------
     UnsupportedError
-        The message names the missing attribute.
+        Ray cannot be imported, or lacks an attribute, which the message names.
     """
     ray = import_ray()
     for module, owner, name in (

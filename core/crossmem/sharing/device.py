@@ -94,20 +94,20 @@ class Device(LocalDevice):
     ) -> Pool:
         """Allocate a pool: memory that is divided into blocks of one size.
 
-        A process leases the whole pool when it attaches its first block. Attaching and unmapping
-        later blocks takes no message, and usually no system call. Most frees take neither: the
-        owner reclaims freed blocks in batches of up to 32, with one barrier for each batch.
+        A process leases the whole pool when it attaches its first block. After that, it usually
+        attaches and unmaps blocks without a message or a system call. The owner reclaims freed
+        blocks in batches of up to 32, with one barrier for each batch.
 
         Parameters
         ----------
         block_nbytes
-            Size of each block in bytes, rounded up to a multiple of 64 bytes in host memory, and of
-            512 bytes on other devices.
+            Size of each block in bytes. It is rounded up to a multiple of 64 bytes in host memory,
+            and of 512 bytes on other devices.
         blocks
             Number of blocks; at most 1,048,574.
         allow
             The processes that may import blocks; None: all processes of the same user (C13). A
-            process with one block can access the memory of all blocks.
+            process that imports one block can access the memory of all blocks.
         access
             ``"ro"`` makes importers' mappings read-only.
 
@@ -136,12 +136,12 @@ class Device(LocalDevice):
         Parameters
         ----------
         level
-            ``"word"``, ``"event"`` or ``"host"``: how streams are ordered; see the capability
+            How streams are ordered: ``"word"``, ``"event"`` or ``"host"``; see the capability
             ``timeline_levels``. None: the strongest level that the device offers.
         allow
             The processes that may open the timeline; None: all processes of the same user (C13).
-            Each of these processes can write the words of all timelines in the same page: up to 64
-            timelines with the same ``allow``.
+            Up to 64 timelines with the same ``allow`` share a page. A process that opens one of
+            them can write the words of all of them.
 
         Returns
         -------
@@ -153,7 +153,7 @@ class Device(LocalDevice):
         UnsupportedError
             The device does not offer the level.
         BackendNotFoundError
-            The backend ``host`` is missing. Its memory contains the value.
+            The backend ``host``, whose memory contains the value, is missing.
         OutOfMemoryError, DriverError
             There is no memory for the value.
         """
@@ -190,14 +190,14 @@ class Device(LocalDevice):
             If no buffer is free: ``"wait"`` lets :meth:`Queue.allocate` wait, ``"raise"`` lets it
             raise, and ``"drop"`` drops the oldest buffer that no consumer has.
         redeliver
-            Whether the buffers that a dead consumer had are delivered again, with a higher
-            ``delivery_count``. Otherwise they are lost, and :meth:`Queue.stats` counts them.
-            True needs ``delivery="one"``.
+            True: the buffers of a dead consumer are delivered again, with a higher
+            ``delivery_count``. This needs ``delivery="one"``. False: these buffers are lost, and
+            :meth:`Queue.stats` counts them.
         producers, consumers
             The largest number of processes that may produce, or consume, at a time.
         prefetch
-            The most buffers of one producer that a consumer gets before it has released others.
-            None: 2, or ``depth`` if only one consumer may open the queue.
+            The most buffers of one producer that a consumer gets before it releases others. None:
+            2, or ``depth`` if ``consumers`` is 1.
         allow
             The processes that may open the queue; None: all processes of the same user (C13).
 
@@ -241,7 +241,7 @@ class Device(LocalDevice):
     ) -> Adoption:
         """Make memory of another library exportable, without a copy.
 
-        :func:`crossmem.how_can_share` reports in advance whether this call would raise, and why.
+        :func:`crossmem.how_can_share` reports in advance whether the memory can be shared.
 
         Parameters
         ----------
@@ -250,9 +250,9 @@ class Device(LocalDevice):
         nbytes
             Number of bytes from ``ptr`` on. They must lie in one allocation of the vendor.
         owner
-            The object that keeps the memory allocated, such as a tensor. The adoption holds a
-            reference to it until the adoption is freed and the last lease on it has ended. The
-            memory must stay allocated while the object lives.
+            The object that keeps the memory allocated, such as a tensor. The memory must stay
+            allocated while this object lives. The adoption refers to the object until the adoption
+            is freed and its last lease has ended.
         neighbours
             ``"expose"`` allows importers to reach other memory in the same block of the vendor.
             None: the call raises if the block contains other memory.
@@ -260,19 +260,19 @@ class Device(LocalDevice):
         Returns
         -------
         Adoption
-            Export it like an allocation. Free it, or use it as a context manager. The end of the
-            adoption drops the reference to the owner and does not free the memory.
+            Export it like an allocation. Free it, or use it as a context manager. Its end does not
+            free the memory.
 
         Raises
         ------
         UnsupportedError
-            This memory cannot be shared (the message says why), the capability ``foreign_memory``
-            is false, or the block contains other memory and ``neighbours`` is None.
+            This memory cannot be shared (the message says why). Or the block contains other memory,
+            and ``neighbours`` is None.
         InvalidSizeError
             ``nbytes`` is not positive, or the bytes do not lie in one allocation of the vendor.
         BusyError
-            The memory of an earlier adoption was freed while it was adopted, and the vendor has
-            other memory at these addresses now. Free the earlier adoption first.
+            An earlier adoption at these addresses remains, but its memory was freed and the vendor
+            has other memory there now. Free that adoption first.
         ConfigurationError
             An argument is invalid.
         DriverError
@@ -344,9 +344,8 @@ def device(
         Name of the vendor binding. None: the binding in ``CROSSMEM_RUNTIME`` for the backend, else
         the backend's own choice.
     mechanism
-        The mechanism that shares memory allocated on the device. The capability ``mechanisms``
-        lists the possible names. None: the preferred one. Imports always use the handle's
-        mechanism.
+        The mechanism that shares memory allocated on the device: one of the capability
+        ``mechanisms``. None: the preferred one. Imports always use the handle's mechanism.
 
     Raises
     ------

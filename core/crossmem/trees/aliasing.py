@@ -41,14 +41,14 @@ def copy_all(copies: Sequence[Copy], operation: Operation) -> None:
     Raises
     ------
     ConfigurationError
-        One target is at two places, and its sources differ. Nothing was copied then.
+        One target is at two places, and the sources of these places differ. Nothing was copied.
     """
     _refuse_two_contents(copies, operation)
     ranges = _Ranges(copies)
     jobs = [
         (one.to.kind, one.target, _duplicate(one) if ranges.overlap(one) else one.source)
         for one in copies
-        # If the arrays are the same, the application has written in place.
+        # If target and source are the same array, the application has written in place.
         if one.target is not one.source
     ]
     for kind, target, source in jobs:
@@ -122,7 +122,7 @@ class _Ranges:
                 self._highs.append(high)
 
     def overlap(self, one: Copy) -> bool:
-        """Return whether a copy could overwrite this copy's source before it is read."""
+        """Return whether a copy could overwrite this copy's source before the source is read."""
         if one.origin.layout.extent is None or _key(one.to) == _key(one.origin):
             return False
         low, high = _bounds(one.origin)

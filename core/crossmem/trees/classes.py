@@ -3,8 +3,8 @@
 
 The receiver looks only in modules that it has imported. A dataclass must have exactly the sent
 fields, and a named tuple must have as many fields as values were sent. No code of the class runs,
-except the ``__hash__`` and ``__eq__`` of objects that are keys of a dict. Therefore, fields with
-their own descriptors are refused, and so are classes with ``__del__``.
+except the ``__hash__`` and ``__eq__`` of objects that are keys of a dict. Therefore, classes with
+``__del__`` are refused. So are classes in which a field is a data descriptor other than a slot.
 """
 
 import sys
@@ -27,7 +27,7 @@ def name_of(kind: type, where: Callable[[], str]) -> str:
     Raises
     ------
     UnsupportedError
-        Other processes cannot find the class, or the class has a ``__del__``.
+        Other processes cannot find the class, or the class defines ``__del__``.
     """
     name = f"{kind.__module__}:{kind.__qualname__}"
     if _find(kind.__module__, kind.__qualname__) is not kind:
@@ -60,8 +60,8 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
     """Refuse an object with attributes that are not fields, because the message has only fields.
 
-    Two kinds of attributes are ignored: cached properties, which the receiver computes again, and
-    ``__orig_class__``, which ``typing`` sets on an object of a generic class, without any effect.
+    Cached properties are ignored, because the receiver computes them again. ``__orig_class__`` is
+    ignored, because ``typing`` sets it on objects of generic classes without any effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()

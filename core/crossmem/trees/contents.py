@@ -20,8 +20,7 @@ from crossmem.trees.pool_blocks import Exportable
 __all__ = ["Contents"]
 
 _READ_STEP: Final = 1 << 16
-"""The most bytes that Linux maps at one page fault of a read. At a page fault of a write, Linux
-maps one page."""
+"""The most bytes that Linux maps at one page fault of a read."""
 
 
 class Contents:
@@ -29,14 +28,10 @@ class Contents:
 
     Parameters
     ----------
-    message
-        The tree's message to other processes.
     arrays
         The arrays of the tree, in the order of their numbers in the message.
     copies
         The memory to which arrays were copied. The key is the number of its handle in the message.
-    allow
-        The processes that may import the memory.
     """
 
     __slots__ = ("_allow", "_arrays", "_copies", "_message")
@@ -50,7 +45,7 @@ class Contents:
     ) -> None:
         self._message = message
         self._arrays = [
-            # The original of a copied array is not kept: only the copy is shared.
+            # The original of a copied array is not kept, because only the copy is shared.
             None if row.handle in copies else array
             for row, array in zip(message.rows, arrays, strict=True)
         ]
@@ -67,9 +62,9 @@ class Contents:
         Raises
         ------
         ConfigurationError
-            If the trees differ, or a shared array cannot be overwritten. Nothing has changed then.
+            The trees differ, or a shared array cannot be overwritten. Nothing has changed then.
         UnsupportedError
-            If something in the other tree cannot be shared. Nothing has changed then.
+            Something in the other tree cannot be shared. Nothing has changed then.
         """
         matches = list(match(self._message, tree, "update"))
         arrays = self._shared_arrays()
@@ -91,8 +86,8 @@ class Contents:
     def _shared_arrays(self) -> list[Any]:
         """Return the arrays that readers see: for a copied array, a new array over the copy.
 
-        A new array holds an import of the memory, as the arrays of other processes do. So the tree
-        can be closed while the array is in use. An array in a pool's block holds the block instead.
+        A new array holds an import of the memory, so that the tree can be closed while the array is
+        in use. An array in a pool's block holds the block instead.
         """
         copies, rows = self._copies, self._message.rows
         if copies:
@@ -101,7 +96,7 @@ class Contents:
                 if isinstance(memory, Block):
                     memories[number] = memory
                     continue
-                # The export may be read-only for other processes. This process may write.
+                # This process may write, even if the memory is read-only for other processes.
                 mapping = attach(memory.export(allow=self._allow, access="rw"))
                 leave_to_views(mapping)
                 memories[number] = mapping

@@ -3,7 +3,7 @@
 
 The writer of a tree counts the values in all containers, and refuses a tree with more than
 ``MAX_VALUES`` (:func:`crossmem.trees.nodes.write`). The receiver of an untrusted message counts the
-same values in the text of the JSON. It reads the text once, in bounded memory.
+same values in the text of the JSON, in one pass and bounded memory.
 """
 
 import re
@@ -31,15 +31,15 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""There are three kinds of tokens: a run of commas and of values that contain no values; an opening
-bracket, with the tag if it begins an object; a closing bracket."""
+"""A token is one of three: a run of commas and of values without inner values; an opening bracket,
+with the tag of an object; a closing bracket."""
 _RUN, _OPENING = 1, 2
 
 _TEXTS: Final = re.compile(_TEXT, re.DOTALL)
 _TREE_KEY: Final = re.compile(rb'"tree"[ \t\r\n]*+:[ \t\r\n]*+\Z')
 
-# The role of each list says what it contains. The values in lists of the first two roles are
-# counted.
+# The role of a list says what the list contains. Only the values in lists of the first two roles
+# are counted.
 _VALUES, _PAIRS, _PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN = range(8)
 _FLAT, _TREE, _BODY = range(8, 11)
 """The roles of parts that are not lists of the tree: ``_FLAT`` is a list outside the tree,
@@ -76,27 +76,20 @@ _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""By role, the largest number of commas in a list whose values are not counted, and in the
-outermost object. Objects of the tree have no comma."""
+"""By role, the largest number of commas in the outermost object, and in a list whose values are not
+counted. Objects of the tree have no comma."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:
-    """Refuse the JSON of a message if its tree has too many values.
+    """Refuse the JSON of a message if its tree has more than ``most`` values.
 
     A text that passes may still be invalid.
-
-    Parameters
-    ----------
-    text
-        The JSON.
-    most
-        The maximum number of values.
 
     Raises
     ------
     ValueError
-        The tree has more values, or the text has more brackets than any writer produces or is not
-        a tree's JSON.
+        The tree has more values, the text has more brackets than any writer produces, or the text
+        is not the JSON of a tree.
     """
     # The number of commas and opening brackets in the text, even in strings, is an upper bound of
     # the number of values. So most messages pass without the slower count.
@@ -105,7 +98,7 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
 
 
 def _count(text: bytes, most: int) -> int:
-    """Return the number of values in the tree, in bounded memory."""
+    """Return the number of values in the tree."""
     values = brackets = 0
     most_brackets = 3 * len(text) // _MIN_ROW_NBYTES
     stack: list[tuple[int, int]] = []

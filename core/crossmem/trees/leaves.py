@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The address of the elements' first byte, and the address after their last byte.
+        """The address of the first byte of the elements, and the address after their last byte.
 
         The array must have elements.
         """

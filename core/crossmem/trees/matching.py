@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pairs of arrays at the same places of two trees, for copies between the trees."""
+"""Finds the pairs of arrays at the same places of two trees, and checks that they can be copied."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -71,16 +71,7 @@ def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
 def refuse_unwritable(
     name: str, array: Any, kind: Kind, layout: Layout, operation: Operation
 ) -> None:
-    """Refuse an array that cannot be overwritten.
-
-    Parameters
-    ----------
-    name
-        Name of the array in the error.
-    array, kind, layout
-        The array, its library, and its shape and strides.
-    operation
-        The operation that would overwrite the array.
+    """Refuse an array that cannot be overwritten. ``name`` is its name in the error.
 
     Raises
     ------

@@ -120,8 +120,7 @@ def _pack(row: Row) -> tuple[Any, ...]:
     return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
 
 
-# The bytes of a tree stay the same after each update, so a reader may decode them again and again.
-# The last results are kept.
+# An update does not change the bytes of a tree, so a reader may decode the same bytes often.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
     return _decode(blob)
@@ -142,14 +141,13 @@ def _decode(blob: bytes) -> Message:
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
-    # This import comes late, because senders of trees need no pydantic, whose import takes longer
-    # than that of crossmem.
+    # Only readers of trees need pydantic. Its import takes longer than the import of crossmem.
     with MODULES:
         from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
-        # This check comes before the parser, which takes up to 85 times the size of the text in
-        # memory if the text consists of brackets.
+        # This check comes before the parser. For a text of brackets, the parser takes memory of up
+        # to 85 times the size of the text.
         check_values(text)
         body = read_body(text)
     except ValueError as error:

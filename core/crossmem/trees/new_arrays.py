@@ -38,9 +38,9 @@ def empty(
 ) -> Any:
     """Return an array or tensor that :func:`crossmem.share` never copies, in memory of crossmem.
 
-    The memory is freed within a second after the array and all objects that are derived from it,
-    such as views, have ended. If other processes have received the array, the memory stays until
-    they have dropped it, too.
+    The memory is freed within a second after the array and all objects derived from it, such as
+    views, have ended. If other processes have received the array, the memory stays until they have
+    dropped it, too.
 
     Parameters
     ----------
@@ -99,8 +99,8 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
     Parameters
     ----------
     tree
-        A tree as for :func:`crossmem.share`. If an array has gaps or repetitions, such as a column
-        of a matrix, and overlaps no other array, then the new array is contiguous.
+        A tree as for :func:`crossmem.share`. An array with gaps or repetitions, such as a column of
+        a matrix, becomes contiguous, unless it overlaps another array.
     device
         The device that holds the memory. None: each new array lies on the device of the array at
         its place, and arrays in host memory lie on ``host``.
@@ -159,8 +159,8 @@ def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any
     for leaf, number in zip(leaves, numbers, strict=True):
         found, (low, high) = leaf.found, leaf.bounds
         if counts[number] == 1 and high - low != found.layout.nbytes:
-            # This array has gaps or repetitions, and overlaps no other array. So it gets a place
-            # after all others, without gaps and repetitions.
+            # This array has gaps or repetitions, and overlaps no other array. So the new array is
+            # contiguous, and lies after all others.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % alignment
             found = found._replace(pointer=end, layout=layout)

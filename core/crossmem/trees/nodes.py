@@ -262,8 +262,8 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         inner, beside = form.split(content)
         inner = (_read_pairs if form.has_keys else _read_all)(inner, known, depth + 1)
         if form.has_attributes:
-            # Attributes are read after the content, because they were written after it: containers
-            # are numbered in the order in which they finish.
+            # Containers are numbered in the order in which they finish. So the reader keeps the
+            # writer's order: first the content, then the attributes.
             beside = _read_pairs(beside, known, depth + 1)
         made = form.make(inner, beside)
         if tag in _CHANGEABLE:
@@ -301,7 +301,7 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
     for pair in nodes:
         _check_list(pair, depth)
         key, value = pair
-        # Most keys are strings. A node that is a string is also the value.
+        # Most keys are strings, and the node of a string is the string itself.
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
     if len(pairs) > _MAX_COLLISIONS:
@@ -327,7 +327,7 @@ def _make_ordered(
 
 
 class _Form(NamedTuple):
-    """The JSON of one kind of container, after the tag: the content and perhaps one other part.
+    """The JSON of one kind of container: the content, and perhaps an additional part.
 
     Parameters
     ----------
@@ -335,9 +335,10 @@ class _Form(NamedTuple):
         A function that makes the container from the content and the additional part.
     has_keys
         Whether the content consists of pairs of key and value. Otherwise, it consists of values.
-    is_named, has_attributes
-        Whether the additional part is the class's name, which comes before the content, or the
-        attributes, which come after it.
+    is_named
+        Whether the additional part is the name of the class, which comes before the content.
+    has_attributes
+        Whether the additional part is the attributes, which come after the content.
     """
 
     make: Callable[[list[Any], Any], Any]

@@ -26,8 +26,6 @@ def pair_arrays(
     where
         The name of the other tree in errors. The last item of each result is this name with the
         path to the array.
-    operation
-        The operation for which the trees are compared: ``"receive"`` or ``"update"``.
 
     Raises
     ------
@@ -80,8 +78,8 @@ def _in_words(tag: str | None, name: str | None) -> str:
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     """Return a node's tag, the nodes inside it, and its class's name.
 
-    The inner nodes are in a dict. Its keys are indexes, or the texts of the keys of ``node``. For
-    an array, the dict is ``node`` itself.
+    The inner nodes are in a dict, by their index or the text of their key. For an array, the dict
+    is ``node`` itself.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None
@@ -96,8 +94,8 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     if form is None:
         return None, {}, None
     inner, beside = form.split(content)
-    # A key may be a container, such as a tuple. Its node is not hashable, so the text of the node
-    # is the key here.
+    # A key may be a container, such as a tuple. Its node is not hashable, so the node's text is
+    # used.
     parts = (
         ((repr(_without_numbers(key)), one) for key, one in inner)
         if form.has_keys

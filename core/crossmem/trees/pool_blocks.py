@@ -88,7 +88,7 @@ def let_go(memory: Exportable) -> None:
     """Free memory that a tree owns.
 
     If arrays in a block outlive the tree, the block is freed after the last array. The tree's
-    handle of the block is withdrawn at once, so no further process can import the block with it.
+    handle of the block is withdrawn at once, so that no further process can import the block.
     """
     try:
         memory.free()

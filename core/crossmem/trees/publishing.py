@@ -66,8 +66,8 @@ class Published:
         UnsupportedError
             The tree has no versions.
         OwnerGoneError, OwnerUnresponsiveError
-            As for :meth:`wait`. Or the process that shares the tree is dead, and its last version
-            is unknown.
+            The process that shares the tree does not reply, or is dead and its last version is
+            unknown.
         """
         timeline = self._look(None)
         version = timeline.value
@@ -97,9 +97,9 @@ class Published:
         ------
         UnsupportedError
             Another process shares the tree, or the tree has no versions. Or ``stream`` was passed,
-            and the arrays are not all on one device with streams. Also raised if
-            :func:`crossmem.share` copied arrays and this process has neither used :attr:`value` nor
-            called :meth:`update`, so that it has written only to the originals.
+            and the arrays are not all on one device with streams. Or :func:`crossmem.share` copied
+            arrays, and this process has written only to the originals: it has neither used
+            :attr:`value` nor called :meth:`update`.
         ConfigurationError
             ``stream`` is not a stream.
         ClosedError, ForkedProcessError
@@ -131,16 +131,16 @@ class Published:
             and the call returns this version. The level of the device's timelines decides whether
             the host waits, too; see :meth:`crossmem.Timeline.wait`. None: the call waits.
         timeout
-            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
-            another process's tree sends a request to the owner. With 0, this request may still take
-            up to ``CROSSMEM_TIMEOUT``.
+            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. For another process's
+            tree, the first call also sends a request to the owner. Even with 0, this request may
+            take up to ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
         WaitTimeoutError
             No newer version was published before the time limit.
         OwnerUnresponsiveError
-            The owner does not reply at the first check.
+            The owner does not reply to the request of the first call.
         OwnerGoneError
             The process that shares the tree is dead.
         ClosedError, ForkedProcessError
@@ -193,8 +193,9 @@ class Published:
     def done(self, version: int, *, stream: Any = None) -> None:
         """Acknowledge a version: this process does not use its contents any more.
 
-        A process counts as one reader of a tree, even if it has several objects for the tree. Call
-        ``done(0)`` before the first version, if the writer does not know the number of its readers.
+        A process counts as one reader of a tree, even if it has several objects for the tree. If
+        the writer does not know the number of its readers, call ``done(0)`` before the first
+        version.
 
         Parameters
         ----------
@@ -214,7 +215,8 @@ class Published:
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
             This process has closed the tree, or a forked child made this call. After the writer's
-            end, the call has no effect, or raises if this object has not waited for a version yet.
+            end, the call raises if it is the first use of this object's versions. Later calls have
+            no effect.
         """
         timeline = self._look(None)
         if self._is_own:

@@ -55,10 +55,10 @@ def receive(
 ) -> Any:
     """Return arrays and tensors over the memory that another process shared, without a copy.
 
-    The memory stays valid while a received array, or an object that is derived from the array,
-    lives, even if the owner frees the memory. After the owner's exit, the memory stays valid if
-    the backend has the capability ``survives_owner``. The memory is released within a second after
-    the last array ends.
+    The memory stays valid as long as a received array or an object derived from it lives, even if
+    the owner frees the memory. After the owner's exit, the memory stays valid if the backend has
+    the capability ``survives_owner``. The memory is released within a second after the last array
+    ends.
 
     Parameters
     ----------
@@ -66,12 +66,12 @@ def receive(
         The object that :func:`crossmem.share` returned, or its bytes.
     readonly
         True: the device or the kernel forbids writes. NumPy arrays are marked read-only. PyTorch
-        and CuPy have no read-only arrays. If the CPU writes to such an array, the process is
-        killed. ``"advisory"``: only NumPy arrays refuse writes.
+        and CuPy have no read-only arrays, and a write by the CPU to such an array kills the
+        process. ``"advisory"``: only NumPy arrays refuse writes.
     device
-        The device that will use the memory, for memory of this device's backend. Memory of other
-        backends is mapped for the device that holds it. None: all memory is mapped for the device
-        that holds it. The memory does not move (C24).
+        The device that will use the memory. Memory of other backends than this device's is mapped
+        for the device that holds it. None: all memory is mapped for the device that holds it. The
+        memory does not move (C24).
     into
         A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
         The received contents are copied into these arrays, the received memory is released, and
@@ -87,8 +87,9 @@ def receive(
     UnsupportedError
         A library or a class is missing in this process.
     ConfigurationError
-        ``into`` has another structure, an array that cannot be overwritten, or one array at two
-        places for which the shared arrays differ. Or another argument is invalid.
+        ``into`` has another structure, or an array that cannot be overwritten. Or one of its arrays
+        is at two places, and the shared arrays at these places differ. Or another argument is
+        invalid.
     BackendNotFoundError
         No plugin offers the backend of ``device``.
     ClosedError, ForkedProcessError

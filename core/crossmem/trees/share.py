@@ -149,7 +149,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
         return None
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
-    # drain() would raise while this process exits, and ordinary arrays may still be sent then.
+    # While this process exits, ordinary arrays may still be sent, and drain() would raise.
     memory = current().arrays.find(low, high - low)
     if memory is None:
         refuse_unmapped(low, high - low, leaf.where)
@@ -158,8 +158,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # No process can import this memory any more, so it counts as ordinary memory.
         return None
-    # An array that this process attached with a read-only handle is sent with a read-only handle,
-    # even if this process owns the memory.
+    # An array from a read-only handle is sent with a read-only handle, even if this process owns
+    # the memory.
     access = memory.handle.access if isinstance(memory, Mapping) else None
     # readonly="advisory" binds this process, not the processes to which it sends the array.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
@@ -187,8 +187,7 @@ def _rows(
 ) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Exportable]]:
     """Return the distinct handles of the arrays, a row for each array, and the copies' memory.
 
-    The dictionary contains the memory to which this process copied arrays. The key is the index of
-    the memory's handle in the first tuple.
+    The key of a copy's memory is the index of the memory's handle in the first tuple.
     """
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
     places = iter(tree_memory.find(with_elements))

@@ -113,10 +113,10 @@ class Shared(Published, Generic[_T_co]):
         return cls(drain(), message, received=received)
 
     def to_bytes(self) -> bytes:
-        """Return the bytes with which other processes receive the tree. Send them in any way.
+        """Return the bytes with which other processes receive the tree.
 
-        A process that has the bytes and passes the exporter's access check can import the memory,
-        so treat the bytes as a credential.
+        The bytes are a credential: a process that has them and passes the exporter's access check
+        can import the memory.
         """
         if self._blob is None:
             self._blob = self.message.to_bytes()
@@ -139,9 +139,9 @@ class Shared(Published, Generic[_T_co]):
         """The tree in shared memory. Readers see all writes to its arrays.
 
         The containers of the value are new. An array that was shared in place is the original. For
-        an array that was copied, the value has an array in the shared memory, so that a program can
-        train in place. The copy of a PyTorch ``Parameter`` is a plain tensor. In another process,
-        the value is the result of :func:`crossmem.receive`, and this object keeps the result.
+        an array that was copied, the value has an array in the shared memory. The copy of a PyTorch
+        ``Parameter`` is a plain tensor. In another process, the value is the result of
+        :func:`crossmem.receive`, and this object keeps the result.
 
         The arrays keep the memory after :meth:`close`, as received arrays do.
 
@@ -168,8 +168,8 @@ class Shared(Published, Generic[_T_co]):
         An array of ``tree`` that is the shared array itself is not copied.
 
         The update does not wait for readers. A reader that uses the arrays during an update may see
-        torn data: old elements beside new ones, and halves of elements. Readers therefore wait for
-        the version with :meth:`wait`, and call :meth:`done` when the owner may begin the next
+        torn data: old elements beside new ones, and halves of elements. Readers therefore call
+        :meth:`wait` and :meth:`done`, and the owner calls :meth:`wait_for_readers` before the next
         update. Only one thread may update or publish at a time.
 
         Parameters
@@ -178,15 +178,15 @@ class Shared(Published, Generic[_T_co]):
             A tree with the same containers, and the same libraries, dtypes and shapes of arrays.
             Its plain values must be the same too, because readers have them from the bytes. Arrays
             of :attr:`value` may be at other places: they are read before they are overwritten. If
-            shared arrays overlap in part, the new arrays must overlap in the same way. Otherwise,
-            each element in an overlap gets the value from the last of the new arrays.
+            shared arrays overlap in part, each element in the overlap gets the value from the last
+            of the new arrays.
 
         Raises
         ------
         ConfigurationError
-            The structure or a plain value differs, a shared array cannot be overwritten, or one
-            shared array is at two places for which the new arrays differ. The message names the
-            place. Nothing has changed then.
+            The structure or a plain value differs, or a shared array cannot be overwritten. Or one
+            shared array is at two places, and the new arrays at these places differ. The message
+            names the place. Nothing has changed then.
         UnsupportedError
             Another process shares the tree, the tree has no versions, or something in ``tree``
             cannot be shared.
@@ -262,7 +262,7 @@ class Shared(Published, Generic[_T_co]):
             while self._received:
                 steps.callback(self._received.pop().unmap)
             if self._timeline is not None:
-                # The last callback runs first: readers see that the tree is closed before the
+                # The last callback runs first, so readers see that the tree is closed before the
                 # memory is released.
                 steps.callback(self._timeline.close)
             if self._process.is_inside:

@@ -45,8 +45,6 @@ class TreeMemory:
 
     Parameters
     ----------
-    process
-        This process.
     allow, access
         The processes that may import the exports, and whether they may write. None: all processes
         of the same user, and writing is allowed; for blocks of a pool, the settings of the pool.
@@ -88,8 +86,7 @@ class TreeMemory:
         places: dict[int, Place] = {}
         foreign: dict[tuple[str, int], tuple[ShareWay, list[int]]] = {}
         to_copy: dict[str | None, list[int]] = {}
-        # Arrays that follow one another mostly lie in the same memory. Then one lookup serves all
-        # of them.
+        # Consecutive arrays mostly lie in the same memory. Then one lookup serves all of them.
         near: tuple[int, int, ShareableHandle, int] | None = None
         for number, leaf in enumerate(leaves):
             low, high = leaf.bounds
@@ -183,7 +180,7 @@ class TreeMemory:
         return adoption
 
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str, str]:
-        """Return the first mechanism that can share the addresses, or the reason if none can."""
+        """Return the first mechanism that can share the addresses, or why none can."""
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
             # One query of the vendor serves all arrays in the same allocation.
@@ -211,9 +208,9 @@ class TreeMemory:
         """Copy each byte of the arrays once, into one allocation or block; return the places.
 
         A gap is memory between the elements of an array: if the array is one column of a matrix,
-        the other columns are gaps. In host memory, the gaps of an array are not copied if no other
-        array overlaps its range of addresses, because the user did not share the gaps. On a device,
-        gaps are copied, because only a kernel could omit them.
+        the other columns are gaps. In host memory, gaps are not copied, because the user did not
+        share them. But arrays that overlap are copied with their gaps. On a device, all gaps are
+        copied, because only a kernel could omit them.
         """
         home = self.host() if where is None else home_of(self.process, where)
         alignment = ALIGNMENT if self.pool is None else BLOCK_ALIGNMENT

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device addresses of one process: the reserved regions, and the memory that is mapped there.
 
-A strict emulation returns addresses that the host cannot access, as on a real device: an access by
-the host causes a page fault, which kills the process. The emulation itself uses other addresses for
-the same memory. A lax emulation also maps device memory at its device addresses. In both modes,
-memory that the host can also access with a real device, such as host memory, is mapped at its
-device addresses.
+A strict emulation returns addresses that the host cannot access, as a real device does. An access
+by the host causes a page fault, which kills the process. The emulation itself uses other addresses
+for the same memory. A lax emulation also maps device memory at its device addresses. In both modes,
+memory that a real host can access, such as host memory, is mapped at its device addresses.
 """
 
 import itertools
@@ -38,8 +37,8 @@ class Region:
     is_reservation
         Whether the program reserved the region and chooses its mappings.
     device
-        In a reservation of ACL, the only device whose memory can be mapped there; None before the
-        first mapping, and in other regions.
+        In a reservation of ACL, the only device whose memory can be mapped. None before the first
+        mapping, and in other regions.
     """
 
     start: int
@@ -67,8 +66,7 @@ class Piece:
     is_small
         Whether the memory has small pages.
     is_part
-        Whether the piece is a part of memory that is mapped as a whole, for several pieces. If so,
-        the piece has no mapping of its own.
+        Whether the piece shares a mapping with other pieces, and so has no mapping of its own.
     keys
         Keys by which the memory is exported.
     is_read_only
@@ -76,8 +74,8 @@ class Piece:
     is_host_visible
         Whether the CPU may access the memory at these addresses, also in a strict emulation.
     is_synchronous
-        Whether a synchronous call that copies or fills the memory waits for the work, even if only
-        devices take part.
+        Whether the host waits for a synchronous copy or fill of the memory even if only devices
+        take part.
     number
         A number that no other piece of this process has, not even a freed piece.
     """

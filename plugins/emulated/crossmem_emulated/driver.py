@@ -35,11 +35,6 @@ class _Account:
 class EmulatedDriver(MemfdDriver):
     """Devices with a capacity, whose memory can be poisoned or prefaulted.
 
-    Parameters
-    ----------
-    options
-        The configuration of the devices.
-
     Raises
     ------
     DriverError

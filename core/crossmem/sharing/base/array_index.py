@@ -29,7 +29,7 @@ class Indexed(Protocol):
 
 
 class _Spot(NamedTuple):
-    """An entry of the index: the addresses of one memory object, valid while its anchor lives."""
+    """An entry of the index: the addresses of one memory object."""
 
     start: int
     end: int
@@ -53,8 +53,7 @@ class ArrayIndex:
     addresses.
 
     A finaliser or a signal handler may interrupt a thread inside this class at any point, and may
-    itself add or look up arrays. Therefore only the outermost call changes the lists. Inner calls
-    read the lists without a change.
+    itself add or look up arrays. Therefore, only the outermost call changes the lists.
 
     Parameters
     ----------
@@ -70,9 +69,8 @@ class ArrayIndex:
         self._is_busy = False
         self._inherited = inherited
         if inherited is not None:
-            # A thread of the parent may have held the parent's lock at the fork. That thread does
-            # not exist in the child and cannot release the lock. So the inherited index gets the
-            # new lock.
+            # At the fork, another thread of the parent may have held the old lock. No thread of the
+            # child would release that lock.
             inherited._lock, inherited._is_busy = lock, False
         self._spots: dict[int, list[_Spot]] = {}
         """Entries sorted by start address, in one list for each bit length of the size. The entries
@@ -81,7 +79,7 @@ class ArrayIndex:
         """New entries. The key is the number. The next lookup, or one addition in many, moves the
         entries into the lists."""
         self._gone: deque[_Anchor] = deque()
-        """The references of dead entries. The callback of a reference adds the reference here."""
+        """The references of dead entries. Each reference is added by its callback."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
@@ -93,9 +91,9 @@ class ArrayIndex:
         new[number] = _Spot(*key, weakref.ref(memory), reference)
         if len(new) < _MOST_NEW:
             return
-        # A wait for the lock could deadlock, because the holder of the lock may run a finaliser
-        # that waits for a lock of this thread. If another thread holds the lock, the next lookup
-        # updates the lists.
+        # A wait for the lock could deadlock: the thread that holds the lock may run a finaliser
+        # that waits for a lock of this thread. If the lock is not free, the next lookup updates the
+        # lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003

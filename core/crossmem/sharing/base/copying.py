@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between memory and the host, and copies from memory to memory."""
+"""Copies between memory and the host, and from memory to memory."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ __all__ = ["Copyable"]
 
 
 class Copyable(Endable):
-    """Bytes at an address of this process. The address stays valid during a copy.
+    """Bytes at an address of this process. The address stays valid while a copy runs.
 
     Attributes
     ----------
@@ -182,8 +182,7 @@ class Copyable(Endable):
 
     def _begin_copy(self, copy: object) -> int:
         """Register a copy and return the memory's address. The caller must remove the copy."""
-        # This statement raises in a forked child. It comes before the lock: if a thread of the
-        # parent held the lock at the fork, no thread of the child would release it.
+        # This check comes before the lock, which may be held for ever in a forked child.
         self.ptr  # noqa: B018
         with self._process.state:
             # The copy is registered before the address is read, because a block without copies can

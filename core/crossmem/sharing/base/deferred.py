@@ -3,8 +3,7 @@
 
 A resource enters the queue when its object ends, and leaves the queue when it is fully released.
 If the vendor refuses a release, or a signal handler interrupts it, the next call of crossmem
-continues with the rest. A finaliser adds a record to the queue, and can start the reaper. It
-releases nothing itself.
+continues with the release. A finaliser only adds a record to the queue and can start the reaper.
 """
 
 import logging
@@ -58,7 +57,7 @@ class Record:
         Parameters
         ----------
         blocking
-            If False, return at once if another thread works on the same resource.
+            False: return at once while another thread works on the same resource.
 
         Raises
         ------
@@ -94,8 +93,8 @@ class DeferredWork:
 
     def __init__(self) -> None:
         self.ready: dict[Record, None] = {}
-        """Records that can be released now, in order. One statement adds a record, so an interrupt
-        cannot lose the record."""
+        """Records that can be released now, in order. One statement adds a record, so no interrupt
+        loses it."""
         self.waiting: set[Record] = set()
         """Freed memory whose leases have not ended."""
         self.idle: dict[Record, None] = {}
@@ -103,7 +102,7 @@ class DeferredWork:
         self.draining: set[int] = set()
         """The ids of threads that execute a release which their current call does not need."""
         self.trying: dict[int, Record | None] = {}
-        """The record that a thread releases at this moment. The key is the thread."""
+        """The record that each thread is releasing. The key is the thread."""
         self.streams_wait: Callable[[object], bool] = lambda _driver: False
         """Returns whether a stream of a driver waits for a value of a timeline."""
         self._look_at = 0.0
@@ -116,7 +115,7 @@ class DeferredWork:
         Parameters
         ----------
         blocking
-            If False, leave the record to the reaper if another thread works on the same resource.
+            False: while another thread works on the same resource, leave the record to the reaper.
         """
         try:
             record.give_back(blocking=blocking)
@@ -141,8 +140,8 @@ class DeferredWork:
         """
         freed = tuple(self.waiting) if look else ()
         tried: set[Record] = set()
-        # The release of one resource may drop the last reference to another object, whose record
-        # then enters the queue. So the queue is read until it has no new record.
+        # A release may drop the last reference to another object, whose record then enters the
+        # queue. So the queue is read until it has no new record.
         while todo := [one for one in (*freed, *self.idle, *self.ready) if one not in tried]:
             tried.update(todo)
             for record in todo:
@@ -160,8 +159,8 @@ class DeferredWork:
     def may_wait(self, driver: object) -> bool:
         """Whether this thread may wait for all work of a driver's devices.
 
-        A stream of the driver may wait for a value that only this thread will signal. So a release
-        that the current call does not need must not wait for the streams.
+        A stream of the driver may be waiting for a value that only this thread will signal. So this
+        thread must not wait for streams in a release that its current call does not need.
         """
         return get_ident() not in self.draining or not self.streams_wait(driver)
 
@@ -175,20 +174,20 @@ class DeferredWork:
             if record in self.waiting:
                 self.ready.pop(record, None)
             elif not record.is_done:
-                # Another thread works on this resource. That thread possibly does not read the
-                # queue again, so the reaper tries later.
+                # Another thread works on this resource, and may not read the queue again. So the
+                # reaper tries later.
                 self.start_reaper()
         except CrossmemError as error:
-            # The current call did not end the object, so it does not raise this error. The record
-            # stays in the queue for the next attempt.
+            # The current call did not end the object, so the error is not raised. The record stays
+            # in the queue for the next attempt.
             if isinstance(error, StreamsWaitError):
                 self.start_reaper()
         except Exception:  # noqa: BLE001 - logged with its traceback
-            # The current caller did not cause this fault of a driver, so the fault is only logged.
+            # The caller did not cause this fault of a driver, so the fault is only logged.
             _log.exception("the release of a resource failed")
         finally:
-            # These statements come first, and no signal handler runs between them: the dict must
-            # not keep the record alive.
+            # No signal handler runs before the entry is gone. Otherwise an error of the handler
+            # could leave the entry, and the entry would keep the record alive.
             self.trying[me] = outer
             if outer is None:
                 del self.trying[me]
@@ -210,8 +209,8 @@ class DeferredWork:
         self._reaper.bell.ring()
 
     def _is_pending(self) -> bool:
-        # A thread may have freed memory just before another thread added its record to ``waiting``.
-        # Without this statement, that record would keep the reaper alive.
+        # One thread may free memory just before another thread adds the memory's record to
+        # ``waiting``. Such a record would keep the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting)
 

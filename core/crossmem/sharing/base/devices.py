@@ -46,27 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 class LocalDevice:
-    """A device in this process, with everything that allocations and imports need of a device.
+    """The part of a device object that allocations and imports use.
 
-    Applications use the subclass :class:`crossmem.Device`, which can allocate.
-
-    Attributes
-    ----------
-    backend
-        Name of the backend, such as ``"cuda"``.
-    ordinal
-        Number of the device in this process.
-    info
-        Identity, name and size.
-    capabilities
-        Abilities and limits.
-    driver
-        The backend's driver; for backend authors and tests.
-    runtime
-        The vendor binding that the call or ``CROSSMEM_RUNTIME`` named; None: the backend's own
-        choice.
-    mechanism
-        The mechanism that shares memory of this device: the requested or the preferred one.
+    Applications use the subclass :class:`crossmem.Device`, which can allocate. Its documentation
+    describes the attributes.
     """
 
     __slots__ = (
@@ -82,8 +65,7 @@ class LocalDevice:
     )
 
     public: ClassVar["type[LocalDevice] | None"] = None
-    """The class of all device objects: :class:`crossmem.Device`, whose module sets this
-    attribute."""
+    """The class of all device objects. The module of :class:`crossmem.Device` sets it."""
 
     def __init__(
         self,
@@ -159,7 +141,7 @@ class LocalDevice:
         if found is None:
             made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
             made._siblings = self._siblings
-            # If two threads make a device object at once, both return the object stored first.
+            # If two threads make the object at once, both return the object that was stored first.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 
@@ -178,14 +160,7 @@ class LocalDevice:
     def _ready_handle(self, base: ShareableHandle, stream: Any, allow: Allow | None) -> ReadyHandle:
         """Return a handle that says when the work that was issued on a stream is complete.
 
-        Parameters
-        ----------
-        base
-            The handle of the memory.
-        stream
-            The stream that writes the memory.
-        allow
-            The processes that can wait for the memory; None: all processes of the same user.
+        The processes in ``allow`` can wait for that work; None: all processes of the same user.
         """
         raise NotImplementedError
 
@@ -207,12 +182,12 @@ class _DeviceTable(Part):
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
         self.named: dict[tuple[str, str, int], LocalDevice] = {}
         """A cache of :func:`find_by_identity`. The key is the backend, the identity, and the number
-        of known device lists. A new list changes the number, so old entries are not found."""
+        of known device lists. So a new list makes the old entries unreachable."""
 
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
     """Return the device with a name; see :func:`crossmem.device`."""
-    # This import comes late, because a program that only attaches memory does not need the module.
+    # This import comes late: a program that only attaches memory does not need the module.
     with MODULES:
         from crossmem.plugin.selection import choose  # noqa: PLC0415
 
@@ -235,19 +210,20 @@ def list_devices(process: Process) -> list[LocalDevice]:
         try:
             found.extend(_devices_of(process, backend, None))
         except PLUGIN_FAULTS:
-            # A backend that fails to load must not hide the devices of other backends. ``crossmem
-            # devices`` shows the reason.
+            # A backend that fails to load must not hide the devices of other backends.
             _log.warning("backend %r has no devices", backend, exc_info=True)
     return found
 
 
 def refuse_foreign_device(device: LocalDevice) -> None:
-    """Raise if a device object belongs to a parent process, or this process is exiting.
+    """Refuse a device object that this process cannot use.
 
     Raises
     ------
-    ForkedProcessError, ClosedError
-        The message says what to do instead.
+    ForkedProcessError
+        The object belongs to a parent process.
+    ClosedError
+        This process is exiting.
     """
     refuse_foreign(device._process, device)
 
@@ -271,8 +247,8 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
     Returns
     -------
     CrossmemError or None
-        The vendor's error, if the work failed. Failed work has ended, too, so the caller releases
-        the memory and raises this error afterwards.
+        The vendor's error, if the work failed. Failed work has ended, so the caller releases the
+        memory and then raises this error.
 
     Raises
     ------
@@ -307,8 +283,8 @@ def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -
 def runtime_in_use(process: Process, backend: str) -> str | None:
     """Return the one runtime through which this process uses a backend.
 
-    If the process uses no runtime of the backend, or several, return None: ``CROSSMEM_RUNTIME``, or
-    else the backend, chooses.
+    None if the process uses no runtime of the backend, or several. In that case,
+    ``CROSSMEM_RUNTIME`` or the backend chooses the runtime.
     """
     used = {
         runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend
@@ -319,8 +295,8 @@ def runtime_in_use(process: Process, backend: str) -> str | None:
 def find_by_identity(process: Process, backend: str, identity: str, target: object) -> LocalDevice:
     """Return the device that a handle names (law C24).
 
-    The search uses the runtime of the target device. Without a target device of this backend, it
-    uses the runtime that :func:`runtime_in_use` returns.
+    The search uses the runtime of ``target`` if that is a device object of the backend, else the
+    runtime that :func:`runtime_in_use` returns.
 
     Raises
     ------

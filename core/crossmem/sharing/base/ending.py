@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of objects that applications hold: one protocol for all of them.
 
-Each object has a record of its resources. When the object ends, its record moves to the queue of
-deferred work in one step, and the same call then releases the resources. A finaliser only moves the
-record.
+When an object ends, the record of its resources moves to the queue of deferred work in one step.
+The same call then releases the resources. A finaliser only moves the record.
 """
 
 import warnings
@@ -30,7 +29,7 @@ class Endable:
     _process: Process
     _record: Record | None
     _why_ended: str
-    """Why crossmem itself has ended the object. The attribute is unset in all other cases."""
+    """The reason why crossmem itself ended the object. Unset in all other cases."""
 
     @property
     def closed(self) -> bool:
@@ -58,8 +57,7 @@ class Endable:
         if record is None:
             return
         if process.is_inherited:
-            # This check comes before any lock. A thread of the parent may have held the lock at the
-            # fork, and that thread does not exist in the child to release it.
+            # This check comes before the locks, which may be held for ever in a forked child.
             refuse_foreign(process, self)
         if process.is_closed:
             return
@@ -135,8 +133,8 @@ class Endable:
     def _is_reaped(self) -> bool:
         """Return whether the reaper releases this object if it is dropped without ``_is_left``.
 
-        The release of a GPU's memory waits for the device. In another thread, this wait could break
-        the capture of a graph, so the next call of crossmem does it.
+        The release of a GPU's memory waits for the device. In the reaper's thread, this wait could
+        break the capture of a graph. So the next call of crossmem releases such memory.
         """
         device = getattr(self, "device", None)
         return device is not None and bool(device.capabilities.host_visible)
@@ -146,8 +144,8 @@ def end_later(one: Endable) -> None:
     """Queue the resources of an object for their release.
 
     If the object is in use, its finaliser queues them later. The finaliser alone is not enough: if
-    a signal handler raises at the entry of the finaliser, the resources are lost. The caller
-    continues with deferred work afterwards, or is itself part of the deferred work.
+    a signal handler raises at the entry of the finaliser, the resources are lost. After this call,
+    the caller must continue with deferred work, unless the caller itself is deferred work.
     """
     process, one._is_left = one._process, True
     with process.state:

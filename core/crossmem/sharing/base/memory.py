@@ -189,8 +189,8 @@ class Memory(Copyable):
         Parameters
         ----------
         stream
-            The consumer's stream; None for host memory. For device memory, unless the stream is -1,
-            the method waits for all work of this process on the device.
+            The consumer's stream; None for host memory. For device memory, the method waits for all
+            work of this process on the device. It does not wait if the stream is -1.
         max_version
             The newest version of DLPack that the consumer supports. Read-only memory needs at least
             (1, 0).
@@ -255,14 +255,14 @@ class Memory(Copyable):
             )
 
     def _describe_views(self) -> str:
-        # This code is in a method of its own. A local variable of the method that raises would stay
-        # in the error's traceback, and would keep the anchor and the memory alive.
+        # This code has a method of its own, because the traceback of an error keeps the local
+        # variables of the method that raises. The variable ``anchor`` would keep the memory alive.
         anchor = self._anchor() if self._anchor is not None else None
         return anchor.describe_views() if anchor is not None else ""
 
 
 def view_anchor_of(memory: Memory) -> ViewAnchor:
-    """Return the anchor that keeps memory in use while the anchor, or a buffer of it, lives.
+    """Return the anchor that keeps memory in use while the anchor or its buffer lives.
 
     Raises
     ------

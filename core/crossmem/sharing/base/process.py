@@ -57,7 +57,7 @@ class Part:
     before this process waits for other processes' leases to end."""
 
     def __init__(self, process: "Process") -> None:
-        """Create the part.
+        """Create the part without side effects.
 
         If two threads create a part at the same time, one of the two parts is dropped.
         """
@@ -90,13 +90,13 @@ class Process:
         self.state = ordered_lock(Rank.STATE)
         """Guards the open objects and their users. Threads hold this lock only briefly."""
         self._notifies = [threading.Condition(self.state).notify]
-        """The ``notify`` methods of two conditions: for the lock of the state and, with a server,
-        for the lock of the lease registry. :attr:`is_inside` calls them to find out whether this
-        thread holds one of the locks. No thread ever waits for these conditions."""
+        """The ``notify`` methods of conditions on two locks: of the state and, with a server, of
+        the lease registry. :attr:`is_inside` calls them to find out whether this thread holds a
+        lock. No thread ever waits on these conditions."""
         # This program may have replaced another program by exec, with the same pid and start time.
-        # The other program's numbers must not occur again (C6). So numbers begin with the CPU time
-        # of the process in microseconds. The other program used more than a microsecond for each
-        # number, so its numbers were smaller.
+        # The earlier program's numbers must not occur again (C6). So numbers begin with the CPU
+        # time of the process in microseconds. Each number costs more than a microsecond, so all
+        # earlier numbers are smaller.
         self.numbers = count(time.process_time_ns() // 1000 + 1)
         self.deferred = DeferredWork()
         self.index_lock = ordered_lock(Rank.INDEX)
@@ -106,8 +106,8 @@ class Process:
         """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
         self.stuck: set[object] = set()
-        """Drivers whose streams still wait for another process when this process exits. crossmem
-        leaves their memory to the vendor, because a wait for the streams might never end."""
+        """Drivers whose streams still wait for another process when this process exits. The memory
+        of these drivers is left to the vendor, because a wait for the streams might never end."""
         self.is_exiting = False
         """Whether the exit has begun: imports, and the start of the server, are refused."""
         self.is_closed = False
@@ -115,8 +115,8 @@ class Process:
         self.is_inherited = False
         """Whether this process is a forked child of the process that made this state."""
         self._servers: list[LeaseServer] = []
-        """A list with the lease server. The server enters the list before its thread starts, so an
-        interrupt cannot lose the server."""
+        """A list with the lease server. The server enters the list before its thread starts, so no
+        interrupt loses it."""
         self.server: LeaseServer | None = None
         """The lease server, None before the first call of :meth:`start_server`."""
 
@@ -124,7 +124,6 @@ class Process:
         """Return the part of a package. The first call makes the part."""
         found: _P | None = self._parts.get(kind)
         if found is None:
-            # A part that a second thread made is dropped. Its creation has no side effect.
             found = self._parts.setdefault(kind, kind(self))
         return found
 
@@ -143,7 +142,6 @@ class Process:
         for notify in self._notifies:
             try:
                 # By its documentation, notify() raises if this thread does not hold the lock.
-                # Otherwise it does nothing, because no thread waits.
                 notify(0)
             except RuntimeError:
                 continue
@@ -204,17 +202,17 @@ class Process:
             self.is_exiting = True
         parts = sorted(self._parts.values(), key=_closing_of)
         with ExitStack() as steps:
-            # The steps run from the last one pushed to the first one. An interrupt of one step,
-            # such as a user's Ctrl-C, does not skip the others. The step that runs last drops the
-            # owner objects of adoptions that the other steps have ended.
+            # The steps run from the last one pushed to the first one. If one step is interrupted,
+            # for example by Ctrl-C, the others still run. The step that runs last drops the owner
+            # objects of adoptions that the other steps have ended.
             steps.callback(self.deferred.drain)
             for part in reversed([one for one in parts if one.closing >= 0]):
                 steps.callback(part.close_at_exit)
             if self.server is not None:
                 steps.callback(self.server.stop)
                 steps.callback(self._await_leases, self.server)
-            # The imports close first: their exporters may be exiting, too, and waiting for this
-            # process.
+            # The imports close first: their exporters may be exiting, too, and may be waiting for
+            # this process.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)
             for part in parts:
@@ -262,7 +260,7 @@ def _closing_of(part: Part) -> int:
 
 open_pools: Final[dict[bytes, Any]] = {}
 """The pools of other processes that this process has open. A key is the bytes that all handles of a
-pool share. The dict is empty in a forked child, and once :attr:`Process.is_closed` is true."""
+pool share. A fork empties the child's dict, and the exit empties this process's dict."""
 
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
@@ -272,7 +270,7 @@ _inherited: Registry | None = None
 _inherited_arrays: ArrayIndex | None = None
 """In a forked child: the parent's memory that may contain arrays."""
 _forked_backends: frozenset[str] = frozenset()
-"""Backends that an ancestor used before its fork and that cannot be used after it."""
+"""Backends that an ancestor used before its fork, and that this process cannot use."""
 
 
 def current() -> Process:
@@ -297,7 +295,7 @@ def _begin() -> Process:
                 # joins its children before it calls finalizers with a negative priority, so the
                 # children can still import.
                 util.Finalize(None, process.shut_down, exitpriority=-10)
-            # A signal handler may have made a state by now. Then that state is used.
+            # A signal handler may have made the state by now.
             if _current is None:
                 _current = process
         return _current
@@ -309,7 +307,7 @@ def drain() -> Process:
     Raises
     ------
     ClosedError
-        This process is exiting, and all objects of crossmem have become unusable.
+        This process is exiting.
     """
     process = _current
     if process is None:
@@ -334,12 +332,14 @@ def may_release(process: Process) -> bool:
 
 
 def refuse_foreign(process: Process, what: object) -> None:
-    """Raise if an object belongs to the parent process, or if this process is exiting.
+    """Refuse an object that this process cannot use.
 
     Raises
     ------
-    ForkedProcessError, ClosedError
-        The message says what to do instead.
+    ForkedProcessError
+        The object belongs to a parent process. The hint says what to do instead.
+    ClosedError
+        This process is exiting.
     """
     if process is _current:
         if process.is_closed:

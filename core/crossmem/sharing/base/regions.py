@@ -38,9 +38,8 @@ class _Region(NamedTuple):
 class RegionIndex(Generic[_T]):
     """Finds objects by device address. Each object has one region of addresses at a time.
 
-    Adding an object usually leaves the sorted keys unchanged: the next lookup inserts the new key.
-    The key of a removed object stays until there are too many such keys. The index keeps no removed
-    object alive.
+    The next lookup inserts the keys of new objects into the sorted keys. The keys of removed
+    objects stay until there are too many of them; the objects themselves are not kept alive.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -51,7 +50,7 @@ class RegionIndex(Generic[_T]):
         self._objects: dict[int, _T] = {}
         """The objects. The key is the number of the region."""
         self._keys: list[_Key] = []
-        """Sorted keys, which may include keys of removed objects."""
+        """Sorted keys, including keys of removed objects."""
         self._new: deque[_Key] = deque()
         """Keys that the next lookup adds to the sorted keys."""
 
@@ -114,8 +113,8 @@ class RegionIndex(Generic[_T]):
     def _settle(self) -> None:
         """Update the keys. The caller holds the lock.
 
-        A signal handler may run in this method and add objects itself. A key may then be in the
-        list twice, which is harmless.
+        A signal handler may run in this method and add objects. The list may then contain a key
+        twice, which is harmless.
         """
         while self._new:
             key = self._new[0]

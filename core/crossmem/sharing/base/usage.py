@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users of one block of memory in this process: copies, pieces of ranges, and views.
 
-Users are stored as entries, not as a count. So an interrupted call can be repeated: the second
-addition or removal of an entry changes nothing.
+Users are entries, not a count. So an interrupted call can be repeated: a second addition or removal
+of the same entry changes nothing.
 """
 
 import weakref

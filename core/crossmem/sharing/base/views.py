@@ -10,8 +10,7 @@ from crossmem.forks import MODULES
 from crossmem.guards import shorten
 from crossmem.sharing.base.devices import LocalDevice
 
-# Functions import crossmem.arrays when they are called, because most memory is used without arrays.
-# So the import of crossmem stays fast.
+# Functions import crossmem.arrays only when they are called, so that crossmem is imported fast.
 if TYPE_CHECKING:
     from crossmem.arrays import Kind, Layout
 

@@ -57,10 +57,7 @@ class AdoptionRecord(AllocationRecord):
         self.nbytes = nbytes
 
     def adopt(self, foreign: Foreign) -> None:
-        """Add this adoption to the record of the vendor's allocation.
-
-        The first adoption makes that record.
-        """
+        """Add this adoption to the record of the vendor's allocation."""
         self.process.part(ForeignAllocations).enter(self.device, foreign, self)
         memory = cast("ForeignAllocation", self.memory)
         # All adoptions in one allocation of the vendor have one allocation number. Their export
@@ -93,8 +90,8 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def _release(self) -> CrossmemError | None:
-        # The owner of the memory must wait for the device's work before it frees the memory. So the
-        # end of an adoption does not wait.
+        # The memory's owner must wait for the device's work before it frees the memory. So the end
+        # of an adoption does not wait.
         self._leave()
         return None
 
@@ -108,8 +105,8 @@ class AdoptionRecord(AllocationRecord):
 class Adoption(Allocation):
     """Memory that another library allocated. Made by :meth:`crossmem.Device.adopt`.
 
-    An adoption has the interface of an allocation. As a context manager, the adoption ends at the
-    end of the ``with`` block. crossmem never frees adopted memory: the memory stays with its owner.
+    An adoption has the interface of an allocation. As a context manager, it ends at the end of the
+    ``with`` block. crossmem never frees adopted memory.
 
     Attributes
     ----------

@@ -54,8 +54,8 @@ class Allocation(Memory):
 
     def __init__(self, record: AllocationRecord) -> None:
         super().__init__(record.process, record.device, record.nbytes, record.usage, readonly=False)
-        # This statement comes last: it makes the finaliser of this object responsible for the
-        # release. If an earlier statement raises, the caller must release the memory.
+        # This statement comes last: it makes the finaliser responsible for the release. If an
+        # earlier statement raises, the caller must release the memory.
         self._record = record
 
     @override
@@ -104,25 +104,23 @@ class Allocation(Memory):
             ``"ro"`` makes importers' mappings read-only. It needs the capability
             ``readonly_exports``.
         lease
-            False returns a raw handle, which contains the vendor's bytes for programs without
-            crossmem. No lease protects the memory then, so the caller must keep it until all
-            importers are done.
+            False: return a raw handle, which contains the vendor's bytes for programs without
+            crossmem. No lease protects the memory: keep it until all importers are done.
         synchronize
             Whether to wait for the device work issued so far. The call does not wait if it returns
             the handle of an earlier call that has waited (C21).
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or the
-            stream's handle. With a stream, the call does not wait for the device. If the strongest
-            timeline level of the device is ``"host"``, the call waits for the stream. Importers
-            call :meth:`crossmem.Mapping.wait` to wait for the work that was issued on the stream
-            before this call. Each call with a stream returns a new handle.
+            stream's handle. Importers call :meth:`crossmem.Mapping.wait` to wait for the work that
+            was issued on the stream before this call. The call itself does not wait for the device.
+            It waits for the stream only if the device's strongest timeline level is ``"host"``.
+            Each call with a stream returns a new handle.
 
         Raises
         ------
         UnsupportedError
-            The backend does not offer the requested access or raw handles, or it cannot admit the
-            users in ``allow``. Or ``stream`` was passed, and the device has no streams or the
-            handle is raw.
+            The backend does not offer the requested access or raw handles, or cannot admit the
+            users in ``allow``. With ``stream``: the device has no streams, or the handle is raw.
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -136,7 +134,7 @@ class Allocation(Memory):
             try:
                 handle = record.handles.get((allow, access, lease))
             except TypeError:
-                # An argument cannot be hashed, so it is not valid. The checks below raise an error.
+                # An argument cannot be hashed, so it is invalid. The checks below raise the error.
                 handle = None
             # lease=1 finds the entry of lease=True, because 1 == True, but 1 is not a valid value.
             is_valid = lease is True or lease is False
@@ -171,14 +169,14 @@ class Allocation(Memory):
         """Withdraw a handle: refuse importers that do not hold the memory yet (C28).
 
         The memory stays allocated. Processes that hold the memory by this handle keep it. A message
-        that was sent before this call can still be received. :meth:`export` then returns a new
-        handle. A second withdrawal does nothing.
+        that was sent before this call can still be received. Later calls of :meth:`export` return a
+        new handle. A second withdrawal does nothing.
 
         Parameters
         ----------
         handle
-            A handle that :meth:`export` returned, or a part of one. The export is withdrawn with
-            all its parts. Other exports of this memory stay valid.
+            A handle that :meth:`export` returned, or a slice of one. All slices become stale, too.
+            Other exports of this memory stay valid.
 
         Raises
         ------
@@ -187,8 +185,8 @@ class Allocation(Memory):
         InvalidHandleError
             The handle does not belong to this allocation.
         DriverError
-            The kernel refuses the barrier (``membarrier``). Until a repeated call succeeds, an
-            importer that was granted the memory earlier can still begin to hold it.
+            The kernel refuses the barrier (``membarrier``). Until a repeated call succeeds,
+            importers with an earlier grant can still begin to hold the memory.
         ClosedError, ForkedProcessError
             The memory was freed, or a forked child made this call.
         """
@@ -217,13 +215,12 @@ class Allocation(Memory):
         Raises
         ------
         BusyError
-            A view of the memory is alive, another thread reads or writes it, a piece of an address
-            range maps it, or leases remain and ``busy`` is not ``"defer"``. In these cases, nothing
-            has changed.
+            A view of the memory is alive, another thread reads or writes the memory, a piece of an
+            address range maps it, or leases remain and ``busy`` is not ``"defer"``. Nothing has
+            changed in these cases.
 
-            The error is also raised while a stream is captured into a graph, because the vendor
-            then forbids a wait for the device's work. In this case, the memory stays until a later
-            call of crossmem can free it, as with ``"defer"``.
+            Also raised while a stream is captured into a graph, because the vendor then forbids a
+            wait for the device's work. In that case, a later call of crossmem frees the memory.
         """
         record = self._record
         if record is None or (self._process.is_closed and not self._process.is_inherited):

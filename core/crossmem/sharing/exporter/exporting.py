@@ -35,7 +35,7 @@ def export_again(
         if handle is None and record.memory.blocks:
             if synchronize:
                 device.driver.synchronize(device.ordinal)
-            # A handle that was returned without a wait has its own key, so that a later call with
+            # A handle that is returned without a wait has its own key. So a later call with
             # synchronize=True waits.
             early = (*key, "early")
             handle = known.get(early)

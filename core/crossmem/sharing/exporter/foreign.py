@@ -77,7 +77,7 @@ class ForeignAllocation(BlockRecord):
     Attributes
     ----------
     number
-        Number of the allocation in handles. All adoptions in the allocation share it.
+        Number of the allocation in handles.
     foreign
         The driver's report about the memory at the time of the first adoption.
     users
@@ -104,11 +104,9 @@ class ForeignAllocation(BlockRecord):
     def disown(self) -> None:
         """Let the driver disown the block.
 
-        If this method raises, call it again to complete the step.
-
         The caller holds the lock of the foreign allocations, and no adoption is left. This method
-        does not take the block's lock: by the lock order, a thread takes a block's lock before the
-        lock of the foreign allocations, never after it.
+        does not take the block's lock, because a thread must take that lock before the lock of the
+        foreign allocations.
         """
         if self.blocks:
             self.release_exports(self.blocks[0])
@@ -134,9 +132,7 @@ class ForeignAllocations(Part):
         self._known: RegionIndex[ForeignAllocation] = RegionIndex(process.index_lock)
 
     def enter(self, device: LocalDevice, foreign: Foreign, user: AllocationRecord) -> None:
-        """Add an adoption to the record of the vendor's allocation.
-
-        The first adoption makes the record.
+        """Add an adoption to the record of the vendor's allocation. The first one makes the record.
 
         Raises
         ------
@@ -164,8 +160,8 @@ class ForeignAllocations(Part):
                 except BaseException:
                     self._end(known)
                     raise
-            # The two references, from record to memory and from memory to record, are set together:
-            # no signal handler runs in between.
+            # No signal handler runs between these statements, so the two references are set
+            # together.
             user.memory = known
             known.users.add(user)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a pool's free, live and waiting blocks, and of the blocks that processes hold."""
+"""The report on the use of a pool's blocks."""
 
 from dataclasses import dataclass
 
@@ -42,8 +42,8 @@ def stats_of(arena: Arena) -> PoolStats:
 
     Raises
     ------
-    DriverError
-        The kernel refuses the barrier, or the device reports failed work.
+    DriverError, BusyError
+        The kernel refuses the barrier, or the device's work failed or cannot be awaited now.
     """
     arena.reclaim(all_of_them=True)
     arena.tell()

@@ -15,9 +15,7 @@ __all__ = ["publish_raw"]
 
 
 def publish_raw(process: Process, handle: ShareableHandle) -> None:
-    """Let this process lease the export of a raw handle of its own.
-
-    A raw handle of another owner is ignored.
+    """Let this process lease its own raw export. A raw handle of another owner is ignored.
 
     Raises
     ------

@@ -36,8 +36,8 @@ class BlockRecord:
         self.blocks: list[Block] = []
         """A list with the block, or an empty list before and after the block's life."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
-        """A list with the vendor's export, or an empty list before the vendor has made it. The key
-        is the access, and whether the export is raw."""
+        """A list with the vendor's export, empty before the vendor has made it. The key is the
+        access, and whether the export is raw."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 
@@ -102,8 +102,7 @@ class AllocationRecord(Record):
         self.nbytes = 0
         """Requested size, in bytes."""
         self.number = next(process.numbers)
-        """The allocation's number in handles. All adoptions in one allocation of the vendor have
-        the same number."""
+        """The number in handles. All adoptions in one allocation of the vendor share it."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
         """The handles that were returned and not withdrawn. The key is the arguments of the export,
@@ -116,8 +115,8 @@ class AllocationRecord(Record):
         """Pieces of address ranges that map the allocation."""
         self.usage = Usage()
         self.loose_exports: set[tuple[int, int]] = set()
-        """Exports that no entry of ``handles`` names: they were withdrawn and still have holders,
-        or the call that made them was interrupted."""
+        """Exports that no entry of ``handles`` names. Either they were withdrawn and still have
+        holders, or the call that made them was interrupted."""
 
     @property
     def lock(self) -> "threading.RLock":
@@ -188,8 +187,8 @@ class AllocationRecord(Record):
     def give_back(self, *, blocking: bool) -> None:
         """Free the memory if it has no leases. Otherwise, add it to the waiting memory.
 
-        Before it frees the memory, this method waits for the device's running work, because not
-        every vendor promises that its free call waits.
+        Before the free, this method waits for the device's running work, because not every vendor
+        promises that its free call waits.
         """
         process, unit = self.process, self.unit
         if self.is_done:
@@ -210,8 +209,8 @@ class AllocationRecord(Record):
                 return
         self.free_now(blocking=blocking)
         if self.is_done:
-            # The record leaves the waiting set only after the release. Otherwise memory that the
-            # vendor refuses to free now, or that another thread is freeing, would be forgotten.
+            # Memory that the vendor refuses to free now, or that another thread is freeing, must
+            # stay in the waiting set.
             process.deferred.waiting.discard(self)
 
     def free_now(self, *, blocking: bool) -> None:
@@ -259,8 +258,7 @@ class AllocationRecord(Record):
         allocations.live.pop(self, None)
         unit, self.unit = self.unit, None
         if unit is not None:
-            # The unit and its exports refer to each other. Without this statement, only the garbage
-            # collector would free them.
+            # The unit and its exports refer to each other. This statement breaks the cycle.
             unit.exports.clear()
         self.is_done = True
 
@@ -280,8 +278,8 @@ class AllocationRecord(Record):
 
     @property
     def _is_leased(self) -> bool:
-        # Reservations of messages are ignored, because after this process's exit no process can
-        # receive their memory.
+        # Reservations of messages are ignored: no process can receive a message's memory after the
+        # owner's exit.
         server, unit = self.process.server, self.unit
         return server is not None and unit is not None and not server.leases.cut_off(unit)
 
@@ -296,10 +294,9 @@ class Allocations(Part):
         """The records of exported memory. The key is the numbers of allocation and export."""
 
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
-        """Return the record of the memory that a handle names.
+        """Return the record of the memory that a handle names, None without such an export.
 
-        None if this process has no such export, for example because the memory was released. Freed
-        memory that waits for leases still has its record.
+        Freed memory keeps its record while it waits for leases.
         """
         return self.exported.get((handle.allocation, handle.export))
 

@@ -30,13 +30,12 @@ class LeaseInfo:
     since
         Time of the grant, in seconds since the epoch.
     in_message
-        Whether the lease belongs to a message that was sent and not received yet. In that case, the
-        process is the message's sender, or the receiver while it receives the message.
+        Whether the lease belongs to a message that was sent and not received yet. In that case,
+        ``pid`` names the sender, or the receiver during the receipt.
     ends_with
-        The event that ends the lease if the process does not release it: ``"process"``, the death
-        of the process, or ``"connection"``, the end of its last connection to this process. The
-        event is ``"connection"`` if the kernel does not report the death of that process to this
-        process. See the capability ``lease_end``.
+        The event that ends a lease which is not released. ``"process"``: the death of the holder.
+        ``"connection"``: the end of the holder's last connection to this process, if the kernel
+        does not report the holder's death. See the capability ``lease_end``.
     """
 
     pid: int
@@ -65,9 +64,9 @@ class ExportInfo:
     withdrawn
         Whether the export was withdrawn. A withdrawn export is listed until its leases have ended.
     pool
-        The use of the blocks, if this is the export of a pool's whole memory. The leases of such an
-        export belong to processes that have the pool open. None for other exports, and for a closed
-        pool after the end of its last block.
+        The use of the blocks, if this is the export of a pool. The leases of such an export belong
+        to processes that have the pool open. None for other exports, and for a closed pool after
+        the end of its last block.
     """
 
     handle: ShareableHandle
@@ -109,8 +108,8 @@ def exports() -> list[ExportInfo]:
         )
         for unit, published, leases in registry.report()
         for export in published
-        # While a message reserves a block, the registry has an entry for the block. Such entries
-        # are left out: only Pool.exports() lists blocks.
+        # The registry has an entry for each block that a message reserves. Only Pool.exports()
+        # lists blocks.
         if not isinstance(export.handle, BlockHandle)
     ]
 

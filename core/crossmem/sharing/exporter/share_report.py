@@ -27,8 +27,8 @@ class ShareWay:
         Address and size of the vendor's allocation around the address; zeros if there is an
         obstacle.
     exposed_nbytes
-        Number of bytes that importers can access if part of that allocation is exported. If this
-        number exceeds the adopted size, importers can also access neighbouring memory.
+        Number of bytes that importers can access if a part of that allocation is exported. If this
+        number exceeds the adopted size, importers can also access neighbours.
     obstacle
         The reason why the mechanism does not apply; None if it applies.
     """
@@ -80,8 +80,7 @@ def _describe(way: ShareWay) -> str:
 def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
     """Report which mechanisms can share memory of another library, and why the others cannot.
 
-    The report applies to a call of :meth:`crossmem.Device.adopt` at this moment. Nothing is
-    exported.
+    The report predicts a call of :meth:`crossmem.Device.adopt`. Nothing is exported.
 
     Parameters
     ----------
@@ -89,11 +88,6 @@ def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
         Any address of device memory.
     device
         The device that holds the memory, or the device's name.
-
-    Returns
-    -------
-    ShareReport
-        One entry for each mechanism of the device.
 
     Raises
     ------

@@ -29,8 +29,8 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         # Adoptions in one allocation of the vendor have the same allocation number, so the export
         # may belong to another adoption.
         if record.allocations.exported.get(export) is record:
-            # This step comes first. If a later step is interrupted, the record still forgets the
-            # export when the record itself ends.
+            # This step comes first: if a later step is interrupted, the end of the record still
+            # removes the export.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:

@@ -63,9 +63,9 @@ def import_handle(
         How long the exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
     on_owner_death
         The effect of the exporter's death. ``"keep"``: the import stays until it is closed.
-        ``"release"``: a thread of crossmem closes the import and its mappings within a second. If
-        views or arrays are alive, the thread waits for the end of the last view (C29). Uses of the
-        closed objects raise :class:`ClosedError`.
+        ``"release"``: a thread of crossmem closes the import and its mappings within a second, or
+        at the end of the last view or array (C29). Uses of the closed objects raise
+        :class:`ClosedError`.
 
     Returns
     -------
@@ -79,13 +79,13 @@ def import_handle(
     StaleHandleError
         The memory was freed (C6), or the handle was withdrawn (C28).
     OwnerGoneError, OwnerUnresponsiveError
-        The exporter is dead (C12) or exiting, or lives but does not reply (C26).
+        The exporter is dead (C12) or exiting, or does not reply (C26).
     AccessDeniedError
         The exporter does not admit this process (C13).
     WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         This process cannot reach the memory; the message names the missing part (C15).
     UnsupportedError
-        The backend does not offer the requested import, or ``"release"`` was requested for a raw
+        The backend does not offer the requested import. Or ``"release"`` was requested for a raw
         handle, whose importers cannot notice the exporter's death.
     DriverError, OutOfMemoryError
         A vendor's call failed, in this process or in the exporter.
@@ -185,8 +185,8 @@ def attach_many(
 
     A request contains up to 1024 handles of one exporter and one backend. Each pool that is not
     open yet takes a request of its own. If one handle cannot be attached, the call attaches none.
-    Parameters and errors are those of :func:`import_handle`. The mappings have the order of the
-    handles.
+    The mappings have the order of the handles. Parameters and errors are those of
+    :func:`import_handle`.
     """
     process = drain()
     check_device(device)
@@ -213,15 +213,15 @@ def attach_reserved(
 ) -> list[Mapping]:
     """Receive a message: attach its handles as :func:`attach_many` does, and end its reservations.
 
-    Memory that was freed is attached, too, if the message reserves it. If the call raises, the
-    message keeps its reservations. The receiver may try again or discard the message (see
+    Freed memory is attached, too, if the message reserves it. If the call raises, the message keeps
+    its reservations. The receiver may try again or discard the message (see
     :mod:`crossmem.sharing.importer.messages`).
 
     Parameters
     ----------
     message
         The handles with their reservation numbers. The number is 0 for a handle without a
-        reservation, and for further handles of an export whose reservation is in the message.
+        reservation. If several handles name one export, one of them needs the number.
     device, readonly, timeout
         As for :func:`import_handle`.
     """
@@ -229,7 +229,7 @@ def attach_reserved(
     check_device(device)
     check_readonly(readonly)
     pairs = [(_decode(one), check_reservation(number)) for one, number in message]
-    # All parts of one export need only one reservation.
+    # All slices of one export need only one reservation.
     shown: dict[tuple[bytes, int], int] = {}
     for handle, number in pairs:
         if number:
@@ -372,8 +372,8 @@ def _open(
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
     """End the uses of a call that raises. Later calls repeat releases that the vendor refuses now.
 
-    The deadline of this call may have passed. So if another thread holds the lock of an import,
-    this call does not wait for that thread: the reaper ends the use later.
+    The deadline of the call may have passed, so this function does not wait for the lock of an
+    import. If another thread holds such a lock, the reaper ends the use later.
     """
     ready = process.deferred.ready
     for use in uses:

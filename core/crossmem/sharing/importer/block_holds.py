@@ -28,10 +28,10 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "Holders", "LinkedHold", "all_of"]
 
 _LOOK_S: Final = 0.5
-"""Seconds after a check of the owner in which attaches do not check the owner again."""
+"""Seconds for which attaches rely on the last check of the owner."""
 ASK_S: Final = 5.0
-"""Time limit, in seconds, of a request about an open pool. Such a request asks whether the owner is
-still the program that made the pool, or which generation of a block a message reserves."""
+"""Time limit, in seconds, of a request about an open pool. Such a request asks whether the owner
+still has the pool, or which generation of a block a message reserves."""
 
 
 class ArenaImport:
@@ -44,9 +44,9 @@ class ArenaImport:
     handle
         The handle of any block.
     holders
-        The holders of each block. The word of a block in the row is not 0 while the block has a
-        holder. All imports of one pool share the row and the holders, including imports that
-        are read-only or for other devices.
+        The holders of each block. While a block has a holder, its word in the row is not 0. All
+        imports of one pool share the row and the holders, including imports that are read-only or
+        for other devices.
     """
 
     def __init__(self, use: Use, handle: BlockHandle, holders: "Holders") -> None:
@@ -77,12 +77,12 @@ class ArenaImport:
         has_streams = streams_of(record.device.driver) is not None
         self.hold_kind = LinkedHold if self.is_asynchronous or has_streams else BlockHold
         self.is_plain = IS_ORDERED and not self.is_fenced and self.hold_kind is BlockHold
-        """Whether a hold begins and ends without a fence, a wait for the device, or streams."""
+        """Whether a hold begins and ends without a fence and without a wait for the device."""
         self.awaited: list[int] = []
-        """Blocks whose hold has ended, and about which the owner waits for a message."""
+        """Blocks whose hold has ended, and for which the owner waits for a hint."""
         self.look_at = 0.0
-        """After this time, the first attach of a block that this process does not hold checks
-        whether the owner lives."""
+        """From this time on, an attach of a block that this process does not hold first checks the
+        owner."""
         connection = record.connection if isinstance(record, RemoteImport) else None
         self.link = None if connection is None else connection.open_link
         """The connection to the program that made the pool."""
@@ -95,8 +95,7 @@ class ArenaImport:
         Raises
         ------
         CrossmemError
-            The owner is dead or does not reply, or its process runs another program, which does not
-            know the pool.
+            The owner is dead or does not reply, or its process now runs another program.
         """
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
@@ -111,9 +110,9 @@ class ArenaImport:
         link = connection.open_link
         if link is not None and link is self.link:
             return
-        # The earlier connection is closed, for example because the owner's server had too many
-        # connections, or because the owner called exec, which keeps pid and pidfd. The reply to a
-        # new request shows whether the owner still has the pool.
+        # The earlier connection is closed. For example, the owner's server had too many
+        # connections, or the owner called exec, which keeps pid and pidfd. The reply to a new
+        # request shows whether the owner still has the pool.
         device = record.device
         answers = connection.request(
             (handle,),
@@ -148,7 +147,7 @@ class ArenaImport:
         return any(one.arena is self for one in some)
 
     def send_hints(self) -> None:
-        """Send the messages about ended holds for which the owner waits."""
+        """Send the hints for which the owner waits."""
         # Another thread may take entries at the same time, so the list may become empty.
         with suppress(IndexError):
             while True:
@@ -177,16 +176,17 @@ class BlockHold(Use):
         """Whether the owner is certain to see the hold."""
 
     def take(self, generation: int) -> bool:
-        """Hold the block. Return False if the owner has freed it or withdrawn the generation.
+        """Hold the block, and return whether the hold is valid.
 
-        If another hold of this process keeps that generation, the return value is True all the
-        same. After False, the caller ends the hold. The caller holds the lock of the state.
+        The hold is invalid if the owner has freed the block or withdrawn the generation, unless
+        another hold of this process keeps that generation. The caller must end an invalid hold. The
+        caller holds the lock of the state.
         """
         arena, index = self.arena, self.index
         at = arena.at + index
         row = arena.row
-        # This hold is added before the store. So a signal handler that ends another hold of the
-        # block does not clear the word.
+        # This hold is added before the store. Otherwise a signal handler that ends another hold of
+        # the block would clear the word.
         self._enter(arena.holders)
         word = words.load(row, at)
         if not word:
@@ -201,15 +201,15 @@ class BlockHold(Use):
         else:
             # The owner has freed the block or withdrawn the generation. If another hold of this
             # process keeps the generation in the row, the owner does not reuse the block, so this
-            # process may map it again. Only a hold that the owner is certain to see counts: a
-            # signal handler may have interrupted the take() of the others.
+            # process may map it again. A hold whose take() was interrupted does not count, because
+            # the owner may not have seen it.
             others = all_of(arena.holders.get(index, ()))
             self.is_sure = word == generation and any(one.is_sure for one in others)
         return self.is_sure
 
     @override
     def leave_to_others(self) -> bool:
-        """End the hold. Return False if the owner waits for a message.
+        """End the hold. Return False if the owner waits for a hint.
 
         The caller holds the lock of the state.
         """
@@ -263,7 +263,7 @@ class BlockHold(Use):
     def give_back(self, *, blocking: bool) -> None:
         """End the hold when no running work of the device uses the block any more.
 
-        One wait for the device serves all holds that are ready, because their objects ended before
+        One wait for the device serves all holds in the queue, because their objects ended before
         the wait.
         """
         failure, ended = None, [self]

@@ -102,8 +102,8 @@ class BlockMapping(Mapping):
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
             # One step: no signal handler and no other thread runs before the last store below, so
-            # the branch needs no lock. A thread that makes a copy or a view first sets a field of
-            # the condition, and then reads ``_record`` again.
+            # the branch needs no lock. A thread that makes a copy or a view first sets a field that
+            # the condition checks, and then reads ``_record`` again.
             if not (
                 self._record is None
                 or process.is_inherited
@@ -124,7 +124,7 @@ class BlockMapping(Mapping):
                 hold.is_done = True
                 if arena.control[at] <= word + 1:
                     return
-                # The owner waits for a message.
+                # The owner waits for a hint.
                 arena.ready[hold] = None
                 arena.awaited += (index,)
                 process.deferred.run(hold)
@@ -154,7 +154,6 @@ def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapp
 def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
     """Attach a block of an open pool by the bytes of its handle, without a system call.
 
-    After the first attach of a pool, attaches of bytes with default arguments take this path.
     Return None if the caller must take the general path, for example to check the owner or to
     report an error.
     """
@@ -196,8 +195,8 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
             if arena.control[at] == generation:
                 mapping._record = hold
                 return mapping
-            # The generation has changed, so the owner may not have seen this hold. Another hold of
-            # this process must not take this one as a proof that the block is kept.
+            # The generation has changed, so the owner may not have seen this hold. So this hold
+            # must not count as a proof that the block is kept.
             hold.is_sure = False
             arena.ready[hold] = None
             arena.process.drain()
@@ -208,9 +207,10 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
 def _attach_held(
     arena: ArenaImport, blob: bytes, index: int, generation: int, length: int, pointer: int
 ) -> BlockMapping | None:
-    """Attach a block under the lock of the state; None if the owner must be asked.
+    """Attach a block under the lock of the state. Return None if the owner must be asked.
 
-    This process holds the block already, or a fence or a stream is needed, or a debugger runs.
+    This is the path for a block that this process already holds, for a hold with a fence or
+    streams, and under a debugger.
     """
     process = arena.process
     hold = arena.hold_kind(arena, index)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports of blocks: a hold and an address, without a request once the pool's arena is open.
 
-The first attach of a pool, for each device and access, imports the pool's arena by a request to the
-owner. The arena stays open at least until the owner closes the pool or dies. So later attaches send
-no request, unless the connection was lost or a message reserves the block.
+The first attach for each device and access requests the arena from the owner. The arena stays open
+at least until the owner closes the pool or dies. Later attaches send a request only if the
+connection was lost or a message reserves the block.
 """
 
 import time
@@ -61,11 +61,10 @@ class PoolImports(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
-        """The open arenas. The key is the bytes that all handles of a pool share, the device, and
-        whether the arena is read-only."""
+        """The open arenas, by the bytes that all handles of a pool share, the device, and whether
+        the arena is read-only."""
         self._holders: dict[bytes, _Holders] = {}
-        """The holders of each block of a pool. The key is the bytes that all handles of the pool
-        share."""
+        """The holders of each block of a pool, by the bytes that all its handles share."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
     def open(
@@ -78,8 +77,7 @@ class PoolImports(Part):
     ) -> ArenaImport:
         """Return the arena of a block's pool. The first call for a device and access imports it.
 
-        An owner that is exiting accepts an import only with the number of a reservation, which the
-        receiver of a message has.
+        While an owner exits, it accepts only imports with the number of a message's reservation.
 
         Raises
         ------
@@ -121,7 +119,7 @@ class PoolImports(Part):
                         holders[shared] = new
                     arena.holders = new = holders[shared]
                     new.arenas += 1
-                    # This statement makes this object responsible for the release of the arena.
+                    # From here on, this object releases the arena.
                     self.arenas[key] = known = arena
                     if key[1:] == _USUAL and not process.is_closed:
                         open_pools[key[0]] = arena
@@ -141,7 +139,7 @@ class PoolImports(Part):
 
     @override
     def tend(self) -> None:
-        """Release each arena whose owner waits or is dead, if this process holds no block of it."""
+        """Release arenas without held blocks, if the owner is dead or waits for the release."""
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:
@@ -182,10 +180,7 @@ class PoolImports(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """End the thread, close the arenas, and end the holds on their blocks.
-
-        So the owner does not have to wait for the end of this process.
-        """
+        """End the thread, close the arenas, and end the holds on their blocks."""
         open_pools.clear()
         self._thread.stop()
         process = self._process
@@ -248,8 +243,7 @@ def hold_block(
                 if hold.take(reserved):
                     return hold
                 BlockHold.leave_to_others(hold)
-            # Since its reply, the owner has begun another generation, for example because it waits
-            # for the block.
+            # Since the reply, the owner has begun another generation.
             tried = reserved
         arena.look()
         msg = f"the handle was withdrawn, or its owner (pid {handle.owner.pid}) freed the block"

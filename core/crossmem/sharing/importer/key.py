@@ -18,16 +18,12 @@ class ImportRequest(NamedTuple):
 
     Parameters
     ----------
-    handle
-        The handle of the memory.
     device
         The device that uses the memory.
-    access
-        The requested access.
     home
         Ordinal, in this process, of the device that holds the memory.
     reservation
-        The handle's reservation number in a message, 0 without a reservation.
+        The handle's reservation number in a message; 0 without a reservation.
     pool
         The pool, if the handle names the arena of a pool.
     extras

@@ -53,8 +53,8 @@ class Import(Endable):
         self.handle = handle
         self.device = record.device
         self.nbytes = handle.length
-        # This statement comes last: it makes the finaliser of this object responsible for the
-        # release. If an earlier statement raises, the caller must release the import.
+        # The last statement: from here on, the finaliser of this object releases the import. If an
+        # earlier statement raises, the caller must release the import.
         self._record = use
 
     @override
@@ -89,13 +89,13 @@ class Import(Endable):
         use = Use(process, parent.core)
         try:
             with process.state:
-                # Another thread may have closed the import. Then this call raises.
+                # Another thread may have closed the import.
                 record_of_import(self)
                 use.parent = parent
                 use.record = record
                 children_of(parent).add(use)
                 record.uses.add(use)
-                # A signal handler may have closed the import since. Then this call raises.
+                # A signal handler may have closed the import since.
                 record_of_import(self)
             base = record.map(use, remappable=True)
             mapping = Mapping(use, record, self.handle, base, readonly=self.readonly)
@@ -104,8 +104,8 @@ class Import(Endable):
             return mapping
         except BaseException:
             process.deferred.ready[use] = None
-            # The use may end later, because another thread may hold the import's lock. A use
-            # without a mapping must not prevent close() of this object, so it leaves the set now.
+            # Another thread may hold the import's lock and so delay the release. This use must not
+            # prevent close() of the import in the meantime, so the use leaves the set now.
             if parent.children is not None:
                 parent.children.discard(use)
             process.drain()
@@ -195,8 +195,8 @@ class Mapping(Memory):
         super().__init__(use.process, record.device, handle.length, record.usage, readonly=readonly)
         self._pointer = base + handle.offset
         self.handle = handle
-        # This statement comes last: it makes the finaliser of this object responsible for the
-        # release. If an earlier statement raises, the caller must release the mapping.
+        # The last statement: from here on, the finaliser of this object releases the mapping. If
+        # an earlier statement raises, the caller must release the mapping.
         self._record = use
 
     @override
@@ -214,7 +214,7 @@ class Mapping(Memory):
         return self._pointer
 
     def _rename(self, handle: ShareableHandle) -> None:
-        """Replace the handle by another handle of the same memory."""
+        """Replace the handle by another one of the same memory."""
         self.handle = handle
 
     @property
@@ -262,15 +262,15 @@ class Mapping(Memory):
             The only stream whose work uses the memory: a stream of CuPy, PyTorch or torch-npu, or
             its handle. With a stream, the call does not wait for the device. If the strongest
             timeline level of the device is ``"host"``, the call waits for the stream. crossmem
-            releases the address and the lease within a second after the stream has completed the
-            work that was issued before this call.
+            releases the address and the lease within a second after the end of the work that was
+            issued on the stream before this call.
 
         Raises
         ------
         BusyError
-            A view of the memory is alive, or another thread reads or writes the memory. Also raised
-            if a capture prevents the wait for the device's work: this object is closed then, and
-            the memory stays mapped until a later call of crossmem can unmap it.
+            A view of the memory is alive, or another thread reads or writes the memory. If instead
+            a capture prevents the wait for the device's work, this object is closed, and a later
+            call of crossmem unmaps the memory.
         UnsupportedError
             The device has no streams.
         """

@@ -10,21 +10,19 @@ keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these fu
     mappings = attach_reserved(message)         # the receiver (crossmem.sharing.importer.attach)
     discard(message)                            # or the process that drops the message
 
-A reservation is a record in the exporter. It belongs to the sending process until a receiver
-requests the memory, and then to that receiver. It ends when the message is first received, when the
-message is discarded, or when the process dies to which the reservation belongs. While it lasts, the
-handle with its number is not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets
-memory that was freed after the message was sent, also from an exporter that waits at its exit.
-After the reservation's end, the handle is stale if the memory was freed. Any number of processes
-may receive one message; all after the first get the memory only if it was not freed.
+A reservation is a record in the exporter. It belongs to the sender until a receiver requests the
+memory, and then to that receiver. It ends when the message is received or discarded, or when the
+process dies to which it belongs. Until then, the receiver's
+:func:`~crossmem.sharing.importer.attach.attach_reserved` gets the memory even if the exporter has
+freed it, or waits at its exit. Several processes may receive one message, but all after the first
+get the memory only if it was not freed.
 
 Any process may forward memory that it has imported, as long as the exporter lives. A process that
-knows a number can end the reservation, so keep the number as secret as the handle. A message needs
-one number for each export in it: further handles of the same export may have the number 0. If one
-export has several numbers, the receiver sends the first to the exporter and ends all of them.
+knows a number can end the reservation, so keep the number as secret as the handle. Each export in a
+message needs one number: further handles of the same export may have the number 0.
 
-If the receipt fails, the reservation stays, so the receiver can receive the message again. A
-process that drops the message instead calls :func:`discard`.
+If the receipt fails, the reservation stays. The receiver then receives the message again, or drops
+the message and calls :func:`discard`.
 """
 
 import time
@@ -62,13 +60,11 @@ def reserve(
 ) -> list[int]:
     """Reserve the memory of all handles or none.
 
-    A request contains up to 1024 handles of one exporter.
-
     Parameters
     ----------
     handles
-        The handles of the message: exports of this process, or of other living processes. This
-        process can reserve freed memory that it has imported.
+        The handles of the message: exports of this process, or of other living processes. Freed
+        memory can be reserved while this process has an import of it.
     timeout
         How long to wait for free reservations and for exporters' replies, in seconds; None:
         ``CROSSMEM_TIMEOUT``.
@@ -108,8 +104,7 @@ def reserve(
     given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
-            # The numbers enter the dictionary before the request, so that after a failure all of
-            # them are ended.
+            # The numbers are recorded before the request, so that a failure ends all of them.
             numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
             if message is not None:
@@ -135,7 +130,7 @@ def discard(
 ) -> None:
     """End the reservations of a message that no process will receive.
 
-    Ended reservations and dead exporters are not errors.
+    Reservations that have ended and exporters that are dead are not errors.
 
     Parameters
     ----------
@@ -210,8 +205,8 @@ def _reserve_at(
             ]
             if not refused:
                 return
-            # The exporter has granted the reservations that precede the first refused one. They are
-            # ended, because the message gets all of its reservations or none.
+            # The exporter has granted the reservations before the first refused one. The message
+            # gets all of its reservations or none, so this call ends them.
             connection.end_reservations(numbers)
             refusal, handle = refused[0]
             # If no time is left for another request, this refusal becomes the error.

@@ -47,7 +47,7 @@ class OwnImport(ImportRecord):
             raise UnsupportedError(msg, hint='import with readonly="advisory"')
 
     def open(self, handle: ShareableHandle, reservation: int) -> None:
-        """Take a lease of this process on its own memory. The caller holds the lock.
+        """Lease the memory to this process. The caller holds the lock.
 
         Raises
         ------
@@ -172,7 +172,8 @@ class OwnImport(ImportRecord):
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     """Return the error for memory that this process has freed or never exported."""
     server = process.server
-    # The registry knows a raw handle only after an import, so it gives no reason for a raw handle.
+    # The registry gives no reason for a raw handle, because it knows such a handle only after an
+    # import.
     refusal = None
     if server is not None and handle.raw is None:
         refusal = server.leases.refusal_of(handle)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pickling of memory. A pickle contains a handle's bytes; unpickling attaches the handle.
 
-The functions for pickles are not in the modules of the classes: those modules would have to import
-the module ``attach``, which imports them.
+The modules of the classes cannot contain these functions, because ``attach`` imports those modules.
 """
 
 import copyreg
@@ -18,7 +17,7 @@ __all__ = ["attach_again"]
 
 
 def attach_again(blob: bytes, readonly: Readonly) -> Mapping:
-    """Attach the memory of a pickled object by its handle's bytes, and return the mapping."""
+    """Attach the memory of a pickled object by the bytes of its handle."""
     return attach(blob, readonly=readonly)
 
 

@@ -31,7 +31,7 @@ class State(Enum):
     NEW = "new"
     OPEN = "open"
     CLOSING = "closing"
-    """The close has begun, and no user can join."""
+    """The close has begun. A new user waits for its end, and then opens the memory again."""
     CLOSED = "closed"
 
 
@@ -40,8 +40,6 @@ class LeaseWords(NamedTuple):
 
     Parameters
     ----------
-    slot
-        The number of the export's slot.
     control
         The generations of the exporter's slots.
     row
@@ -59,8 +57,8 @@ class LeaseWords(NamedTuple):
 class ImportRecord:
     """Memory that the vendor opens once for all its users. The last user closes it.
 
-    A thread holds :attr:`lock` while the vendor opens, maps or closes. A thread that changes
-    :attr:`uses` holds the lock of the process's state.
+    A thread holds :attr:`lock` while the vendor opens, maps or closes. To change :attr:`uses`, it
+    holds the lock of the process's state.
     """
 
     __slots__ = (
@@ -99,9 +97,8 @@ class ImportRecord:
         self.lock = ordered_lock(Rank.IMPORT)
         self.state = State.NEW
         self.uses: set[Use] = set()
-        """The users. A user is added before the memory is open, so that no other user closes it."""
+        """The users. A user joins before the memory is open, so that no other user closes it."""
         self.mapped_uses: set[Use] = set()
-        """The users that have the memory mapped."""
         self.mapped: list[Mapped] = []
         """The vendor's mapping, if there is one."""
         self.is_remappable = True
@@ -110,7 +107,7 @@ class ImportRecord:
         self.has_unawaited_work = False
         """Whether a user has left without a wait for its work."""
         self.leases: dict[bytes, Any] = {}
-        """The leases. The key is the core of the leased handle."""
+        """The leases, by the core of the leased handle."""
         self.ending: list[Any] = []
         """Leases that no user needs any more, and that have not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
@@ -128,8 +125,6 @@ class ImportRecord:
 
         Parameters
         ----------
-        use
-            The user.
         remappable
             False: crossmem will not map the memory again; see :meth:`crossmem.driver.Driver.map`.
         """
@@ -148,18 +143,16 @@ class ImportRecord:
         Returns
         -------
         CrossmemError or None
-            The error of the device's work for which this call waited.
+            The failure of the device's work for which this call waited.
         """
         with self.process.state:
             self.discard(use)
-            # In the state CLOSING, no user can join: a new user waits for the close and opens the
-            # memory again.
             if not self.uses and self.state is not State.CLOSED:
                 self.state = State.CLOSING
         if self.state is State.CLOSING:
             return self.close()
         failure = self.end_unused() if len(self.leases) > 1 or self.ending else None
-        # Memory that crossmem must not map again keeps its address, for users that map it later.
+        # Memory that the driver cannot map again stays mapped, for users that come later.
         if self.mapped and not self.mapped_uses and self.is_remappable:
             return self._stop_mapping() or failure
         return failure
@@ -172,7 +165,7 @@ class ImportRecord:
         self.uses.discard(use)
 
     def await_work(self) -> CrossmemError | None:
-        """Wait for the device's work if a user left without a wait. Return the work's error."""
+        """Wait for the device's work if a user left without a wait. Return the work's failure."""
         if not self.has_unawaited_work:
             return None
         # This comes before the wait: a user that leaves during the wait may set the flag again.
@@ -191,7 +184,7 @@ class ImportRecord:
         """
         with self.process.state:
             used = {one.core for one in self.uses}
-            # From here on, a new user of one of these exports requests a new lease.
+            # A new user of one of these exports now requests a new lease.
             for core in [one for one in self.leases if one not in used]:
                 call_into(self.ending, self.leases.pop, core)
         failure = self.await_work() if self.ending else None
@@ -285,7 +278,7 @@ class ImportRecord:
 
     @property
     def is_retired(self) -> bool:
-        """Whether the owner has freed the memory; False if only a request could tell this."""
+        """Whether the owner has freed the memory; False if only a request would show it."""
         return False
 
     @property
@@ -344,7 +337,7 @@ class Use(Record):
         self.ends_with_owner = False
         """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """The end of the work that uses the memory, if the mapping was ended on a stream."""
+        """If the mapping was ended on a stream: the end of the work that uses the memory."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -360,7 +353,7 @@ class Use(Record):
         return True
 
     def is_needed(self, landing: Landing) -> bool:
-        """Whether the record must wait for work that was issued before the end of the mapping."""
+        """Whether this record must wait for the work of its landing. If so, start the reaper."""
         try:
             is_needed = not landing.has_landed()
         except CrossmemError:
@@ -372,7 +365,7 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import after the end of any landing. The last user closes the import."""
+        """Leave the import after the work of its landing. The last user closes the import."""
         record = self.record
         if record is None:
             self.is_done = True

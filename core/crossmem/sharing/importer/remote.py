@@ -59,16 +59,16 @@ class RemoteImport(ImportRecord):
         Returns
         -------
         bool
-            False if the lease is out of date, because the exporter has begun another generation.
+            False if the exporter has begun another generation, so that the lease is out of date.
             The memory is not opened then.
 
         Raises
         ------
         InvalidHandleError
-            The handle or the open memory has other sizes than the exporter reports, or the slot or
+            The handle or the open memory has other sizes than the exporter reports. Or the slot or
             block size in the handle is not the pool's.
         DriverError
-            The vendor's call failed. The lease then still belongs to the caller.
+            The vendor's call failed. The caller still owns the lease.
         """
         handle = request.handle
         if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
@@ -94,8 +94,8 @@ class RemoteImport(ImportRecord):
         try:
             if not opened:
                 if request.extras:
-                    # The next two statements make no call, so no signal handler runs between them.
-                    # Each descriptor is in one of the two lists.
+                    # No signal handler runs between these statements, so each descriptor is in one
+                    # of the two lists.
                     self.extras += leased.exported.descriptors[-request.extras :]
                     leased.exported.descriptors = leased.exported.descriptors[: -request.extras]
                 call_into(
@@ -113,13 +113,13 @@ class RemoteImport(ImportRecord):
                 )
         finally:
             # Once the vendor has opened the memory, this record owns the lease and its descriptors.
-            # No signal handler runs between these statements, because none of them is a call.
+            # No signal handler runs between these statements.
             if opened:
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
                 if core in self.leases:
-                    # A signal handler has leased the same export during this call. The lease of the
-                    # handler is not needed any more.
+                    # A signal handler has leased the same export during this call. Its lease is not
+                    # needed any more.
                     self.ending += (self.leases[core],)
                 self.leases[core] = leased
                 self.state = State.OPEN

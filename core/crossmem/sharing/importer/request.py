@@ -67,8 +67,7 @@ def request_of(
             msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
             hint = f"import on a device of backend {handle.backend!r}"
             raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
-    # The capabilities are those of the handle's mechanism. The target device may prefer another
-    # mechanism.
+    # The target device may prefer another mechanism than the handle's.
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities

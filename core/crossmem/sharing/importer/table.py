@@ -47,8 +47,8 @@ class ImportTable(Part):
     def join(self, use: Use, device: object, readonly: object) -> ImportRecord | None:
         """Add a use to the open import of an earlier call with the same arguments.
 
-        Return None if there is no such import. This method is the hot path of repeated imports: it
-        makes no system call and no vendor call.
+        Return None if there is no such import. This hot path of repeated imports makes no system
+        call and no vendor call.
 
         Raises
         ------
@@ -62,8 +62,7 @@ class ImportTable(Part):
         record = self._shortcuts.get((use.core, device, readonly))
         if record is not None:
             with self._process.state:
-                # This export's lease may have ended, although users of other exports keep the
-                # memory open.
+                # Users of other exports may keep the memory open after the end of this lease.
                 if record.is_ready_for(use.core):
                     use.record = record
                     record.uses.add(use)
@@ -82,8 +81,8 @@ class ImportTable(Part):
     ) -> None:
         """Add each use to an import, and open the imports that are not open yet.
 
-        Each exporter gets one request for each backend, for all memory that is not open yet. If the
-        call raises, the caller ends all uses.
+        Each exporter gets one request for each backend. If the call raises, the caller ends all
+        uses.
 
         Raises
         ------
@@ -158,8 +157,8 @@ class ImportTable(Part):
     def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
         """Lease and open the missing imports.
 
-        No lock of an import is held during a request. So other threads can map, unmap and close
-        open imports at that time.
+        No lock of an import is held during a request, so other threads can map, unmap and close
+        open imports.
         """
         remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
         for request, record in missing:
@@ -204,8 +203,7 @@ class ImportTable(Part):
                         late.append(pair)
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
-                    # Some leases are not needed: another thread was faster, or the exporter has
-                    # begun another generation, because it freed the memory or tried to free it.
+                    # Another thread was faster, or the exporter has begun another generation.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
@@ -222,7 +220,7 @@ class ImportTable(Part):
         deadline: Deadline,
         answers: list[Leased | Refusal],
     ) -> list[tuple[ImportRequest, RemoteImport]]:
-        """Request leases for those imports that no other thread has opened; return these imports.
+        """Request leases for the imports that no other thread has opened. Return these imports.
 
         ``answers`` receives the exporter's replies. The caller releases the leases that no import
         uses, even after an error.
@@ -250,7 +248,6 @@ class ImportTable(Part):
                 connection.lock.release()
 
     def _forget(self, record: ImportRecord) -> None:
-        """Remove an import from the table."""
         with self._process.state:
             if self._records.get(record.key) is record:
                 del self._records[record.key]
@@ -294,8 +291,7 @@ class ImportTable(Part):
         for owner, connection in list(self._connections.items()):
             if connection.users or connection.is_owner_alive:
                 continue
-            # The connection is closed before it leaves the table. After an interrupt, the next call
-            # finds it there and continues.
+            # The connection leaves the table last: after an interrupt, the next call continues.
             if not _close_unused(connection):
                 continue
             with self._process.state:
@@ -305,11 +301,10 @@ class ImportTable(Part):
     def close_records(self) -> None:
         """Close all imports at exit, except those that a view, a copy or another thread uses.
 
-        The kernel ends those imports with the process.
+        The kernel ends the excepted imports with the process.
         """
         for record in list(self._records.values()):
-            # Another thread may be in a vendor call with this record. The exit does not wait for
-            # that call.
+            # The exit does not wait for a vendor call of another thread with this record.
             if record.usage.is_active or not record.lock.acquire(blocking=False):
                 continue
             try:
@@ -329,7 +324,7 @@ class ImportTable(Part):
 
     @override
     def abandon(self) -> None:
-        """Close every descriptor and change nothing else: for a forked child."""
+        """In a forked child, close every descriptor and change nothing else."""
         for connection in self._connections.values():
             connection.abandon()
 

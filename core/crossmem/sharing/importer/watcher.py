@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread that releases memory whose owner has died (law C29).
 
-The thread runs as long as an import with ``on_owner_death="release"`` is open. It checks several
-times a second whether the owners live. For the check, it uses the pidfds of the connections. If
-there is no pidfd, the end of the connection counts as the owner's death.
+The thread runs as long as an import with ``on_owner_death="release"`` is open. Several times a
+second, it checks the pidfds of the owners. Without a pidfd, the end of the connection counts as the
+owner's death.
 """
 
 import logging
@@ -31,7 +31,7 @@ __all__ = ["KEEP", "OnOwnerDeath", "OwnerWatcher", "asks_for_release", "end_with
 OnOwnerDeath = Literal["keep", "release"]
 """Whether an import stays or is closed when its owner dies."""
 KEEP: Final = "keep"
-"""The default. Callers compare their argument with it first, to save a call on the hot path."""
+"""The default. Callers compare their argument with KEEP first, to save a call on the hot path."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +56,10 @@ class OwnerWatcher(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._watched: dict[OwnerConnection, dict[int, _Watched]] = {}
-        """The watched objects. The keys are the owner's connection, and the ``id()`` of the record.
-        Guarded by the lock of the state."""
+        """The watched objects, by the owner's connection and the ``id()`` of the record. Guarded by
+        the lock of the state."""
         self._suspects: set[OwnerConnection] = set()
-        """Owners that seemed to be dead at the last check. An owner that seems to be dead at two
-        checks in a row counts as dead."""
+        """Owners that seemed to be dead at the last check."""
         self._thread = PassingThread(self._look, self._is_needed)
 
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
@@ -68,10 +67,8 @@ class OwnerWatcher(Part):
 
         Parameters
         ----------
-        shown
-            The import, mapping or piece.
-        record
-            The record of the object.
+        shown, record
+            The import, mapping or piece, and its record.
         imported
             The import that the object uses. An import of this process's own memory is ignored,
             because this process cannot outlive itself.
@@ -106,7 +103,7 @@ class OwnerWatcher(Part):
         """Check each owner once, and end the objects that use memory of dead owners."""
         dead = {one for one in list(self._watched) if _is_owner_dead(one)}
         # Without a pidfd, an owner also seems to be dead while another thread connects to it again.
-        # So the watcher needs two checks.
+        # So an owner counts as dead only after two checks in a row.
         certain, self._suspects = dead & self._suspects, dead
         for connection in certain:
             self._let_go(connection)
@@ -122,8 +119,8 @@ class OwnerWatcher(Part):
                 continue
             try:
                 if shown is None or shown.closed:
-                    # The object was dropped, or its release has failed so far. Its record is in the
-                    # queue of deferred work.
+                    # The object was dropped, or its release has failed. Its record is in the queue
+                    # of deferred work.
                     self._process.drain()
                 else:
                     end_because(shown, why)
@@ -146,8 +143,7 @@ def _is_owner_dead(connection: OwnerConnection) -> bool:
     try:
         return connection.is_owner_dead(within_s=0.0)
     except (OSError, TypeError, ValueError):
-        # Another thread has closed the connection, because no import from that owner is left. So
-        # nothing is left to release.
+        # Another thread has closed the connection, because no import from that owner is left.
         return False
 
 
@@ -177,10 +173,8 @@ def end_with_owner(shown: Endable, record: Record, use: Use) -> None:
 
     Parameters
     ----------
-    shown
-        An import, or a mapping or piece that was made through an import.
-    record
-        The record of the object.
+    shown, record
+        The import, mapping or piece, and its record.
     use
         The use of the import to which the object belongs.
     """

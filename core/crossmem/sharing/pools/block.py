@@ -102,8 +102,7 @@ class Block(Memory):
             Whether to wait for the device work issued so far. The call does not wait if it returns
             the handle of an earlier call that has waited (C21).
         stream
-            As for :meth:`crossmem.Allocation.export`: importers can wait until the work that was
-            issued on this stream is complete.
+            As for :meth:`crossmem.Allocation.export`.
 
         Raises
         ------
@@ -137,7 +136,7 @@ class Block(Memory):
         else:
             with process.state:
                 generation = self._begin(record, view, at)
-        # No lock is needed: another thread that exports the block now makes an equal handle.
+        # No lock is needed, because another thread that exports the block makes an equal handle.
         handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
         if is_ready and record.generation == generation:
             # No thread has withdrawn the handle since _begin().
@@ -189,10 +188,10 @@ class Block(Memory):
             raise InvalidHandleError(msg, operation="withdraw", hint=hint)
         arena, generation = record.arena, handle.generation
         view, at = arena.words, arena.at + record.index
-        # A free() that waits for holders may retire the generation and then restore it. The free()
-        # holds this lock during both steps.
+        # A free() that waits for holders may retire the generation and then restore it. It holds
+        # this lock during both steps.
         with self._process.state:
-            # One step: no signal handler and no other thread runs before the end of this block.
+            # One step: no signal handler and no other thread runs in the rest of this method.
             if self._record is None:
                 # Another thread has freed the block, which may be in its next life.
                 raise self._ended()
@@ -225,8 +224,9 @@ class Block(Memory):
         Raises
         ------
         BusyError
-            A view of the block is alive, another thread reads or writes it, or it still has holders
-            and ``busy`` is not ``"defer"``. Nothing has changed then.
+            A view of the block is alive, or another thread reads or writes the block. Also raised
+            if a process or message holds the block, unless ``busy`` is ``"defer"``. Nothing has
+            changed then.
         UnsupportedError
             The device has no streams. Nothing has changed then.
         """
@@ -240,7 +240,7 @@ class Block(Memory):
     def _end_on(self, stream: Any) -> None:
         record = self._record
         if record is None or not self._process.is_usable:
-            # This call raises if the process was forked.
+            # This call raises in a forked child.
             super()._end()
             return
         record.landing = self.device._landing_of(stream)
@@ -337,7 +337,7 @@ copyreg.pickle(Block, _reduce_block)
 
 
 def name_pids(holders: dict[Holder, int]) -> str:
-    """Return a text that names the processes that hold blocks, with their numbers of blocks."""
+    """Name the processes that hold blocks, with their numbers of blocks."""
     if not holders:
         return "a message that nobody received"
     ordered = sorted(holders.items(), key=lambda one: (-one[1], one[0].pid))
@@ -354,7 +354,7 @@ def check_own_block(
     Raises
     ------
     UnsupportedError
-        A setting differs from that of the pool; the message names the setting.
+        A setting differs from that of the pool.
     """
     arena = process.start_server().leases.pools.arenas.get(handle.allocation)
     if isinstance(arena, Arena):

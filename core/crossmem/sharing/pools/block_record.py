@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a block of a pool, which outlives the block's object until the block is freed."""
+"""The record of a block of a pool. It outlives the block's object until the block is freed."""
 
 from typing import ClassVar
 
@@ -25,7 +25,6 @@ class BlockRecord(Record):
     pool: PoolRecord
     arena: Arena
     index: int
-    """Index of the block."""
     generation: int
     """The generation that exports write into handles; 0 before the first export."""
     handle: BlockHandle | None
@@ -34,10 +33,10 @@ class BlockRecord(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Free the block. Return False if more work is left, such as the reading of the rows.
+        """Free the block. Return False if more work is left, such as to read the rows.
 
-        The caller holds the lock of the state, because another thread may use the same record. The
-        block may begin its next life as soon as it is in the free list.
+        The caller holds the lock of the state. As soon as the block is in the free list, it may
+        begin its next life.
         """
         arena = self.arena
         if self.is_done:

@@ -33,7 +33,7 @@ _MAX_BLOCKS: Final = SLOTS - BLOCKS_AT
 class Pool(Endable):
     """Memory that is divided into blocks of one size. Made by :meth:`crossmem.Device.pool`.
 
-    A context manager that closes the pool at its end.
+    As a context manager, the pool is closed at the end of the ``with`` block.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Pool(Endable):
         free, base, stride = arena.free, pool.base, pool.stride
         while True:
             # One step: no signal handler and no other thread runs before the end of this branch.
-            # From then on, the finaliser of the block object frees the block.
+            # Then the finaliser of the block object frees the block.
             if free:
                 index = free[-1]
                 del free[-1]
@@ -178,9 +178,8 @@ class Pool(Endable):
     def exports(self) -> list[ExportInfo]:
         """Return the exported blocks and their holders, in the order of the blocks.
 
-        :func:`crossmem.exports` has one entry for the whole pool. In this report, each handle names
-        the whole capacity of its block. Except in messages, the ``since`` of a lease is the time at
-        which the process leased the pool.
+        Each handle names the whole capacity of its block. The ``since`` of a process's lease is the
+        time at which the process leased the pool.
 
         Raises
         ------
@@ -196,7 +195,7 @@ class Pool(Endable):
     def close(self) -> None:
         """Close the pool, which then allocates no more blocks. A second call does nothing.
 
-        Live blocks stay valid. The memory is freed after the last block is freed and the last
+        Live blocks stay valid. The memory is freed when the last block is freed and the last
         importer has released the pool. An importer releases the pool less than a second after the
         end of its last mapping.
         """

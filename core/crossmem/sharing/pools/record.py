@@ -61,7 +61,7 @@ class PoolRecord(Record):
         self.number = record.number
         self.base = memory.ptr
         self.usage = record.usage
-        # The hot path of a free uses these objects, so this record refers to them directly.
+        # References for the hot path of a free.
         self.copies = self.usage.copies
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
         self.is_closing = False
@@ -99,7 +99,7 @@ class PoolRecord(Record):
             if self.is_done:
                 return
             # Once is_done is set, the memory may be freed, and other memory may get its address. So
-            # is_done is set last: otherwise forget_kept() could forget that other memory.
+            # is_done is set last, and forget_kept() cannot forget that other memory.
             arena.close()
             forget_kept(self.base)
             self.is_done = True

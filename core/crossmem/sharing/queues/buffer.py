@@ -76,7 +76,7 @@ class Holder(Protocol):
 
 
 class BufferRecord(Record):
-    """A buffer that this process has allocated or received."""
+    """The record of a buffer that this process has allocated or received."""
 
     __slots__ = ("buffer", "count", "holder", "producer", "stamp", "stream")
 
@@ -88,7 +88,7 @@ class BufferRecord(Record):
         """Number of the producer that owns the buffer."""
         self.buffer = buffer
         self.stamp = stamp
-        """The stamp of the buffer's entry; 0 for a buffer that was not put yet."""
+        """The stamp of the buffer's entry; 0 before the put."""
         self.count = count
         """How often the entry was delivered."""
         self.stream: int | None = None
@@ -109,8 +109,8 @@ class BufferRecord(Record):
 class SharedBuffer(Memory):
     """A buffer of a queue. Made by :meth:`crossmem.Queue.allocate` and :meth:`crossmem.Queue.get`.
 
-    A buffer has the methods of an allocation, but no handle. As a context manager, the buffer is
-    released at the end of the ``with`` block.
+    It has the methods of an allocation, but no handle. As a context manager, it is released at the
+    end of the ``with`` block.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class SharedBuffer(Memory):
     def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
         # Until the caller sets the record, the finaliser of this object releases nothing.
         self._record = None
-        # The base class does the same, but its call would cost as much as all of these lines.
+        # As in BufferRecord, without a call of the base class.
         holder = record.holder
         opened = holder.opened
         self._process = opened.process
@@ -163,9 +163,9 @@ class SharedBuffer(Memory):
 
     @property
     def data_length(self) -> int:
-        """Number of valid bytes. Consumers receive this number with the buffer.
+        """Number of valid bytes, which the producer sets for the consumers.
 
-        The producer sets the number. In a new buffer, it is the capacity.
+        In a new buffer, the number is the capacity.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class SharedBuffer(Memory):
 
     @property
     def user_data(self) -> bytes:
-        """At most 96 bytes that consumers receive with the buffer. The producer sets them.
+        """At most 96 bytes that the producer sets, and that consumers receive with the buffer.
 
         Raises
         ------
@@ -227,7 +227,7 @@ class SharedBuffer(Memory):
     def delivery_count(self) -> int:
         """How often the buffer was delivered since its put; 0 before the put.
 
-        The number is more than 1 if a consumer that had the buffer died or lost its role.
+        After a consumer with the buffer has died or lost its role, the number is more than 1.
         """
         return self._usable().count
 
@@ -239,15 +239,15 @@ class SharedBuffer(Memory):
         stream
             The stream whose work uses the buffer: a stream of CuPy, PyTorch or torch-npu, or its
             handle. The buffer is released when the work that was issued on the stream before this
-            call is complete. The call waits for that work, unless the buffer was received and the
-            device has timelines of level ``"word"``. With None, the call waits for all work of the
+            call is complete. The call waits for that work, except for a received buffer on a device
+            with timelines of level ``"word"``. With None, the call waits for all work of the
             device.
 
         Raises
         ------
         BusyError
-            A view of the buffer is alive, or another thread reads or writes it. The buffer is not
-            released then.
+            A view of the buffer is alive, or another thread reads or writes the buffer. Nothing has
+            changed then.
         UnsupportedError, ConfigurationError
             The device has no streams, or the value is not a stream.
         """
@@ -306,8 +306,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     Raises
     ------
     BusyError
-        A view of the buffer is alive, or another thread reads or writes it. The call has no effect
-        then.
+        A view of the buffer is alive, or another thread reads or writes the buffer. Nothing has
+        changed then.
     ClosedError, ForkedProcessError
         The buffer was handed over or released before.
     UnsupportedError

@@ -58,8 +58,8 @@ class Consumer(Receiver):
         self._late: set[int] = set()
         """Producers whose next entry was not ready in the last call of :meth:`look`."""
         self._hand: dict[tuple[int, int], tuple[int, int]] = {}
-        """Entries that the owner has handed to this consumer, and that :meth:`look` has not
-        returned yet. A key is (producer, buffer), a value (stamp, delivery count)."""
+        """Entries that the owner has handed to this consumer, until :meth:`look` returns them. A
+        key is (producer, buffer), a value (stamp, delivery count)."""
         self._is_plain_reader = self.is_plain and terms.overflow != "drop"
         """Whether this consumer reads entries without fences, and without ``held`` words."""
         self._producers = range(terms.producers)
@@ -78,8 +78,8 @@ class Consumer(Receiver):
         self.kept.clear()
         for producer in range(terms.producers):
             for buffer in range(terms.depth):
-                # The releases of an earlier session stay valid. Stamps above the tail are invalid,
-                # because the producer will use them later.
+                # The releases of an earlier session stay valid. A stamp above the tail is invalid,
+                # because the producer will use it later.
                 words.store(mine, terms.held(producer, buffer), 0)
                 at = terms.released(producer, buffer)
                 if mine[at] > self.opened.tail(producer):
@@ -98,8 +98,8 @@ class Consumer(Receiver):
         """Begin a session; see :meth:`Place.join`."""
         super().join(timeout_s)
         if self.opened.terms.delivery == "each":
-            # Until the barrier, a producer may reclaim a new entry, because it does not see this
-            # session. So the tails are read again after the barrier.
+            # Until the barrier, a producer that does not see this session may reclaim a new entry.
+            # So the tails are read again after the barrier.
             words.barrier()
             self._begin_behind_tails()
         words.release()
@@ -108,7 +108,7 @@ class Consumer(Receiver):
     # Reading ------------------------------------------------------------------------------
 
     def look(self) -> SharedBuffer | None:
-        """Return the next buffer for this consumer, None if there is none now."""
+        """Return the next buffer for this consumer; None if there is none now."""
         opened, mine, control = self.opened, self.words, self.opened.control
         segments, reads, kept = opened.segments, self._reads, self.kept
         if kept and control[self._member] == self.session:
@@ -141,8 +141,8 @@ class Consumer(Receiver):
         late = self._late
         late.clear()
         count = len(self._producers)
-        # The tails are read before the handed-out entries. So a later entry is not delivered before
-        # an earlier one that the owner has handed out.
+        # The tails are read before the handed-out entries, so that no later entry overtakes an
+        # earlier one that the owner has handed out.
         tails = [opened.tail(0)]
         if count > 1:
             tails += [opened.tail(producer) for producer in range(1, count)]
@@ -173,8 +173,8 @@ class Consumer(Receiver):
             if aside is None:
                 continue
             stamp, count = aside
-            # An earlier entry that the producer itself gave to this consumer comes first. The tail
-            # is read again: the handed-out entry may be newer than the tail that look() has read.
+            # Earlier entries that the producer itself gave to this consumer come first. The tail is
+            # read again, because the handed-out entry may be newer than the tail that look() read.
             before = self._look_in_ring(producer, min(stamp - 1, opened.tail(producer)))
             if before is not None:
                 return before
@@ -183,8 +183,8 @@ class Consumer(Receiver):
             record = BufferRecord(self, producer, buffer, stamp, count)
             made = None if entry is None else SharedBuffer(record, *entry)
             at = opened.terms.held(producer, buffer)
-            # One step: no signal handler and no other thread runs between these statements. A
-            # handler may have received the entry before this step.
+            # One step: no signal handler and no other thread runs between these statements. Before
+            # this step, a handler may have received the entry.
             if one in hand and hand[one] is aside:
                 del hand[one]
                 if made is not None:
@@ -212,7 +212,7 @@ class Consumer(Receiver):
                     del hand[one]
                 hand[one] = aside
             mine[HANDED] = position + 1
-        # The hand has room again. So an owner that waits for room is woken, as after a release.
+        # The hand has room again, so an owner that waits for room is woken.
         if terms.is_fenced:
             words.fence()
         if words.load(control, WANT):
@@ -250,7 +250,7 @@ class Consumer(Receiver):
                         return made
             entry = None
             if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
-                # The entry with this stamp was dropped, or had another target. Find the next entry.
+                # The entry with this stamp was dropped or had another target. Find the next entry.
                 found = [
                     (later, one)
                     for one in range(terms.depth)
@@ -320,7 +320,7 @@ class Consumer(Receiver):
         if opened.member(self.place) != self.session:
             self.check()
         end = opened.end
-        # With ``redeliver``, ENDED follows the last release, so a holder must not wait for ENDED.
+        # With ``redeliver``, ENDED follows the last release, so a holder cannot wait for ENDED.
         if (end == ENDED or (end == FINISHED and self.held)) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)
@@ -339,6 +339,6 @@ class Consumer(Receiver):
 
     @override
     def waits_for_streams(self) -> bool:
-        """Whether this process waits for a word that a stream writes. Streams ring no bell."""
+        """Whether this process waits for a word that a stream writes."""
         want = words.load(self.opened.control, WANT)
         return bool(self._late) or want == LATE or bool(self._pages and want)

@@ -25,25 +25,23 @@ class _Copy(NamedTuple):
 def copied(
     item: Any, nbytes: int, allocate: Callable[[], SharedBuffer], *, copy: str | bool | None
 ) -> SharedBuffer:
-    """Copy an object into a free buffer, and return the buffer.
+    """Copy ``item`` into a free buffer, and return the buffer.
 
     Parameters
     ----------
-    item
-        The object.
     nbytes
         Capacity of a buffer.
     allocate
-        Returns a free buffer. Called after the checks of the object.
+        Returns a free buffer. Called after the checks of ``item``.
     copy
         The argument of :meth:`crossmem.Queue.put`.
 
     Raises
     ------
     UnsupportedError
-        The caller allows no copy, or the object is neither contiguous bytes nor an array.
+        The caller allows no copy, or ``item`` is neither contiguous bytes nor an array.
     InvalidSizeError
-        The object does not fit.
+        ``item`` does not fit.
     """
     if copy is not None and copy is not True and copy is not False:
         check_choice("copy", copy, ("allow",), "put")
@@ -92,8 +90,8 @@ def _copy_of_array(item: Any) -> _Copy | None:
     def copy_into(buffer: SharedBuffer) -> None:
         is_host = buffer.device.capabilities.host_visible
         if info.kind == "numpy" or (info.kind == "cupy" and is_host):
-            # write() accepts host bytes on each device. The array is viewed as bytes, because the
-            # formats of some dtypes are unknown to memoryviews.
+            # write() accepts host bytes on each device. The array is viewed as bytes, because
+            # memoryviews do not know the formats of some dtypes.
             whole = item if info.kind == "numpy" else require("cupy").asnumpy(item)
             whole = require("numpy").ascontiguousarray(whole)
             buffer.write(whole.reshape(-1).view("uint8"))

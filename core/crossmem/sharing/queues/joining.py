@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait of a joining process for the end of the owner's round, a call of ``tend()``."""
+"""The wait of a joining process for the end of the owner's round.
+
+A round is the part of ``QueueOwner.tend()`` during which the word ROUND is 1.
+"""
 
 import time
 from collections.abc import Callable
@@ -18,17 +21,16 @@ def is_open(
 ) -> bool | None:
     """Return True if the owner has opened a session and is in no round, else None.
 
-    In the round that opens the session, the owner also hands out all entries that this process can
-    get at once. At the end of that round, the owner wakes this process. When this process reads the
-    words, the owner may be in its next round. The end of the next round may wake no process, so
-    this function polls until that round ends, which takes little time.
+    The owner opens the session and hands out its first entries in one round, and then wakes this
+    process. By that time, the owner may be in another round, whose end may wake no process. So this
+    function polls until no round runs, which takes little time.
 
     Parameters
     ----------
     control
         The words of the owner.
     at, wish
-        Index of the member word, and the value of this word while the session is open.
+        Index of the member word, and its value while the session is open.
     end
         The value of ``time.monotonic()`` at which the wait ends.
     check

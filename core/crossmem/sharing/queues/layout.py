@@ -9,9 +9,9 @@ ring     a producer      its tail and its entries
 place    a consumer      its positions, and which entries it holds and has released
 ======== =============== ==========================================================================
 
-Entries are numbered in the order in which a producer puts them, from 1 on; the number is the stamp
-of the entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. A
-member word is odd while a session is open; the odd value is the number of that session.
+A producer numbers its entries in the order of the puts, from 1 on. This number is the stamp of the
+entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. A member
+word is odd while a session is open, and then is the number of that session.
 """
 
 from dataclasses import dataclass
@@ -29,13 +29,12 @@ MAX_USER_DATA_NBYTES: Final = 96
 MAX_STAMP: Final = 2**48 - 1
 """The largest valid stamp."""
 DROPPING: Final = 2**63
-"""Bit of a stamp. The producer sets it before it drops an entry, while it checks that no consumer
-holds the entry."""
+"""Bit of a stamp, set while the producer checks whether it can drop the entry."""
 
 HEADER_WORDS: Final = 16
 # Words of rings and places.
 WISH: Final = 0
-"""The session that the process asks for or has; 0 if the process wants no session."""
+"""The session that the process asks for or has; 0 if it wants none."""
 SLEEPING: Final = 1
 """1 while the process sleeps and wants a write to its eventfd."""
 # Words of a ring.
@@ -49,7 +48,7 @@ HANDED: Final = 2
 STREAMS: Final = 3
 """1 if streams release buffers. Streams ring no bell, so producers must poll."""
 READS: Final = 4
-"""The number of the session. The consumer writes the number when it can get every new entry."""
+"""The number of the session, as soon as the consumer can get every new entry."""
 # Words of control.
 END: Final = 0
 WANT: Final = 1
@@ -66,7 +65,7 @@ SESSIONS: Final = 6
 """Number of rounds in which the owner has opened, ended or denied sessions."""
 
 FINISHED: Final = 1
-"""No further entry will be put. Entries that wait or that consumers hold may still be delivered."""
+"""No further entry will be put. Waiting or held entries may still be delivered."""
 ENDED: Final = 2
 """The owner hands out no further entry. Each consumer still gets the entries given to it before."""
 CLOSED: Final = 3
@@ -85,7 +84,7 @@ READY: Final = 4
 USER: Final = 5
 
 GIVEN_UP: Final = 255
-"""Stands for a consumer's number in a decision, if the owner has given up the entry."""
+"""In a decision, instead of the consumer's number: the owner has given up the entry."""
 
 
 def target_of(consumer: int, session: int) -> int:
@@ -128,7 +127,7 @@ class Terms:
     # Words of a ring.
 
     def order(self, stamp: int) -> int:
-        """Return the word with the buffer of a recent stamp. Later stamps use the same word."""
+        """Return the word with the buffer of a recent stamp. Later stamps reuse the word."""
         return HEADER_WORDS + stamp % self.depth
 
     def entry(self, buffer: int) -> int:
@@ -152,8 +151,8 @@ class Terms:
     def held(self, producer: int, buffer: int) -> int:
         """Return the word with the stamp of a buffer that the consumer holds.
 
-        The consumer writes the word if producers drop entries, or if the owner has handed the
-        entry out.
+        The consumer writes the word if producers drop entries, or if the owner has handed out the
+        entry.
         """
         return self.released(self.producers, 0) + producer * self.depth + buffer
 

@@ -139,7 +139,7 @@ def open_queue(
     Parameters
     ----------
     handle
-        A handle of the queue, or its bytes. The handle also names the role.
+        A handle of the queue, or its bytes. It also names the role.
     device
         The device that uses the buffers in this process; None: the device that holds them.
     timeout
@@ -148,7 +148,7 @@ def open_queue(
     Returns
     -------
     Queue
-        Close it, or use it as a context manager.
+        The caller closes the queue, or uses it as a context manager.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The segments of a queue in one process, and what the process does to the others through them."""
+"""The segments of a queue, mapped in one process, and the bells that wake other processes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ LOOK_S: Final = 0.25
 
 def ring(bell: int) -> None:
     """Make an eventfd readable."""
-    # An eventfd whose counter is full is readable already.
+    # If the counter of the eventfd is full, the eventfd is readable already.
     with suppress(BlockingIOError):
         os.eventfd_write(bell, 1)
 
@@ -69,14 +69,14 @@ class Opened:
         return self.base + (producer * self.terms.depth + buffer) * self.terms.stride
 
     def member(self, place: int) -> int:
-        """Return the session that is open at a ring or place, 0 if no session is open."""
+        """Return the open session of a ring or place; 0 if there is none."""
         found = self.control[HEADER_WORDS + place]
         if not IS_ORDERED:
             words.fence()
         return found if found % 2 else 0
 
     def consumer(self, index: int) -> int:
-        """Return the session of a consumer, 0 if there is none."""
+        """Return the open session of a consumer; 0 if there is none."""
         return self.member(self.terms.producers + index)
 
     def tail(self, producer: int) -> int:
@@ -84,7 +84,7 @@ class Opened:
         found = self.segments[producer][TAIL]
         if not IS_ORDERED:
             words.fence()
-        # At a session's end, the owner sets a limit, because the producer may still write later.
+        # At a session's end, the owner sets ``stop``, because the producer may still write later.
         stop = self.control[self.first_stop + producer]
         return min(stop, found) if found <= MAX_STAMP else 0
 
@@ -99,7 +99,7 @@ class Opened:
         return words.observe(self.control, END)
 
     def wake(self, place: int) -> None:
-        """If the process of a ring or place sleeps, wake it. Store the change before the call."""
+        """Wake the process of a ring or place if it sleeps. Store the change before this call."""
         if self.terms.is_fenced:
             words.fence()
         if self.segments[place][SLEEPING]:

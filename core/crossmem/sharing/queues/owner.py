@@ -4,7 +4,7 @@
 The lease server's thread calls :meth:`QueueOwner.tend` when a process rings the owner's bell, and
 when a producer or consumer dies. The method only reads and writes words, and rings bells. A busy
 owner delays only the entries that were left to the owner, and the beginnings and ends of sessions.
-If a session has changed, the call reads all entries again, so a peer may die at any step.
+After a change of sessions, the method reads all entries again, because a peer may die at any step.
 """
 
 import os
@@ -49,8 +49,6 @@ class QueueOwner:
     ----------
     process, device
         This process, and the device of the buffers.
-    terms
-        The declared sizes and rules of the queue.
     allow
         The processes that may open the queue.
     """
@@ -71,8 +69,8 @@ class QueueOwner:
         """The producer and the consumer whose turn is next."""
         self._is_tending = False
         self._changes = 0
-        """Number of changes of sessions and of the end. The next attributes say up to which change
-        a step was done: an interrupted step is done in the next call of :meth:`tend`."""
+        """Number of changes of sessions and of the word END. Each of the next attributes says up to
+        which change a step was done. The next call of :meth:`tend` repeats an interrupted step."""
         self._announced = self._woken = 0
         self._handed_out = -1
         self.segments = Segments(process, device, terms, allow)
@@ -102,10 +100,10 @@ class QueueOwner:
             if self.opened.end == CLOSED:
                 return
             if self._is_tending:
-                # A signal handler runs inside this method. The server's thread tends again.
+                # A signal handler has interrupted this method. The server's thread calls it again.
                 ring(self.opened.owner_bell)
                 return
-            # A process that asked for a session waits until ROUND is 0 again.
+            # A process that asks for a session waits until ROUND is 0 again.
             words.store(self._control, ROUND, 1)
             try:
                 self._is_tending = True
@@ -169,7 +167,7 @@ class QueueOwner:
             words.store(control, at, wish)
 
     def _has_gone(self, place: int) -> bool:
-        """Whether a place has no process, or the roles of its process were revoked."""
+        """Whether a place has no process, or its process has lost its roles."""
         export, leases = self.segments.exclusive[place], self.process.start_server().leases
         with leases.lock:
             slot, number = export.slot, export.handle.export
@@ -186,14 +184,14 @@ class QueueOwner:
         self.tend()
 
     def _recover(self, target: int) -> None:
-        """Recover the entries of a session that ends, or count them as lost."""
+        """When a session ends, recover its entries or count them as lost."""
         terms, control = self.terms, self._control
         consumer = (target >> 48) - 1
         for one in self._published.all():
             if one.target != target or self._published.is_released(one, consumer):
                 continue
             is_read = self._published.is_read(one, consumer)
-            # After the end, the other consumers do not wait for entries any more.
+            # After ENDED, no consumer waits for entries any more.
             if not terms.redeliver and (is_read or self.opened.end == ENDED):
                 at = terms.decision(one.producer, one.buffer)
                 words.store(control, at, one.stamp << 8 | GIVEN_UP)
@@ -217,7 +215,7 @@ class QueueOwner:
             self._give()
             for producer, ring_ in enumerate(rings):
                 left = ring_.waiting
-                # The next call handles the entries that were published after the tails were read.
+                # The next call handles entries that were published after the tails were read.
                 words.store(
                     control, terms.decided(producer), left[0].stamp - 1 if left else tails[producer]
                 )
@@ -229,7 +227,7 @@ class QueueOwner:
             words.store(control, WANT, LATE if are_late else not is_settled)
             if is_settled or is_last_try:
                 break
-            # A consumer that released before it saw WANT has rung no bell. So the loop repeats.
+            # A consumer that released before it saw WANT has rung no bell, so the loop repeats.
             words.barrier()
         return is_settled
 
@@ -296,7 +294,7 @@ class QueueOwner:
             return
         if not end and terms.redeliver:
             words.store(self._control, END, FINISHED)
-            # With END set, unreleased entries count as unsettled, too, and releases ring the bell.
+            # Now unreleased entries also count as unsettled, and releases ring the bell.
             is_settled = self._hand_out(is_changed=True)
         found = ENDED if is_settled else FINISHED
         if found != end:
@@ -312,5 +310,5 @@ class QueueOwner:
 
 
 def _next(turn: int, several: Collection[int]) -> int:
-    """Return the smallest number that is not below ``turn``; if there is none, the smallest."""
+    """Return the smallest number from ``turn`` on; if there is none, the smallest of all."""
     return min(several, key=lambda one: (one < turn, one))

@@ -4,13 +4,13 @@
 A process takes a place by an exclusive import of the place's segment. With the word WISH of the
 segment, the process asks the owner for a session. The owner opens and ends sessions in the control
 segment. A session ends when the process withdraws its wish or dies, or by
-:meth:`crossmem.Queue.revoke`. The owner then settles the entries of the session before it opens the
-next session of the place.
+:meth:`crossmem.Queue.revoke`. The owner settles the entries of a session before it opens the next
+session of the place.
 
 Before a process sleeps on its eventfd, it sets SLEEPING, executes the barrier, and reads the queue
-once more. Another process first stores a change, such as a new entry, and then reads SLEEPING. If
-SLEEPING is set, the other process writes to the eventfd. So no wake-up is lost. While SLEEPING is
-0, no other process makes a system call to wake the process.
+once more. A peer first stores a change, such as a new entry, and then reads SLEEPING. If SLEEPING
+is set, the peer writes to the eventfd. So no wake-up is lost, and a peer makes no system call for a
+process that does not sleep.
 """
 
 import os
@@ -42,8 +42,8 @@ __all__ = ["PAUSE_S", "Place"]
 _T = TypeVar("_T")
 
 _SPIN_S: Final = 100e-6
-"""How many seconds a process polls before it sleeps. A wake-up takes some 50 microseconds. With a
-shorter time, two processes that answer each other would both sleep at each entry."""
+"""How many seconds a process polls before it sleeps. A wake-up takes some 50 microseconds. With
+shorter polls, two processes that answer each other would sleep at each entry."""
 PAUSE_S: Final = 1e-3
 """The pause between two reads of words in a wait that no eventfd ends, in seconds."""
 
@@ -53,10 +53,8 @@ class Place:
 
     Parameters
     ----------
-    opened
-        The queue.
-    place
-        Number of the ring or place.
+    opened, place
+        The queue, and the number of the ring or place.
     view, pointer
         The mapped segment and its address.
     """
@@ -88,7 +86,8 @@ class Place:
         Parameters
         ----------
         timeout_s
-            Time limit in seconds: for the end of the old session, and again for the new session.
+            Time limit of each of two waits, in seconds: for the end of the previous session, and
+            for the new session.
 
         Raises
         ------
@@ -129,7 +128,7 @@ class Place:
         if opened.end and self.place < opened.terms.producers:
             raise self._finished()
         control, terms = opened.control, opened.terms
-        # If the member word is larger than the wish, the session has begun and ended already.
+        # If the member word is larger than the wish, the session has already begun and ended.
         if wish and (control[terms.denied(self.place)] == wish or control[self._member] > wish):
             raise self._revoked()
 
@@ -184,7 +183,7 @@ class Place:
     # Streams ------------------------------------------------------------------------------
 
     def write_on(self, stream: int, driver: StreamWords, at: int, value: int) -> None:
-        """Let a stream write a word of this process after the stream's earlier work."""
+        """Let a stream write a word of this process, after the stream's earlier work."""
         pointer = self._pointer + 8 * at
         self._pages.add(pointer - pointer % PAGE_NBYTES)
         ordinal = self.opened.device.ordinal
@@ -205,7 +204,7 @@ class Place:
         cast("Streams", device.driver).synchronize_stream(device.ordinal, stream)
 
     def finish_work(self, stream: int | None) -> CrossmemError | None:
-        """Without a stream, wait for all work of a GPU or NPU, and return the work's failure."""
+        """Without a stream, wait for all work of a GPU or NPU. Return the work's failure."""
         if stream is None and not self.opened.device.capabilities.host_visible:
             return wait_for_work(self.opened.device)
         return None
@@ -238,18 +237,18 @@ class Place:
         *,
         polls: Callable[[], bool],
     ) -> _T | None:
-        """Call ``look`` until it returns a value, and return it; return None at the time limit.
+        """Call ``look`` until it returns a value, and return the value; None at the time limit.
 
         Parameters
         ----------
         look
             Reads the words of the queue. None means that the process must wait.
         check
-            Raises if a further wait has no use.
+            Raises if a further wait is useless.
         timeout_s
             The longest wait in seconds; 0 does not wait.
         polls
-            Returns whether a stream will write the words. Streams ring no bell.
+            Returns whether a stream will write the words, so that no bell rings.
         """
         began = monotonic()
         end, spin_s = began + timeout_s, min(timeout_s, _SPIN_S)
@@ -280,7 +279,7 @@ class Place:
                     if left_s <= 0:
                         return None
                     self._sleep(left_s, polls=polls())
-                    # A value that is found here saves the steps of the next sleep.
+                    # A value found here saves the steps of the next sleep.
                     if (found := look()) is not None:
                         return found
             finally:
@@ -295,8 +294,8 @@ class Place:
             raise
 
     def keep(self, found: object) -> None:
-        """Keep a value of ``look`` that a signal handler's exception takes from the caller."""
+        """Keep a value of ``look`` that no caller gets, because a signal handler raised."""
         del found
         if self.sleepers or self.is_armed:
-            # This thread may have consumed the wake-up of another thread or of a selector.
+            # As at the end of wait().
             ring(self._bell)

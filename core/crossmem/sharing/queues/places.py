@@ -38,8 +38,6 @@ class Places(Record):
 
     Parameters
     ----------
-    process
-        This process.
     mine
         By role, the handles of the places that this process may take.
     """
@@ -51,7 +49,7 @@ class Places(Record):
         self.process = process
         self.mine = mine
         self.is_finished = False
-        """Whether this process has called finish(), so that it cannot put anything more."""
+        """Whether this process has called finish(), and cannot put anything more."""
         self.mappings: list[Mapping] = []
         """The mappings of the places that this process has taken."""
         self._joining: dict[QueueRole, int] = {}
@@ -74,9 +72,8 @@ class Places(Record):
             This process gets no place.
         """
         me = get_ident()
-        # The dict names the thread that is joining. A lock instead of the dict would be held while
-        # the driver maps memory. If a signal handler raises, this thread may stay in the dict. The
-        # thread can then enter again.
+        # A lock instead of the dict would be held while the driver maps memory. If a signal handler
+        # raises, this thread may stay in the dict, but can enter again.
         while self._joining.setdefault(role, me) != me:
             time.sleep(JOIN_PAUSE_S)
         try:
@@ -112,10 +109,6 @@ def take_place(
 
     Parameters
     ----------
-    process
-        This process.
-    role
-        The role of the places.
     mine
         The handles of the places.
     timeout_s

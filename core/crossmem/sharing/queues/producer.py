@@ -44,12 +44,12 @@ class Producer(Place):
         self._is_one = opened.terms.delivery == "one"
         self._bytes = self.words.cast("B")
         self._flying: dict[int, tuple[int, int]] = {}
-        """Published entries that are not released. A key is a buffer, a value (stamp, target)."""
+        """Published entries that were not released. A key is a buffer, a value (stamp, target)."""
         self._free: deque[int] = deque()
         self._given: Counter[int] = Counter()
-        """By target, the number of entries that the target has not released."""
+        """By target, the number of its unreleased entries."""
         self._left = 0
-        """The stamp of the last entry that was left to the owner. :meth:`_count_handed` sets 0."""
+        """The stamp of the last entry that was left to the owner; 0 after :meth:`_count_handed`."""
         self._turn = 0
         # Indices of the words that each hand-over uses.
         terms = opened.terms
@@ -63,7 +63,7 @@ class Producer(Place):
 
     @override
     def begin(self) -> None:
-        """Take over the published entries of an earlier session that are not released."""
+        """Take over the unreleased entries of an earlier session."""
         terms, ring_, tail = self.opened.terms, self.words, self.opened.tail(self.place)
         words.store(ring_, TAIL, tail)
         words.store(ring_, DROPS, min(ring_[DROPS], tail))
@@ -80,7 +80,7 @@ class Producer(Place):
             words.release()
             for word in (WANTED, READY):
                 words.store(ring_, at + word, 0)
-        # The order of the keys is the order of the stamps, as if this session had put the entries.
+        # Sort by stamp, as if this session had put the entries.
         self._flying = dict(sorted(self._flying.items(), key=itemgetter(1)))
         self._left = max(
             (stamp for stamp, target in self._flying.values() if not target), default=0
@@ -89,7 +89,7 @@ class Producer(Place):
     # Buffers ------------------------------------------------------------------------------
 
     def hand_out(self) -> SharedBuffer | None:
-        """Return a free buffer on the hot path, None if :meth:`take` must search for one."""
+        """Return a free buffer on the hot path; None if :meth:`take` must search for one."""
         free = self._free
         if not free and self.is_plain:
             with self.lock:
@@ -115,7 +115,7 @@ class Producer(Place):
         return False
 
     def take(self) -> SharedBuffer | None:
-        """Return a free buffer, None if there is none."""
+        """Return a free buffer; None if there is none."""
         with self.lock:
             if not self._free:
                 self._reclaim()
@@ -143,7 +143,7 @@ class Producer(Place):
         is_plain, flying, given = self._is_one and self.is_plain, self._flying, self._given
         for buffer, (stamp, target) in list(flying.items()):
             consumer = target >> 48
-            # The usual case needs no call: this producer itself has chosen the consumer.
+            # The usual case needs no call: this producer has chosen the consumer.
             if is_plain and 0 < consumer <= count and control[decision + buffer] >> 8 != stamp:
                 if segments[first + consumer][released + buffer] != stamp:
                     continue
@@ -169,10 +169,7 @@ class Producer(Place):
         self._given[target] -= 1
 
     def _is_released(self, buffer: int, stamp: int, target: int) -> bool:
-        """Whether an entry was released by its consumer, or given up by the owner.
-
-        The owner may have chosen the consumer.
-        """
+        """Whether an entry was released by its consumer, or given up by the owner."""
         opened = self.opened
         decision = opened.control[self._decision + buffer]
         consumer = (target >> 48) - 1
@@ -206,21 +203,21 @@ class Producer(Place):
                 continue
             words.store(mine, at_of(buffer), stamp | DROPPING)
             # After the barrier, this process sees the "held" word of each consumer that read the
-            # stamp without the mark.
+            # stamp without DROPPING.
             words.barrier()
             if not self._is_held(buffer, stamp):
                 if not self._is_back(buffer, stamp, target):
-                    # No consumer has received and released the entry in the meantime. The drop
-                    # is counted first: if this process is killed here, no drop is uncounted.
+                    # No consumer has received and released the entry in the meantime. The drop is
+                    # counted first, so that each drop is counted even if this process is killed.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 words.store(mine, at_of(buffer), 0)
                 self._take_entry(buffer, target)
-                # The consumer of the dropped entry may have room now for an entry that waits.
+                # The consumer of the dropped entry may now have room for an entry that waits.
                 if words.load(self.opened.control, WANT):
                     ring(self.opened.owner_bell)
                 return
             words.store(mine, at_of(buffer), stamp)
-            # A consumer that saw the mark must read the entry again.
+            # A consumer that saw DROPPING must read the entry again.
             self.opened.wake_consumers()
 
     def _is_held(self, buffer: int, stamp: int) -> bool:
@@ -236,10 +233,7 @@ class Producer(Place):
     # Entries ------------------------------------------------------------------------------
 
     def put(self, record: BufferRecord, length: int, user_data: bytes, stream: int | None) -> None:
-        """Publish a buffer, which then belongs to the consumers.
-
-        If the call raises before the publication, ``record.is_done`` is False.
-        """
+        """Publish a buffer. If the call raises before that, ``record.is_done`` is False."""
         wanted = 0
         if stream is not None or not self.is_plain:
             if (failure := self.finish_work(stream)) is not None:
@@ -251,7 +245,7 @@ class Producer(Place):
         with self.lock:
             target = 0
             if self._is_one:
-                # The usual case: there is one consumer, and it has room.
+                # The usual case: there is one consumer, which has room.
                 if len(targets) == 1 and not self._left and control[SESSIONS] == self._changes:
                     target = targets[0] if self._given[targets[0]] < opened.terms.prefetch else 0
                 target = target or self._choose()
@@ -259,7 +253,7 @@ class Producer(Place):
         self._tell(target)
 
     def _sign(self, buffer: int, stream: int) -> int:
-        """Let a stream make the entry ready. Return the value that it writes, or 0 after a wait."""
+        """Let a stream make the entry ready. Return the stream's value, or 0 after a wait."""
         driver = self.words_driver(stream)
         if driver is None:
             return 0
@@ -294,7 +288,7 @@ class Producer(Place):
             words.release()
         if not target:
             self._left = stamp
-        # These statements are one step on each processor.
+        # One step on each processor.
         record.is_done = True
         self._flying[buffer] = stamp, target
         mine[TAIL] = stamp
@@ -352,13 +346,13 @@ class Producer(Place):
         place = opened.terms.producers + (target >> 48) - 1
         if target and (opened.terms.is_fenced or opened.segments[place][SLEEPING]):
             opened.wake(place)
-        # The owner ends a session, executes the barrier, and then reads the entries. So this
-        # process sees the end of the session here, or the owner sees the entry.
+        # The owner ends a session, executes the barrier, and then reads the entries. So the owner
+        # sees the entry, or this process sees the end of the session.
         if not target or opened.control[HEADER_WORDS + place] != target & MAX_STAMP:
             ring(opened.owner_bell)
 
     @override
     def waits_for_streams(self) -> bool:
-        """Whether a stream may release a buffer. Streams ring no bell."""
+        """Whether a stream may release a buffer."""
         first = self.opened.terms.producers
         return any(words.load(place, STREAMS) for place in self.opened.segments[first:])

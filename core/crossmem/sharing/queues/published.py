@@ -2,7 +2,7 @@
 """The owner's knowledge of the entries that producers have published.
 
 A peer may die at any step, and a hostile peer may write any words. So the owner uses an entry only
-if the entry's words have its stamp at that moment.
+while the words in the ring have the entry's stamp.
 """
 
 from collections import Counter, deque
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     stamp: int
     buffer: int
     target: int
-    """The consumer and session that have the entry, 0 if no consumer has it."""
+    """The consumer and session that have the entry; 0 if no consumer has it."""
     is_handed: bool
     """Whether the owner, not the producer, has determined the target."""
     deliveries: int
@@ -48,20 +48,13 @@ class Ring:
     waiting: deque[Entry] = field(default_factory=deque)
     """Entries that no consumer has, by stamp."""
     given: dict[int, Entry] = field(default_factory=dict)
-    """Entries that consumers have and that were not released at the last read. The key is the
-    buffer."""
+    """By buffer, the entries that consumers had not released at the last read."""
     is_late: bool = False
-    """Whether an entry of an ended producer was incomplete at the last read."""
+    """Whether an entry of an ended session was not ready at the last read."""
 
 
 class Published:
-    """The published entries of all producers.
-
-    Parameters
-    ----------
-    opened
-        The queue.
-    """
+    """The published entries of all producers."""
 
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
@@ -75,8 +68,8 @@ class Published:
     def _entries(self, producer: int, tail: int) -> tuple[list[Entry], bool]:
         """Return the published entries of a producer up to a stamp, by stamp.
 
-        Entries that the owner has given up are left out, and entries of an ended producer whose
-        data are incomplete. The second value says whether there are entries of the latter kind.
+        The list leaves out entries that the owner has given up, and unready entries of a producer
+        whose session has ended. The second value says whether there are such unready entries.
         """
         terms, segment = self.terms, self.opened.segments[producer]
         first, is_open = terms.entry(0), self.opened.member(producer)
@@ -111,8 +104,8 @@ class Published:
     def read(self, producer: int, tail: int, *, is_changed: bool) -> None:
         """Bring the knowledge of a producer's entries up to date.
 
-        A read of all entries takes time in proportion to the depth. If no session has changed, a
-        read of the new entries suffices.
+        If no session has changed, the new entries suffice. A read of all entries takes time in
+        proportion to the depth.
         """
         ring_ = self.rings[producer]
         new = None if is_changed or ring_.is_late else self._new_entries(producer, tail)
@@ -143,7 +136,7 @@ class Published:
     def _new_entries(self, producer: int, tail: int) -> list[Entry] | None:
         """Return the entries since the last read; None if the ring does not have all of them.
 
-        The ring has the buffers of the last ``depth`` stamps. The producer may be writing one more.
+        The ring has the buffers of the last ``depth`` stamps. The producer may be replacing one.
         """
         terms, segment = self.terms, self.opened.segments[producer]
         first = self.rings[producer].seen + 1
@@ -192,15 +185,12 @@ class Published:
         return is_whole and segment[at + READY] >= segment[at + WANTED]
 
     def taken(self) -> Counter[tuple[int, int]]:
-        """Return how many unreleased entries of a producer each consumer has.
-
-        A key is (consumer, producer).
-        """
+        """Return the number of unreleased entries, by consumer and producer."""
         given = (one for ring_ in self.rings for one in ring_.given.values())
         return Counter(((one.target >> 48) - 1, one.producer) for one in given)
 
     def forget_old(self, *, is_changed: bool) -> None:
-        """Forget what the owner has done with entries that do not exist any more."""
+        """Forget hand-outs and recoveries of entries that do not exist any more."""
         if is_changed or len(self.given) > 2 * self.terms.producers * self.terms.depth:
             live = {one[:2] for one in self.all()}
             self.given = {key: one for key, one in self.given.items() if key in live}

@@ -31,7 +31,8 @@ class Queue(Endable):
     """A bounded queue of device buffers between processes.
 
     Made by :meth:`crossmem.Device.queue` in its owner, and by :func:`crossmem.open_queue` in other
-    processes. A context manager. The owner may put and get. Iteration lasts until the queue ends.
+    processes. A context manager. The owner may put and get, too. Iteration lasts until the queue
+    ends.
 
     Attributes
     ----------
@@ -154,26 +155,25 @@ class Queue(Endable):
         ----------
         item
             A buffer of :meth:`allocate`, which the caller cannot use afterwards. With
-            ``copy="allow"``, also bytes, an array or a tensor: this method copies the item in C
-            order into a free buffer.
+            ``copy="allow"``, also bytes, an array or a tensor, which this method copies into a free
+            buffer in C order.
         stream
             The stream that fills the buffer: a stream of CuPy, PyTorch or torch-npu, or its handle.
             Consumers get the buffer when the work that was issued on the stream before this call is
             complete. Without a stream, and for a copied item, this method waits for all work of the
             device.
         timeout
-            Time limit of the wait for a free buffer, if ``item`` is copied; as for
-            :meth:`allocate`.
+            For a copied item: the time limit of :meth:`allocate`.
         copy
             ``"allow"`` or True permits a copy. None refuses each item that is not a buffer.
 
         Raises
         ------
         BusyError
-            A view of the buffer is alive, another thread reads or writes it, or all places for
-            producers are taken. The call has no effect then.
+            A view of the buffer is alive, another thread reads or writes the buffer, or all places
+            for producers are taken. The call has no effect then.
         UnsupportedError
-            The item is not a buffer of this queue, and may not be copied; or the device has no
+            The item is not a buffer of this queue and may not be copied, or the device has no
             streams.
         QueueFullError, InvalidSizeError
             No buffer became free in time, or the item does not fit.
@@ -189,7 +189,7 @@ class Queue(Endable):
         buffer = item
         if not isinstance(item, SharedBuffer):
             buffer = copied(item, self.nbytes, partial(self.allocate, timeout=timeout), copy=copy)
-            # The item's library has chosen the stream of the copy, so put() waits for the device.
+            # The item's library chose the stream of the copy, so put() waits for the device.
             number = None
         length, user_data = buffer._data_length, buffer._user_data
         taken = taken_from(buffer, producer)
@@ -204,7 +204,7 @@ class Queue(Endable):
             raise
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
-        """Put several items, in order; see :meth:`put`. Items before a failed item are put."""
+        """Put several items in order; see :meth:`put`. Items before a failed item are put."""
         for item in items:
             self.put(item, **options)
 
@@ -218,8 +218,7 @@ class Queue(Endable):
         timeout
             Time limit in seconds; 0 does not wait; None waits until the queue ends.
         stream
-            The stream that will use the buffer. It has no effect, because a buffer arrives only
-            when the work that fills it is complete.
+            No effect: a buffer arrives only when the work that fills it is complete.
 
         Raises
         ------
@@ -275,8 +274,8 @@ class Queue(Endable):
         """Return a descriptor that becomes readable when a buffer may have arrived.
 
         When ``select`` reports the descriptor, call :meth:`get` with ``timeout=0`` until the call
-        raises :class:`QueueEmptyError`. The death of the owner makes no descriptor readable, so
-        give ``select`` a timeout, and call :meth:`get` after it.
+        raises :class:`QueueEmptyError`. The owner's death does not make the descriptor readable. So
+        give ``select`` a timeout, and call :meth:`get` after the timeout.
         """
         return self._consumer().fileno()
 
@@ -289,8 +288,8 @@ class Queue(Endable):
     ) -> None:
         """Put an item; see :meth:`put`. The event loop runs while all buffers are in use.
 
-        With another ``overflow`` than ``"wait"``, this method raises :class:`QueueFullError` if it
-        gets no buffer at once.
+        Unless ``overflow`` is ``"wait"``, this method raises :class:`QueueFullError` if it gets no
+        buffer at once.
         """
         producer = self._producer()
         call = partial(self.put, item, stream=stream, timeout=0, copy=copy)
@@ -338,8 +337,8 @@ class Queue(Endable):
     def finish(self) -> None:
         """Declare that this process puts nothing more.
 
-        The queue ends when ``producers=`` producers have joined in all, and all of them have
-        finished, closed or died. If the owner calls this method, no further producer need join.
+        The queue ends when all ``producers=`` producers have joined, and then have finished, closed
+        or died. After the owner's call of this method, the queue waits for no further producer.
         """
         record = self._usable()
         record.finish()
@@ -349,9 +348,9 @@ class Queue(Endable):
     def revoke(self, pid: int) -> None:
         """Revoke the roles of a process. The process cannot open this queue again.
 
-        Its next calls raise :class:`AccessDeniedError`. Consumers do not get the entries that it
-        puts after this call. The entries that it holds are lost or delivered again, as after its
-        death. Its mappings of the memory remain, so a hostile process can still write to buffers.
+        The next calls of that process raise :class:`AccessDeniedError`. Consumers do not get the
+        entries that it puts after this call. The entries that it holds are lost or delivered again,
+        as after its death. Its mappings remain, so a hostile process can still write to buffers.
 
         Parameters
         ----------
@@ -362,6 +361,8 @@ class Queue(Endable):
         ------
         UnsupportedError
             Another process owns the queue.
+        ConfigurationError
+            ``pid`` is not the id of a process.
         """
         owner = self._owner("revoke")
         if not is_within(pid, 1, 2**31 - 1):
@@ -377,8 +378,8 @@ class Queue(Endable):
         """Give up the places of this process. A second call does nothing.
 
         The owner's call closes the queue for all processes. Consumers still get the entries that
-        were given to them. Entries that wait for a consumer with room are lost. To lose no entry,
-        the owner calls :meth:`finish` first, and waits for the consumers.
+        were given to them. Entries that wait for a consumer with room are lost. To lose none, the
+        owner first calls :meth:`finish`, and waits for the consumers.
 
         Raises
         ------

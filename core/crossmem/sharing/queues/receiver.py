@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers that a consumer holds, and their release."""
+"""The buffers that a consumer holds, and the release of these buffers."""
 
 from sys import gettrace
 from typing import Any
@@ -22,11 +22,11 @@ class Receiver(Place):
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
         self.held: dict[BufferRecord, bool] = {}
-        """The buffers that this process has received and not released. A value says whether a
+        """The buffers that this process has received and not released. The value says whether a
         thread is giving the release to a stream."""
         self.kept: list[SharedBuffer] = []
-        """Received buffers that no caller has, because a signal handler raised during the call.
-        They come first in the next calls."""
+        """Received buffers that no caller has, because a signal handler raised. The next calls
+        return them first."""
         self._released = opened.terms.released(0, 0)
 
     @property
@@ -41,10 +41,10 @@ class Receiver(Place):
         super().keep(found)
 
     def keep_all(self, found: list[Any]) -> None:
-        """Keep received buffers for the next calls, before those that are kept already."""
+        """Keep received buffers for the next calls, before the buffers that are kept already."""
         buffers = [one for one in found if isinstance(one, SharedBuffer)]
         for one in buffers:
-            # If this process leaves the queue, nobody could have released the buffer.
+            # No caller has the buffer, so its end without release() must not warn.
             one._is_left = True
         self.kept[:0] = buffers
         if self.kept:
@@ -115,13 +115,13 @@ class Receiver(Place):
             del held[record]
             self._tell(record.producer)
         else:
-            # The session may have ended during the wait.
+            # The session may have ended during this call.
             self._has_lost(record)
         if failure is not None:
             raise failure
 
     def _has_lost(self, record: BufferRecord) -> bool:
-        """Whether a buffer was released before, or its session has ended, so others may have it."""
+        """Whether a buffer was released before, or others may have it after the session's end."""
         if self.session and self.opened.member(self.place) == self.session:
             return self.held.get(record, True)
         self.held.pop(record, None)
@@ -132,7 +132,7 @@ class Receiver(Place):
     ) -> None:
         """Let a stream write the release."""
         held = self.held
-        # One step: two threads do not both give the release to a stream.
+        # One step: only one thread gives the release to a stream.
         if record not in held or held[record]:
             return
         held[record] = True

@@ -69,7 +69,7 @@ class QueueRecord(Places):
         first = 0 if role == "produce" else opened.terms.producers
 
         def order() -> list[int]:
-            # A ring whose tail is invalid can never be used again.
+            # A ring with an invalid tail can never be used again.
             usable = [
                 one
                 for one in range(len(self.mine[role]))
@@ -97,9 +97,9 @@ class QueueRecord(Places):
             raise
 
     def tended(self) -> Opened:
-        """Return the queue, in the owner after it has handled the latest changes."""
+        """Return the queue. The owner first handles the latest changes."""
         if self.owner is not None:
-            # The lease server's thread may not have handled them yet.
+            # The lease server's thread may not have handled these changes yet.
             self.owner.tend()
         return self.opened
 
@@ -120,7 +120,7 @@ class QueueRecord(Places):
         owner, places = self.owner, (self.producer, self.consumer)
         for place in places:
             if place is not None:
-                # The device may be unable to wait now. Then the end is repeated later.
+                # This call raises if the device cannot wait now. A later call continues.
                 place.leave_pages()
         self.is_done = True
         self.producer = self.consumer = None

@@ -26,7 +26,7 @@ __all__ = ["LENGTH_NBYTES", "Segments"]
 
 _HOST: Final = "host"
 LENGTH_NBYTES: Final = 8
-"""Bytes of the number in front of a directory. The number is the length of the directory."""
+"""Bytes of the length that precedes the text of a directory."""
 
 
 class Segments:
@@ -36,8 +36,6 @@ class Segments:
     ----------
     process, device
         This process, and the device of the buffers.
-    terms
-        The declared sizes and rules of the queue.
     allow
         The processes that may open the queue.
     """
@@ -85,8 +83,8 @@ class Segments:
             self._memory,
             lambda: True,
         )
-        # A buffer that this process holds may outlive the queue, and its release rings a bell. So
-        # the bells stay open until no buffer refers to ``opened``.
+        # A buffer of this process may outlive the queue, and its release rings a bell. So the bells
+        # stay open until no buffer refers to ``opened``.
         weakref.finalize(self.opened, _close_all, self._bells).atexit = False
 
     def _add_memory(self, contents: bytes) -> Allocation:
@@ -132,12 +130,12 @@ class Segments:
         return made.export(allow=self._allow, access="ro")
 
     def watch(self, on_bell: Callable[[], object], on_death: Callable[[int], object]) -> None:
-        """Let the lease server report each write to the owner's bell, and deaths of processes.
+        """Let the lease server call ``on_bell`` and ``on_death``.
 
         Parameters
         ----------
         on_bell
-            Called after a write to the owner's bell.
+            Called after each write to the owner's bell.
         on_death
             Called with the number of the ring or place whose process has died.
         """

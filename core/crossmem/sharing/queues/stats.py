@@ -18,7 +18,7 @@ class QueueStats:
     Attributes
     ----------
     producers, consumers
-        Number of processes that produce and consume.
+        Number of producers, and of consumers that get new entries.
     put
         Number of entries that were put.
     dropped
@@ -30,8 +30,7 @@ class QueueStats:
     waiting
         Number of entries that wait for a consumer with room; 0 with ``delivery="each"``.
     lag
-        Number of entries that each consumer has not read yet, of those that it will get. The key is
-        the consumer's number.
+        Number of unread entries of each consumer. The key is the consumer's number.
     """
 
     producers: int
@@ -84,7 +83,7 @@ def stats_of(opened: Opened) -> QueueStats:
 def _unread(
     opened: Opened, producer: int, tail: int, consumers: list[int]
 ) -> Iterator[tuple[int, int]]:
-    """Yield consumers, and numbers of entries in a producer's ring that they have not read."""
+    """Yield each consumer with a number of entries in a producer's ring that it has not read."""
     terms, ring = opened.terms, opened.segments[producer]
     reads = {one: opened.segments[terms.producers + one][terms.read(producer)] for one in consumers}
     if terms.delivery == "each":

@@ -35,8 +35,8 @@ __all__ = ["QueueOfVendor"]
 class QueueOfVendor(Queue):
     """A queue of the vendor, with the methods of :class:`crossmem.Queue`.
 
-    The vendor keeps the buffers in order, and gives each of them to one consumer. A method that the
-    vendor does not support raises :class:`UnsupportedError` before any call of the vendor.
+    The vendor keeps the buffers in order, and gives each buffer to one consumer. A method that the
+    vendor does not support raises :class:`UnsupportedError`.
     """
 
     __slots__ = ()
@@ -74,8 +74,8 @@ class QueueOfVendor(Queue):
             record.join(role, self._process.settings.timeout_s)
         record.check_open()
         if role == "produce":
-            # The buffers in the queue of a dead owner can still be read, so get() reads them before
-            # it checks the owner.
+            # The buffers in the queue of a dead owner can still be read, so a consumer does not
+            # check the owner yet.
             record.check_owner()
         return record
 
@@ -101,7 +101,7 @@ class QueueOfVendor(Queue):
         Parameters
         ----------
         timeout
-            No effect. Only the queue is bounded, so :meth:`put` waits, and this method does not.
+            No effect: :meth:`put` waits for room in the queue, and this method does not wait.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class QueueOfVendor(Queue):
         item, copy
             As for :meth:`crossmem.Queue.put`.
         stream
-            Not supported. This method waits for all work of the device.
+            Not supported: this method waits for all work of the device.
         timeout
             Time limit of the wait for room in the queue, in seconds; 0 tries once; None waits as
             long as the owner lives. With ``overflow="raise"``, this method always tries once.
@@ -139,12 +139,10 @@ class QueueOfVendor(Queue):
         Raises
         ------
         QueueFullError
-            The queue stayed full for that time. The buffer still belongs to the caller then.
-        BusyError, UnsupportedError, InvalidSizeError
-            As for :meth:`crossmem.Queue.put`.
+            The queue stayed full. The buffer still belongs to the caller.
         DriverError
             The vendor's call failed for another reason.
-        OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
+        CrossmemError
             As for :meth:`crossmem.Queue.put`.
         """
         timeout_s = check_wait(timeout, default_s=inf)
@@ -181,8 +179,8 @@ class QueueOfVendor(Queue):
     def get(self, *, timeout: float | None = None, stream: Any = None) -> SharedBuffer:
         """Return the next buffer. The caller releases the buffer after its use.
 
-        The ``user_data`` of the buffer always has 96 bytes. The vendor does not keep the number of
-        bytes that the producer has set, so zeros follow these bytes.
+        The ``user_data`` of the buffer always has 96 bytes: zeros follow the producer's bytes,
+        because the vendor does not keep their number.
 
         Parameters
         ----------
@@ -219,7 +217,7 @@ class QueueOfVendor(Queue):
             try:
                 found.append(self.get(timeout=0))
             except (QueueEmptyError, ClosedError, OwnerGoneError):
-                # If the queue was closed or its owner died, the next call raises that error.
+                # The next call raises the error of a closed queue or dead owner.
                 break
             except DriverError as error:
                 # This call returns the buffers that it has read. The next call raises the error.

@@ -36,15 +36,7 @@ class VendorBuffers(Part):
 
 
 class Side:
-    """The producing or the consuming side of a queue in this process: the holder of its buffers.
-
-    Parameters
-    ----------
-    opened
-        The queue.
-    driver
-        The driver of the queue's device.
-    """
+    """The producing or the consuming side of a queue in this process: the holder of its buffers."""
 
     def __init__(self, opened: Source, driver: VendorQueues) -> None:
         self.is_readonly = False
@@ -58,7 +50,7 @@ class Side:
         return False
 
     def take_back(self, record: BufferRecord, _stream: int | None) -> None:
-        """Free a buffer after the running work of the device, which may use the buffer."""
+        """Free a buffer after the running work of the device, which may use it."""
         assert isinstance(record, VendorBufferRecord)  # noqa: S101
         failure = finish_work(self.opened.device)
         if record.vendor.pointer:
@@ -78,12 +70,8 @@ class VendorBufferRecord(BufferRecord):
 
     Parameters
     ----------
-    side
-        The side that has the buffer.
-    vendor
-        The buffer.
     is_received
-        Whether this process received the buffer. Otherwise, this process allocated it.
+        Whether this process received the buffer, and did not allocate it.
     """
 
     __slots__ = ("_side", "vendor")
@@ -99,7 +87,7 @@ class VendorBufferRecord(BufferRecord):
         """Forget a buffer that was freed or handed over."""
         self._side.held.pop(self, None)
         self._side.opened.process.part(VendorBuffers).live.pop(self, None)
-        # This is the last statement: until then, the record stays in the queue of deferred work.
+        # The last statement: until then, the record stays in the queue of deferred work.
         self.is_done = True
 
 

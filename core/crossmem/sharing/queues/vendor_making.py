@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The making and the opening of a vendor's queue.
+"""Functions that make and open a vendor's queue.
 
-The directories and places of a vendor's queue are host memory of crossmem, as in other queues. So
-handles of both kinds of queues have the same form. When a process leases a place, the owner's lease
-server checks the process, and then grants the process the role of the place.
+The directories and places of a vendor's queue are host memory of crossmem, so its handles have the
+form of all handles of queues. When a process leases a place, the owner's lease server checks the
+process and grants it the role of the place.
 """
 
 import base64
@@ -167,7 +167,7 @@ def open_vendor_queue(
 def _device_of(
     process: Process, backend: str, identity: str, target: LocalDevice | str | None
 ) -> LocalDevice:
-    """Return the device that the owner names. If the caller names another device, raise."""
+    """Return the device that the owner names. Raise if the caller names another device."""
     check_device(target, "open_queue")
     if isinstance(target, str):
         target = find_device(process, target, runtime_in_use(process, target.partition(":")[0]))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a vendor's queue in one process, and the waits for room or a buffer in the queue.
 
-The memory of a directory ends with a byte that the owner sets when it closes the queue, because
-the vendor reports a closed queue and other failures by the same code.
+When the owner closes the queue, it sets the last byte of each directory. The vendor reports a
+closed queue and other failures by the same code, and the byte tells them apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,16 +61,10 @@ class VendorQueueTable(Part):
 
 
 class VendorQueueRecord(Places):
-    """The resources of a vendor's queue in this process; the :class:`Source` of its buffers.
+    """The resources of a vendor's queue in this process.
 
     Parameters
     ----------
-    process, device
-        This process, and the device.
-    driver
-        The driver of the device.
-    terms
-        The declared sizes and rules of the queue.
     mine
         By role, the handles of the places that this process may take.
     """
@@ -120,7 +114,7 @@ class VendorQueueRecord(Places):
         """The memory of places and directories."""
         self.marks: Sequence[memoryview | bytes] = ()
         """The bytes that say whether the queue is closed. In the owner: the last byte of each
-        directory. In another process: the last byte of the directory that it has attached."""
+        directory. In another process: the last byte of the attached directory."""
         self.is_owner_alive: Callable[[], bool] = _always
 
     def register(self) -> None:
@@ -138,7 +132,7 @@ class VendorQueueRecord(Places):
 
     @override
     def begin(self, role: QueueRole, timeout_s: float) -> None:
-        """Take a place. If another process owns the queue, its lease server grants the role."""
+        """Take a place for a role."""
         _, self.roles[role] = take_place(self.process, role, self.mine[role], timeout_s)
         try:
             self.check_open()
@@ -170,7 +164,8 @@ class VendorQueueRecord(Places):
             self.check_open()
             queue = next(iter(self.queues), None)
             try:
-                # Another thread may close the queue at any time, so only this statement uses it.
+                # Another thread may close the queue at any time, so only this statement uses the
+                # queue.
                 found = once(queue, min(max(end - monotonic(), 0.0), LOOK_S)) if queue else None
             except DriverError:
                 # The vendor's error code does not tell whether the queue still exists.
@@ -188,7 +183,7 @@ class VendorQueueRecord(Places):
     ) -> bool:
         """Hand a buffer over; return False if there was no room in time.
 
-        The record is done as soon as the buffer was handed over, even if this call then raises.
+        After the hand-over, the record is done, even if this call raises.
         """
         driver, buffer = self.driver, record.vendor
         if (failure := finish_work(self.device)) is not None:
@@ -204,7 +199,7 @@ class VendorQueueRecord(Places):
                 record.forget()
 
     def get(self, timeout_s: float) -> BufferOfVendor | None:
-        """Return the next buffer, None if none came in time."""
+        """Return the next buffer, or None if no buffer came in time."""
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
@@ -245,7 +240,7 @@ class VendorQueueRecord(Places):
             raise
 
     def _drop(self, side: Side, made: Sequence[VendorBuffer | None]) -> None:
-        """Free the buffer of a call that a signal handler has interrupted, if there is one."""
+        """Free the buffer that a failed or interrupted call has made, if any."""
         found = made[-1] if made else None
         if found is not None:
             kept = [one for one in list(side.held) if one.vendor is found]
@@ -259,7 +254,7 @@ class VendorQueueRecord(Places):
     def give_back(self, *, blocking: bool) -> None:
         """Close the vendor's queue, then leave the places.
 
-        Before that, the owner marks the queue as closed for the other processes.
+        The owner first marks the queue as closed for the other processes.
         """
         if self.is_owner:
             self._tell_others()
@@ -280,7 +275,7 @@ class VendorQueueRecord(Places):
 
     def _leave_all(self) -> None:
         self.marks = (_CLOSED,)
-        # The function that this replaces would keep the directory's mapping alive.
+        # The replaced function would keep the directory's mapping alive.
         self.is_owner_alive = _always
         self._leave_places()
         while self.kept:

@@ -50,7 +50,7 @@ def check_numbers(terms: Terms, **numbers: object) -> None:
     Raises
     ------
     InvalidSizeError
-        A number is not an integer, is negative, or the queue has fewer places.
+        A number is not an integer, is negative, or is larger than the queue's number of places.
     """
     for name, number in numbers.items():
         most = getattr(terms, name)
@@ -61,12 +61,12 @@ def check_numbers(terms: Terms, **numbers: object) -> None:
 
 
 def checked_most(most: object) -> int:
-    """Return the largest number of buffers that a call returns.
+    """Return ``most``, the largest number of buffers for one call, as an ``int``.
 
     Raises
     ------
     InvalidSizeError
-        The number is not an integer, 1 or more.
+        ``most`` is not an integer, or is smaller than 1.
     """
     number = plain_integer(most)
     if not is_within(number, 1, inf):
@@ -80,8 +80,7 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
 
     With ``waits=False``, the first QueueEmptyError or QueueFullError is raised.
     """
-    # Every program that waits here has imported asyncio already. For all other programs, the slow
-    # import would be a waste.
+    # The import of asyncio is slow, so only programs that wait in an event loop make it.
     import asyncio  # noqa: PLC0415
 
     loop = asyncio.get_running_loop()
@@ -118,6 +117,6 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
 
 
 def may_look(process: Process, timeout: object) -> bool:
-    """Whether a call may try the hot path: the time limit and the process are valid."""
+    """Whether the time limit and the process are valid, so that a call may try the hot path."""
     is_valid = timeout is None or (type(timeout) in _NUMBERS and timeout >= 0)  # type: ignore[operator]
     return is_valid and not (process.is_inherited or process.is_closed)

@@ -49,8 +49,7 @@ class AddressRange(Endable):
         self._process = record.process
         self.device = record.device
         self.nbytes = record.nbytes
-        # This is the last statement: from here on, the finaliser of this object releases the
-        # addresses. Until then, the caller must release them.
+        # After this last statement, the finaliser of this object releases the addresses.
         self._record = record
 
     @override
@@ -73,21 +72,21 @@ class AddressRange(Endable):
         """Map the whole capacity of some memory at an offset.
 
         Existing mappings of the memory stay. While the piece exists, the allocation cannot be
-        freed, or the import cannot be closed.
+        freed, and the import cannot be closed.
 
         Parameters
         ----------
         memory
-            An allocation of this device, or an import of this device's memory for this device.
-            Parts are refused. The first piece decides whether the range takes this process's own
-            memory or imported memory, for the life of the range.
+            An allocation of this device, or an import of this device's memory that was opened for
+            this device. Parts are refused. If the first piece of a range is this process's own
+            memory, the range takes no imported memory, and vice versa.
         at
             Offset in bytes from the start of the range, a multiple of the granularity.
 
         Returns
         -------
         Piece
-            Unmap it, or use it as a context manager. After the unmap, the offset is free again.
+            Unmap it, or use it as a context manager.
 
         Raises
         ------
@@ -97,8 +96,8 @@ class AddressRange(Endable):
         BusyError
             Another piece overlaps these addresses.
         UnsupportedError
-            The range cannot map this memory (see ``memory``), or the memory is a block of a pool or
-            a buffer of a queue.
+            The range cannot map this memory (see ``memory``). Blocks of pools and buffers of queues
+            are refused, too.
         DriverError, OutOfMemoryError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -116,8 +115,7 @@ class AddressRange(Endable):
                 self._live()
                 _source_of(memory)
                 record.claim(piece)
-                # A signal handler may have ended the range or the memory since. Then these calls
-                # raise.
+                # A signal handler may have ended them since.
                 self._live()
                 _source_of(memory)
             piece.map()
@@ -138,7 +136,7 @@ class AddressRange(Endable):
         Raises
         ------
         BusyError
-            A piece is not unmapped yet. Nothing has changed then.
+            A piece is still mapped. Nothing has changed then.
         """
         self._end()
 
@@ -183,8 +181,7 @@ class Piece(Memory):
         )
         self._pointer = addresses.pointer + record.offset
         self.offset = record.offset
-        # This is the last statement: from here on, the finaliser of this object releases the piece.
-        # Until then, the caller must release it.
+        # After this last statement, the finaliser of this object releases the piece.
         self._record = record
 
     @override
@@ -208,9 +205,9 @@ class Piece(Memory):
         Raises
         ------
         BusyError
-            A view of the piece is alive, or another thread reads or writes it. Also raised if a
-            stream capture prevents the wait for the device's work: this object is closed then, and
-            a later call of crossmem unmaps the piece.
+            A view of the piece is alive, or another thread reads or writes it. Or a stream capture
+            prevents the wait for the device's work: then this object is closed, and a later call
+            of crossmem unmaps the piece.
         """
         self._end()
 
@@ -221,7 +218,6 @@ class Piece(Memory):
 
 
 def _source_of(memory: object) -> Source:
-    """Return the source from which a range maps the memory of an allocation or import."""
     if isinstance(memory, Allocation):
         record = record_of(memory)
         return Source(

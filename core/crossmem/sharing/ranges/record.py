@@ -36,8 +36,7 @@ class Source(NamedTuple):
     lock
         Held during driver calls on that memory.
     users
-        The pieces, and an import's mappings, that keep the allocation or import open. Each piece is
-        in this set until it is unmapped.
+        The pieces that keep the allocation or import open. For an import, also its mappings.
     usage
         The users of the memory in this process.
     readonly
@@ -71,8 +70,7 @@ class PieceRecord(Record):
         self.source = source
         self.offset = offset
         self.keep: tuple[object, ...] = keep
-        """The address range, and the allocation or import that is mapped. The piece keeps both
-        alive."""
+        """The address range, and the mapped allocation or import. This tuple keeps them alive."""
         self.mapped: list[Mapped] = []
 
     @property
@@ -94,10 +92,7 @@ class PieceRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Unmap the piece after the device's running work (law C9).
-
-        After that, another piece can use the same addresses.
-        """
+        """Unmap the piece after the device's running work (law C9)."""
         taken: list[bool] = []
         lock = self.source.lock
         try:
@@ -151,7 +146,7 @@ class RangeRecord(Record):
         self.driver = driver
         self.nbytes = nbytes
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held while the driver releases the addresses: the reaper may try to release them, too."""
+        """Held while the driver releases the addresses, because the reaper may try the same."""
         self.pieces: list[PieceRecord] = []
         """The pieces, in the order of their offsets. Guarded by the lock of the state."""
         self.shows_own: bool | None = None
@@ -221,17 +216,14 @@ class RangeRecord(Record):
             )
 
     def _kinds(self) -> list[bool]:
-        """Return the kinds of memory in the range: True for memory of this process, else False.
-
-        After the first piece was mapped, the kind of the range never changes.
-        """
+        """Return, for each kind of memory in the range, whether this process allocated it."""
         if self.shows_own is not None:
             return [self.shows_own]
         return [one.source.is_own for one in self.pieces]
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Release the addresses, at which no piece is mapped any more."""
+        """Release the addresses. No piece may be mapped."""
         taken: list[bool] = []
         lock = self.lock
         try:
@@ -262,8 +254,8 @@ class Ranges(Part):
     def close_at_exit(self) -> None:
         """Unmap every piece and release the addresses.
 
-        Pieces with an active view or copy, or on which another thread works, are left to the
-        kernel.
+        The kernel unmaps pieces with an active view or copy, and pieces on which another thread
+        works.
         """
         for addresses in list(self.live):
             steps = [

@@ -8,10 +8,9 @@ process may write ``VOID`` into the value and wake the sleepers.
 A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, executes a fence and reads the value
 again. The signalling process writes the value, executes a fence and then reads ``WAITING``. So
 either the sleeper sees the value, or the signalling process sees ``WAITING``. In the second case,
-the signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. All
-sleepers share ``WAITING``. A sleeper that sets ``WAITING`` just before the word is cleared does not
-sleep, because ``SEQUENCE`` has changed. So no wake-up is lost. Only this file writes ``WAITING``,
-``SEQUENCE`` and ``CARE``.
+the signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. If it
+clears a ``WAITING`` that another thread has just set, that thread does not sleep, because
+``SEQUENCE`` has changed. Only this file writes ``WAITING``, ``SEQUENCE`` and ``CARE``.
 
 Before any thread has slept, the signalling process executes no fence. The first sleeper sets
 ``CARE`` to 1 and executes the barrier, which orders the accesses of the signalling process, too.
@@ -42,7 +41,7 @@ __all__ = [
 VALUE: Final = 0
 """The value that was reached. At level ``"event"``, streams do not write it."""
 IDENTITY: Final = 1
-"""The identity of the timeline, 0 after its signalling process has closed it."""
+"""The identity of the timeline; 0 after the signalling process has closed the timeline."""
 WAITING: Final = 2
 """1 if a thread may be asleep."""
 SEQUENCE: Final = 3
@@ -67,7 +66,7 @@ _LOOK_S: Final = 0.25
 
 
 class Awaited(NamedTuple):
-    """The value for which a caller waits, and the end of the wait.
+    """The value for which a caller waits, and the limits of the wait.
 
     Parameters
     ----------
@@ -120,7 +119,7 @@ class Cell:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the threads that sleep. Without sleepers, this method makes no system call."""
+        """Wake the threads that sleep."""
         if not words.load(self.words, CARE) and IS_REGISTERED:
             # The barrier of the first sleeper makes the value visible.
             return
@@ -174,7 +173,7 @@ class Cell:
         words.store(cell, CARE, _KNOWN)
 
     def _is_reached(self, word: int, awaited: Awaited) -> bool:
-        """Call the check. If it fails although the word has reached the value, return True."""
+        """Call the check. Return True if it fails although the word has reached the value."""
         try:
             awaited.check()
         except CrossmemError:

@@ -49,7 +49,8 @@ class HandOver(Part):
         timeline = self._own.get(key)
         if timeline is None:
             if streams_of(device.driver) is None:
-                # This check comes before make_timeline(): nothing would close an unused timeline.
+                # This check comes before make_timeline(), because nothing would close an unused
+                # timeline.
                 msg = f"{device.name} has no streams"
                 raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
             made = make_timeline(self._process, device, None, allow)
@@ -59,7 +60,7 @@ class HandOver(Part):
     def wait(
         self, ready: ReadyHandle, device: LocalDevice, stream: Any, timeout: float | None
     ) -> None:
-        """Wait for the work of another process's stream before a hand-over.
+        """Wait for the work that another process's stream did before its hand-over.
 
         The stream of this process waits; if ``stream`` is None, the host waits.
         """
@@ -70,7 +71,7 @@ class HandOver(Part):
                 if not one.owner_alive:
                     self._opened.pop(known, None)
             # With a timeout of 0, the wait below reads the value once. But the other process needs
-            # time to reply when the timeline is opened. So the opening has the default time limit.
+            # time to reply to the opening, so the opening has the default time limit.
             made = open_timeline(ready.timeline, device=device, timeout=timeout or None)
             timeline = self._opened.setdefault(key, leave_to_references(made))
         timeline.wait(ready.value, stream=stream, timeout=timeout)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The level ``"event"``: one process's streams record events, and other streams await them.
 
-Behind the words of the timeline, its page has a ring of sixteen entries. An entry contains the
-value with which its event was recorded last, and the bytes by which other processes open the event.
-If the event is recorded again while a waiter reads its entry, that waiter only waits longer.
+In the timeline's page, a ring of sixteen entries follows the words. Each entry belongs to one
+event. It contains the value with which the event was recorded last, and the bytes by which other
+processes open the event. If the event is recorded again while a waiter reads the entry, the waiter
+only waits longer.
 """
 
 import threading
@@ -51,14 +52,12 @@ class EventLevel(Level):
 
         Parameters
         ----------
-        process, device, cell
-            As for :class:`Level`.
         is_own
             Whether this object signals.
         maker
-            The level that signals the same timeline, if this process has it. This object uses the
-            maker's events, because a vendor may refuse to open an event in the process that created
-            the event.
+            The level by which this process signals the same timeline, if it does. This object uses
+            the maker's events, because a vendor may refuse to open an event in the process that
+            created the event.
         """
         super().__init__(process, device, cell)
         self._is_own = is_own
@@ -95,7 +94,7 @@ class EventLevel(Level):
         return box[0]
 
     def _entries(self) -> list[tuple[int, int]]:
-        """Return (value, entry) of each entry whose value is larger than VALUE, in order."""
+        """Return (value, entry) of each entry whose value is larger than VALUE, sorted."""
         seen = self.cell.read(VALUE)
         found = [(self.cell.read(one), one) for one in _ENTRIES]
         return sorted(one for one in found if one[0] > seen)
@@ -118,8 +117,8 @@ class EventLevel(Level):
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
-        # An entry that is used again loses its earlier value, which may have been reached. So VALUE
-        # is brought up to date first.
+        # The entry is about to lose its earlier value. If that value was reached, VALUE must say so
+        # first.
         self.cell.write(VALUE, self.reached)
         entry = _ENTRIES[self._turn % len(_ENTRIES)]
         with self._lock:

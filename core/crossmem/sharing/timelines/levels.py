@@ -26,8 +26,6 @@ class Level:
 
     Parameters
     ----------
-    process
-        This process.
     device
         The device whose streams this process uses.
     cell
@@ -90,9 +88,9 @@ class Level:
     def signal(self, value: int, stream: int | None) -> None:
         """Signal a value at once, or after the work that was issued on a stream.
 
-        The caller ensures that the value is larger than all earlier values and, without a stream,
-        that these are reached. With a stream, this method orders the signal after them, even if
-        they were signalled on other streams.
+        The caller passes a value that is larger than all earlier values. Without a stream, the
+        caller also ensures that the earlier values are reached. With a stream, this method orders
+        the signal after earlier signals on other streams.
         """
         if stream is None:
             self.set(value)
@@ -131,7 +129,7 @@ class Level:
 
 
 class HostLevel(Level):
-    """The host waits for a stream before it signals, and for a value before it uses a stream."""
+    """The host waits for the stream before a signal, and waits for values in place of streams."""
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
@@ -163,8 +161,8 @@ class WordLevel(Level):
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
         driver, address = self._word()
-        # ISSUED is written first. The write wakes the sleepers, which then poll for the value,
-        # because no stream wakes them.
+        # This write comes first. It wakes the sleepers, which then poll for the value, because a
+        # stream wakes no thread.
         self.cell.write(ISSUED, value)
         driver.write_value(self.device.ordinal, address, value, stream)
 

@@ -3,7 +3,7 @@
 
 The words of many timelines lie in one page, but a timeline of level ``"event"`` has its own page. A
 process that opens several timelines of one page leases the page once. The words of a closed
-timeline are never used for another timeline, because a stream of another process may still wait for
+timeline are never used for another timeline, because a stream of another process may still read
 them.
 """
 
@@ -39,7 +39,7 @@ PAGE_NBYTES: Final = 4096
 
 
 class LeftMemory(Part):
-    """Memory that is released with its last view, even if its finaliser is interrupted."""
+    """Memory that is released with its last view, even if a signal interrupts the finaliser."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -51,9 +51,9 @@ class LeftMemory(Part):
         self._watched.difference_update([one for one in self._watched.copy() if one() is None])
         record = memory._record
         if record is not None:
-            # The callback is the C function setitem, so no signal handler interrupts it. The
-            # callback adds the record to the queue as a key. The value is the weak reference, which
-            # nothing uses. A record that is done leaves the queue when the queue is next read.
+            # The callback is the C function setitem, so no signal handler interrupts it. It adds
+            # the record to the queue as a key; the value, the weak reference, is unused. If the
+            # record is done already, the next reader of the queue removes it.
             ready: dict[Record, Any] = self._process.deferred.ready
             self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
@@ -84,7 +84,7 @@ class Page:
         return self._leases.retire(self._export.unit, even_if_leased=False)
 
     def acknowledged(self, offset: int) -> list[int]:
-        """Return one more than the acknowledged value of each reader of a timeline."""
+        """Return the word of each reader of a timeline: its acknowledged value plus 1."""
         at = self._slot.at + 1 + offset // CELL_NBYTES
         with self._leases.lock:
             own = self._leases.pools.own_rows.get(self._slot.number // SLOTS)
@@ -131,7 +131,7 @@ class Pages(Part):
             return Place(page.cell(offset, CELL_NBYTES), handle, page)
 
     def leave(self, page: Page, user: Record) -> None:
-        """Remove a closed timeline. Even without timelines, a page with ``allow=None`` is kept."""
+        """Remove a closed timeline. An empty page stays open only if its ``allow`` is None."""
         self.signalled.pop(user, None)
         page.users.discard(user)
         if not page.users and page.allow is not None and self._open.get(page.allow) is page:
@@ -146,8 +146,8 @@ class Pages(Part):
     def tend(self) -> None:
         """Forget the empty pages of calls that were interrupted before they made a timeline."""
         for allow, page in list(self._open.items()):
-            # Another thread may be making a timeline in the page. So this method does not close the
-            # page: the end of its last reference does.
+            # Another thread may be making a timeline in the page. So only the end of the last
+            # reference closes the page.
             if allow is not None and not page.users:
                 self._open.pop(allow, None)
 
@@ -167,7 +167,8 @@ class _Registered(NamedTuple):
     """The address for devices. Empty if the page is not registered."""
     users: set[object]
     ending: list[int]
-    """The address, if a signal handler interrupted unregister_host(), which must be repeated."""
+    """The address during unregister_host(). If a signal handler interrupts that call, the address
+    stays, and the call is repeated."""
 
 
 class Registrations(Part):
@@ -238,15 +239,12 @@ def _unregister(driver: StreamWords, page: int, found: _Registered) -> None:
 def check_memory(handle: TimelineHandle) -> None:
     """Refuse a handle whose memory cannot contain a timeline.
 
-    Parameters
-    ----------
-    handle
-        The handle. Its fields are untrusted.
+    The fields of the handle are untrusted.
 
     Raises
     ------
     InvalidHandleError
-        The memory that the handle names cannot contain a timeline.
+        The memory's handle has the wrong class, backend, access, size or offset.
     """
     memory = handle.memory
     nbytes = PAGE_NBYTES if handle.level == "event" else CELL_NBYTES

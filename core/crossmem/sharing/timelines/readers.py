@@ -3,7 +3,7 @@
 
 A reader writes acknowledgements into its own row of leases. The row has one word for each timeline:
 0, or the last acknowledged value plus 1. So each word has one writer. When a reader dies, the owner
-removes its row, and its acknowledgements with it.
+removes the reader's row with all acknowledgements.
 """
 
 import threading
@@ -38,7 +38,7 @@ class _Word:
 
     def __init__(self, row: memoryview) -> None:
         self.row = row
-        """The row. It stays alive here, because its ``id()`` is part of the key of this object."""
+        """The row. It must stay alive, because its ``id()`` is part of this object's key."""
         self.lock = ordered_lock(Rank.ALLOCATION)
         """Held during driver calls for this word. A thread takes the timeline's lock first."""
         self.users: set[ReaderWord] = set()
@@ -70,10 +70,6 @@ class ReaderWord:
 
     Parameters
     ----------
-    process
-        This process.
-    level
-        The level of the timeline.
     use
         The use that keeps the timeline's page open.
     offset
@@ -135,7 +131,7 @@ class ReaderWord:
         shared.issued = word
 
     def leave(self) -> None:
-        """Stop using the word. When no object uses it, this process is not a reader any more.
+        """Stop using the word. When the last object leaves, this process stops being a reader.
 
         An interrupted call can be repeated.
         """
@@ -160,12 +156,8 @@ def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> in
 
     Parameters
     ----------
-    page
-        The page of the timeline.
     offset
         Offset of the timeline in the page, in bytes.
-    awaited
-        The value, and the time limit.
     readers
         The smallest number of readers that must have acknowledged the value.
 

@@ -181,7 +181,7 @@ class TimelineRecord(Record):
                 if self._has_work():
                     is_left = self in deferred.waiting
                     if (is_left or not blocking) and not self.process.is_exiting:
-                        # A wait here could last for ever: the work may need a step of this thread.
+                        # A wait could last for ever, because the work may wait for this thread.
                         deferred.waiting.add(self)
                         deferred.start_reaper()
                         return

@@ -22,8 +22,8 @@ __all__ = ["Timeline", "open_timeline"]
 
 _MOST_READERS: Final = 2**31 - 1
 _SPINS: Final = () if IS_FENCED else (None,) * 600
-"""One item for each time that a waiting thread reads the value before it sleeps: for some 20
-microseconds. A read that needs a fence is left to :meth:`Cell.wait`."""
+"""One item for each read of the value before a waiting thread sleeps. The reads take some 20
+microseconds in all. Empty if a read needs a fence, which :meth:`Cell.wait` executes."""
 
 
 class Timeline(Endable):
@@ -49,8 +49,7 @@ class Timeline(Endable):
         self._process = record.process
         self.device = record.level.device
         self.level = record.handle.level
-        # This statement comes last: it makes the finaliser of this object responsible for the
-        # release of the timeline.
+        # After this last statement, the finaliser of this object releases the timeline.
         self._record = record
 
     @override
@@ -98,10 +97,7 @@ class Timeline(Endable):
         return self._usable().is_owner_alive
 
     def export(self) -> TimelineHandle:
-        """Return the handle with which other processes open this timeline.
-
-        Each call returns the same handle.
-        """
+        """Return the handle with which other processes open this timeline."""
         return self._usable().handle
 
     def signal(self, value: int, *, stream: Any = None) -> None:
@@ -163,7 +159,7 @@ class Timeline(Endable):
         level = record.level
         while True:
             with record.lock:
-                # Until this path has its result, the other threads' signals wait for the lock.
+                # Meanwhile, the signals of other threads take this path and wait for the lock.
                 record.last = VOID
                 try:
                     if record.is_ended:
@@ -179,7 +175,8 @@ class Timeline(Endable):
                         return number
                 finally:
                     record.allow_stores()
-            # This wait does not hold the lock: the work may wait for a signal of another thread.
+            # This wait does not hold the lock, because the work may wait for another thread's
+            # signal.
             level.wait_on_host(self._awaited(record, issued, None))
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
@@ -194,7 +191,7 @@ class Timeline(Endable):
             value. At level ``"word"``, the host does not wait. At level ``"event"``, the host waits
             until the signalling process has called :meth:`signal`, but not for the work before the
             signal. At level ``"host"``, the host waits until that work is complete.
-            With None, only the host waits, until the value is reached.
+            With None, the host waits until the value is reached.
         timeout
             Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
 
@@ -293,8 +290,7 @@ class Timeline(Endable):
             :meth:`done`.
         readers
             The smallest number of readers; None: 0. The call returns when the timeline has at least
-            this many readers, and all its readers have acknowledged the value. See :meth:`done` for
-            when a process stops being a reader.
+            this many readers, and all its readers have acknowledged the value.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
 

@@ -66,8 +66,8 @@ class StreamWatcher(Part):
         Returns
         -------
         int
-            The argument ``before`` of :meth:`forget`: the value for which the timeline was watched
-            before, 0 if it was not watched.
+            The value for which the timeline was watched before, or 0. If the stream will not wait,
+            pass this value to :meth:`forget`.
 
         Raises
         ------
@@ -83,14 +83,14 @@ class StreamWatcher(Part):
         return before
 
     def is_waiting(self, driver: object) -> bool:
-        """Whether a stream of a driver waits for a value that was not reached when last checked."""
+        """Whether a stream of a driver waits for a value not reached at the last check."""
         return any(one.device.driver is driver for one in list(self._targets))
 
     def is_needed(self, one: Watched) -> bool:
         """Whether the words must be kept, because a stream of the timeline's driver still waits.
 
-        The stream may wait for the words of this timeline. If the stream waits for other words, the
-        vendor's release would block until the work of the stream is complete.
+        Even if that stream waits for another timeline, the vendor's release of these words would
+        block until the stream's work is complete.
         """
         is_needed = self.is_waiting(one.device.driver)
         if is_needed:

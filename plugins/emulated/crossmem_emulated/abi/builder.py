@@ -33,7 +33,7 @@ _PACKAGES: Final = (
     "typing_extensions",
     "_cffi_backend",
 )
-"""The packages that the emulation imports. An emulated program's Python must find them, too."""
+"""The packages that the emulation imports, and that an emulated program's Python must find."""
 _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
@@ -141,22 +141,9 @@ def _run(command: Sequence[str], what: str) -> None:
 def link(
     command: Sequence[str], folder: Path, soname: str, text: str, script: str, *more: str
 ) -> None:
-    """Compile C text into a shared library.
+    """Compile the C source ``text`` into the shared library ``soname`` in a folder.
 
-    Parameters
-    ----------
-    command
-        The command of the compiler.
-    folder
-        The folder for the library and the C source files.
-    soname
-        The library's name.
-    text
-        The C source.
-    script
-        The linker's version script.
-    more
-        Further arguments for the compiler.
+    ``script`` is the linker's version script, and ``more`` are arguments for the compiler.
 
     Raises
     ------
@@ -208,13 +195,12 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
     Returns
     -------
     Path
-        A folder with the library under all its names, and with no other library. The folder stays
-        in the cache, see :func:`~crossmem_emulated.abi.cache.kept`.
+        A folder of the cache with the library under all its names, and with no other library.
 
     Raises
     ------
     ConfigurationError
-        The build lacks a compiler or a package, or fails, or the cache cannot be used.
+        There is no compiler or no cffi, the build fails, or the cache cannot be used.
     """
     script = version_script(library)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of built libraries. Its folders are complete, and only this user can write to them.
+"""The cache of built libraries.
 
-Processes load the files in this cache. So a file that another user could have written is refused,
-and a library whose files have changed since the build is built again.
+Processes load the files in this cache. So a file that another user could have written is refused. A
+library whose files have changed since the build is built again.
 """
 
 import errno
@@ -61,9 +61,9 @@ def kept(
 ) -> Path:
     """Return a folder of the cache. If it is missing or damaged, make and fill it.
 
-    Processes that build the same folder do not disturb each other. Each of them works in a folder
-    of its own, and the first one that finishes gives its folder the final name. Folders of killed
-    processes are removed.
+    Several processes can build the same folder. Each of them fills a folder of its own, and the
+    first one that finishes gives its folder the final name. Folders of killed processes are
+    removed.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def kept(
     make
         A function that fills a folder. Its arguments are the folder to fill, and its final path.
     stamp
-        A text to store in the folder, which :func:`stamp_of` returns later.
+        A text for the folder, which :func:`stamp_of` returns.
     environ
         Environment variables. ``XDG_CACHE_HOME`` names the cache.
 

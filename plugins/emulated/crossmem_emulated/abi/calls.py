@@ -16,8 +16,8 @@ __all__ = ["VARIABLE", "Calls", "read_calls"]
 _log = logging.getLogger(__name__)
 
 VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
-"""The environment variable with the folder to which each process that has made calls writes its
-counts when it ends. Without the variable, no call is counted."""
+"""The environment variable that names a folder. A process that has made calls writes its counts to
+the folder when the process ends. Without the variable, no call is counted."""
 
 _SUFFIX: Final = ".json"
 
@@ -38,13 +38,7 @@ def read_calls(folder: Path) -> Mapping[str, int]:
 
 
 class Calls:
-    """Counts calls if a report was requested.
-
-    Parameters
-    ----------
-    library
-        Name of the emulation.
-    """
+    """Counts calls of the emulation ``library`` if a report was requested."""
 
     def __init__(self, library: str) -> None:
         self._library = library

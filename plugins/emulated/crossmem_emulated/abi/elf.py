@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads from an ELF file which other libraries and symbols a shared library needs.
 
-This module finds the dynamic loader's tables through the section headers. :func:`needs_of` reads
-only 64-bit little-endian files: the vendors build no other files for Linux.
+The section headers lead to the dynamic loader's tables. :func:`needs_of` reads only 64-bit
+little-endian files, because the vendors build no other files for Linux.
 """
 
 import mmap

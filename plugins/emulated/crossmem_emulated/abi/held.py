@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders that exist while their process lives. After its death, another process removes them.
 
-A process holds a lock on a file in its folder. The kernel releases the lock when the process ends,
-even if the process is killed. If the lock is free, the folder has no owner any more.
+A process locks a file in its folder. The kernel releases the lock when the process ends, even if
+the process is killed. A folder with a free lock has no owner.
 """
 
 import contextlib
@@ -26,14 +26,7 @@ _held: Final[set[int]] = set()
 
 
 class HeldFolder:
-    """A folder that belongs to this process.
-
-    Parameters
-    ----------
-    parent
-        The parent of the new folder.
-    prefix
-        The start of the folder's name.
+    """A new folder that belongs to this process.
 
     Raises
     ------

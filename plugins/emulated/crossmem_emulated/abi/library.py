@@ -62,9 +62,8 @@ class Binding(Protocol):
         """Return the Python function that implements each C function. The key is the C name.
 
         A C function without an entry is refused. A Python function gets cffi's objects for the C
-        arguments, and cffi converts its result. If the Python function raises an exception, the
-        exception is logged, and the C function returns the vendor's unknown error, or 0 if its
-        result is no error code.
+        arguments, and cffi converts its result. An exception of the Python function is logged. The
+        C function then returns the vendor's unknown error, or 0 if its result is no error code.
         """
         ...
 
@@ -108,7 +107,7 @@ class Library:
         Field of :class:`~crossmem_emulated.options.Options` that chooses the edition.
     entry_of
         A function that returns the emulation's name of a C function, None if no fault can be
-        injected into the C function.
+        injected.
     bind
         A function that makes the binding. Its arguments are the ``FFI`` object with all
         declarations, and the name of the file that the program loaded.

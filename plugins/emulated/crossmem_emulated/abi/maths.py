@@ -83,7 +83,7 @@ def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
 
 
 def _wanted(needs: Iterable[Needs], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the needed symbols of each missing library, with the symbols' versions.
+    """Return the needed symbols of each missing library.
 
     The key is the library's name. The value is a dict from a symbol's name to its version.
     """

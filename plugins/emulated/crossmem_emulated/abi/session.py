@@ -32,7 +32,7 @@ _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
 _OWN: Final = "crossmem-emulate-"
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
-"""Some programs search the folders in these variables before the folders of the loader."""
+"""Some programs search the folders that these variables name before the loader's folders."""
 
 
 def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:
@@ -96,8 +96,7 @@ def prepare(
     BackendNotFoundError
         There is no emulation with that name.
     ConfigurationError
-        The request is invalid, the build fails, for example without a compiler, or a folder cannot
-        be used.
+        The request is invalid, the build fails, or a folder cannot be used.
     OutOfMemoryError
         The file system of the emulated host's folder is full.
     """

@@ -77,8 +77,6 @@ def source(
 
     Parameters
     ----------
-    library
-        The library.
     soname
         The name of the library's file.
     executable

@@ -2,8 +2,7 @@
 """Huawei's ACL without hardware: an object with the interface of pyACL (``import acl``).
 
 Rules, result codes and lifetimes follow Huawei's documents, or the drivers' source code in some
-profiles. The rules also cover memory that a process imports from another process on the same
-emulated host. docs/reference/acl-rules.md lists the rules and their tests.
+profiles. docs/reference/acl-rules.md lists the rules and their tests.
 """
 
 import os
@@ -97,8 +96,7 @@ class Acl:
         The functions of ``acl_tdt_queue.h``, which pyACL lacks, with the conventions of pyACL. An
         argument that is a pointer in C is an address, as in ``rt.memcpy``.
     c
-        The other functions that C programs can call and pyACL lacks, also with the conventions of
-        pyACL.
+        The other C functions that pyACL lacks, also with the conventions of pyACL.
     faults
         Injected faults: ``faults.add("rt.map_mem", 507899)``.
     machine

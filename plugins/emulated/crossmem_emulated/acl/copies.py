@@ -26,8 +26,7 @@ _DIRECTIONS: Final = {
     (True, False): Kind.DEVICE_TO_HOST,
     (True, True): Kind.DEVICE_TO_DEVICE,
 }
-"""The kind of a copy. The key has two values: whether the source is on a device, and whether the
-target is on a device."""
+"""The kind of a copy. The key says whether the source is on a device, and whether the target is."""
 
 _SIDES: Final = {kind: sides for sides, kind in _DIRECTIONS.items()}
 _SAME_DIRECTION: Final = {
@@ -222,8 +221,8 @@ def copy(
 ) -> None:
     """Copy bytes from a source to a target.
 
-    ``target`` is the target's address and size, and ``source`` the source's address and the number
-    of bytes. If ``stream`` is the handle of a stream, the copy is work of that stream.
+    ``target`` and ``source`` are those of :func:`check`. If ``stream`` is the handle of a stream,
+    the copy is work of that stream.
     """
     sides = check(process, call, target, source, kind, is_async=stream is not None)
     if sides is None:

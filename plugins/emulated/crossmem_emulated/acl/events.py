@@ -303,8 +303,8 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
         statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
         tables.execute(statement, (0 if is_done else number, event.token))
     if not is_done:
-        # A function of the application may end at any time, and perhaps no thread of this process
-        # waits for its end. So a thread of the emulation waits.
+        # A new thread waits for the function of the application, because perhaps no other thread
+        # does.
         threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
 
 

@@ -31,9 +31,8 @@ def _copy_rows(
 ) -> None:
     """Copy rows of bytes.
 
-    ``target`` and ``source`` are the address of the first row, and the distance in bytes from the
-    start of a row to the start of the next row. ``extent`` is the number of bytes in a row, and the
-    number of rows.
+    ``target`` and ``source`` are the address of the first row, and the distance between the starts
+    of rows in bytes. ``extent`` is the number of bytes in a row, and the number of rows.
     """
     (to, to_pitch), (start, pitch), (width, height) = target, source, extent
     if not width or not height:
@@ -85,8 +84,8 @@ class Places:
     Parameters
     ----------
     first
-        Index of the first of these copies. The last one is the copy before ``first`` of the next
-        ``Places``, or the last copy of the batch.
+        Index of the first of these copies. They end before ``first`` of the next ``Places``, or
+        with the batch.
     target, source
         Location of the copies' targets, and location of their sources. A location is a number and a
         type.

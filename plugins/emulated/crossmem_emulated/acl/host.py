@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory that ACL allocates or the program registers, and queries about an address."""
+"""Host memory that ACL allocates or that the program registers, and queries about an address."""
 
 import ctypes
 import mmap

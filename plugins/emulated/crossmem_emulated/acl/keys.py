@@ -81,8 +81,7 @@ def _ipc_mem_get_export_key(
                 int(piece.is_small),
             ),
         ).lastrowid
-        # The key has the format of the drivers of A2 and A3: the numbers of the process, the key,
-        # the device, the function and the server.
+        # The key has the format of A2's and A3's drivers: process, key, device, function, server.
         text = f"{os.getpid():08x}{number:016x}{piece.pages.device:02x}{0:02x}{0:08x}".ljust(
             KEY_NBYTES - 1, "0"
         )
@@ -241,12 +240,10 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
 def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
     """Refuse an import for a device without access to the device that has the memory.
 
-    An import from a device that this process does not see is not refused.
+    An import of memory on a device that this process does not see is allowed.
 
     Parameters
     ----------
-    process
-        The state of this process.
     device
         Number in this process of the device for which the memory is imported.
     index

@@ -22,8 +22,8 @@ _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _ATTRIBUTE_DEVICE: Final = 2
 _IGNORED_ATTRIBUTES: Final = frozenset({1, 3})
-"""The attributes of an allocation that have no effect here: 1 is the requesting module, and 3 the
-type of the addresses."""
+"""The attributes of an allocation that the emulation ignores: 1 (the requesting module) and 3 (the
+type of the addresses)."""
 
 
 @dataclass(slots=True, eq=False)

@@ -49,7 +49,7 @@ class Stream:
     priority: int = 0
     flags: int = 0
     failure_mode: int = 0
-    """0 if the stream continues after a failed task, 1 if it stops. No task fails here."""
+    """0 if the stream continues after a failed task, 1 if it stops. No emulated task fails."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
     """The thread that calls the functions of ``rt.launch_callback`` in this stream, or None."""
@@ -345,9 +345,9 @@ class AclProcess:
         )
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
-        """Record a violation for each pending work that uses a range which the program releases.
+        """Record a violation for each pending task that uses a range which the program releases.
 
-        Such work is never done.
+        Such a task is never executed.
         """
         for work in self.queues.lose(start, nbytes):
             text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"

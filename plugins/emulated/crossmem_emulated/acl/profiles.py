@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The editions of ACL's rules: an edition of the documents, or a generation of drivers.
 
-The documents and the drivers' source code contradict each other in some points. In these points, a
-profile whose ``answers`` is ``"documents"`` refuses each use that the documents forbid. A profile
-whose ``answers`` is ``"driver"`` behaves as the source code does.
+The documents and the drivers' source code contradict each other in some points. In these points,
+:attr:`Profile.answers` decides.
 """
 
 from dataclasses import dataclass, field, replace
@@ -43,8 +42,8 @@ class Profile:
     name
         The edition's name.
     answers
-        Whether the edition follows the documents (``"documents"``) or the drivers' source code
-        (``"driver"``).
+        ``"documents"``: the edition refuses each use that the documents forbid. ``"driver"``: it
+        behaves as the drivers' source code does.
     soc
         The result of ``get_soc_name``.
     generation
@@ -66,8 +65,8 @@ class Profile:
     retains
         Whether the edition can return the handle of a mapping.
     fabric
-        Whether the product has a fabric: shareable handles and keys for other servers of a super
-        node, links to choose, and ``c.reserve_mem_address_no_uc_memory``.
+        Whether the product has a fabric. Such a product has shareable handles and keys for other
+        servers of a super node, a choice of links, and ``c.reserve_mem_address_no_uc_memory``.
     ipc_events
         Whether events can be opened in other processes.
     stream_values
@@ -77,8 +76,8 @@ class Profile:
     ipc_notifies
         Whether notifies can be shared by key.
     queues
-        The number of TDT queues that a process of the host, or a memory group, can have on a
-        device; 0 if the driver has no queues.
+        The most TDT queues that a host process or a memory group can have on a device; 0 if the
+        driver has no queues.
     is_on_device
         Whether programs run on the device's own processor (the RC form). Only in this form, TDT has
         buffers, and queues that hand the buffers over.

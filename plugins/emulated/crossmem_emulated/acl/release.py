@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Releases the objects of a process on a device that the process resets.
+"""Releases a process's objects on a device when the process resets the device.
 
 The documents say that a reset first finishes the work of the default context. They do not say which
-objects remain. Here, the process loses these objects on the device: memory, imports, mappings,
-keys, contexts, streams, TDT's queues, and the work of the other contexts. Reserved addresses,
-events, notifies and TDT's buffers stay. The handles and addresses of lost objects become unknown,
-and calls refuse them like any unknown value.
+objects remain. In the emulation, the process loses its memory, imports, mappings, keys, contexts,
+streams and TDT queues on the device, and the work of the other contexts. Reserved addresses,
+events, notifies and TDT's buffers stay. Calls refuse the handles and addresses of lost objects as
+unknown.
 """
 
 from crossmem_emulated.acl.addresses import Origin

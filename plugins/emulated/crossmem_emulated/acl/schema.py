@@ -6,8 +6,8 @@ from typing import Final
 __all__ = ["BARE_TGID_BASE", "SCHEMA"]
 
 BARE_TGID_BASE: Final = 1 << 22
-"""A process has one pid inside its container and another one outside. In the emulation, the outer
-pid is the inner one plus this number, the maximum pid of Linux."""
+"""A process has one pid inside its container and another one outside. In the emulation, the pid
+outside is the pid inside plus this number, the maximum pid of Linux."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS acl_share (

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
 
-Rules, result codes and lifetimes follow the vendors' documents, source code or devices. The rules
-also cover memory that a process imports. docs/reference/hip-rules.md lists the rules and their
-tests.
+Rules, result codes and lifetimes follow the vendors' documents, source code or devices.
+docs/reference/hip-rules.md lists the rules and their tests.
 """
 
 import os
@@ -89,7 +88,7 @@ class Runtime:
 
     Its functions have the arguments and exceptions of CuPy's functions. The folder in ``options``
     stands for one emulated host. All ``Runtime`` objects with the same folder, in any process, use
-    the memory of the same devices. A process can open the handles of other processes.
+    the same devices and can open each other's handles.
 
     The emulation also has functions that CuPy lacks:
 
@@ -115,7 +114,7 @@ class Runtime:
         The emulated host's folder and devices. If None, they are read from the environment.
     has_old_numbers
         Whether the C program that makes the calls was compiled with headers of ROCm 5. Some
-        constants have other numbers in these headers. Such a program can use every profile of AMD.
+        constants have other numbers in these headers.
     is_cupy
         Whether the functions that fail in CuPy on ROCm also fail in this emulation. If False, they
         work as in AMD's library; crossmem's driver needs this.

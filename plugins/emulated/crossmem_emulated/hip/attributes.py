@@ -50,7 +50,7 @@ _BEFORE_6: Final = {
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
     """Return the memory that contains an address.
 
-    The open of a handle maps whole pages. Of these pages, only the exported allocation counts.
+    The open of a handle maps whole pages, of which only the exported allocation counts.
     """
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is not Origin.IPC:
@@ -151,8 +151,8 @@ def _pointer_set_attribute(process: HipProcess, value: int, attribute: int, poin
 class PointerAttributes:
     """The attributes of an address, in the form of CuPy's class with this name.
 
-    In contrast to CuPy's class, this class has ``number``, the vendor's own number of the memory
-    type, and ``allocationFlags``, the flags with which host memory was allocated or pinned.
+    CuPy's class lacks ``number``, the vendor's own number of the memory type, and
+    ``allocationFlags``, the flags with which host memory was allocated or pinned.
     """
 
     __slots__ = ("allocationFlags", "device", "devicePointer", "hostPointer", "number", "type")

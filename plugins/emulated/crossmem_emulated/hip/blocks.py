@@ -31,12 +31,12 @@ __all__ = [
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _DEVICE_FLAGS: Final = {True: range(3), False: range(5)}
-"""The flags for AMD's types of device memory: before ROCm 6 (True), and since then (False)."""
+"""The valid flags of AMD's device memory. The key says whether the release is before ROCm 6."""
 _SIGNAL: Final = 2
 _SIGNAL_NBYTES: Final = 8
 _COHERENCE: Final = 0x4000_0000 | 0x8000_0000 | 0x1000_0000
-"""The flags for the coherence of AMD's pinned memory: coherent, not coherent, or uncached. Programs
-pass at most one of them."""
+"""The flags for the coherence of AMD's pinned memory: coherent, not coherent, or uncached. A call
+may have at most one of them."""
 
 
 @dataclass(slots=True, eq=False)

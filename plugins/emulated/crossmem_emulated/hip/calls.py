@@ -2,8 +2,8 @@
 """Calling conventions of ``cupy.cuda.runtime``: the argument conversion of a compiled module.
 
 A function of the emulation follows the conventions of Python: it returns its result, or raises
-:class:`Refused`. :func:`entry` registers the function with a signature in the form of CuPy's
-docstrings, which names the arguments and their C types.
+:class:`Refused`. :func:`entry` registers the function with a signature. As in CuPy's docstrings,
+the signature names the arguments and their C types.
 """
 
 import re
@@ -46,8 +46,8 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     text
         The reason, for the record of a violation.
     rule
-        Id of the violated rule, such as ``"HIP-E6"``. None if a program that keeps the rules can
-        get this code, too; no violation is recorded then.
+        Id of the violated rule, such as ``"HIP-E6"``. If None, no violation is recorded: a program
+        that breaks no rule can also get this code.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:
@@ -96,11 +96,11 @@ class Entry:
     is_checked
         Whether a failure raises an exception; otherwise, the function returns the error code.
     hip_lacks
-        CuPy for ROCm may raise an error instead of calling the vendor's function. This is the
-        error's text; empty if CuPy calls the function.
+        The text of the error that CuPy for ROCm raises instead of calling the vendor's function;
+        empty if CuPy calls the function.
     hip_answers
-        CuPy for ROCm may fail with a code instead of calling the vendor's function. This is the
-        code; 0 if CuPy calls the function.
+        The code with which CuPy for ROCm fails instead of calling the vendor's function; 0 if CuPy
+        calls the function.
     """
 
     name: str

@@ -94,7 +94,7 @@ def _graph_destroy(process: HipProcess, graph: int) -> None:
 def _thread_exchange_stream_capture_mode(process: HipProcess, mode: int) -> int:
     """Set this thread's capture mode, and return the old mode.
 
-    The mode decides which captures forbid certain calls to the thread.
+    The mode decides which captures forbid calls that may wait for a device.
     """
     if mode not in CAPTURE_MODES:
         raise Refused(Status.INVALID_VALUE, f"there is no mode {mode}", "HIP-X6")

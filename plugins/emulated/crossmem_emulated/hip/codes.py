@@ -23,7 +23,7 @@ __all__ = [
 
 HANDLE_NBYTES: Final = 64
 LARGEST_NBYTES: Final = 1 << 46
-"""Larger requests are refused, because they do not fit the address space of a process."""
+"""Requests for more bytes are refused."""
 
 
 class Status(IntEnum):
@@ -232,7 +232,7 @@ _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrPciDeviceId": 22,
     "cudaDevAttrWarpSize": 9,
 }
-"""The numbers of the device attributes in CuPy for ROCm. CuPy for ROCm has no other attributes."""
+"""The numbers of the device attributes in CuPy for ROCm, which has no other attributes."""
 
 
 def constants_of(*, is_hip: bool) -> dict[str, int]:

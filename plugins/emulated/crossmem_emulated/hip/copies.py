@@ -48,8 +48,7 @@ _SIDES: Final = {
     Kind.DEVICE_TO_DEVICE: (True, True),
     Kind.DEVICE_TO_DEVICE_NO_CU: (True, True),
 }
-"""The key is the kind of a copy. The value has two flags: whether the source is on a device, and
-whether the target is on a device."""
+"""For each kind of copy: whether the source is on a device, and whether the target is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,17 +213,8 @@ def _prepared(
 def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
     """Submit the work of a copy or a fill, and wait for the work if the vendor's function waits.
 
-    Parameters
-    ----------
-    process
-        The state of this process.
-    stream
-        The function's stream.
-    work
-        The work.
-    waits
-        Whether the call returns only when the work is done. Some functions that the vendor calls
-        synchronous do not wait.
+    ``waits`` says whether the call returns only when the work is done. Some functions that the
+    vendor calls synchronous return earlier.
     """
     submit(process, stream, work, is_awaited=waits)
     if waits:

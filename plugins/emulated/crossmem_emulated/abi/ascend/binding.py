@@ -18,12 +18,7 @@ __all__ = ["AclBinding"]
 class AclBinding:
     """The Python functions that implement the C functions in one process.
 
-    Parameters
-    ----------
-    ffi
-        The declarations.
-    _soname
-        The name of the library that the program loaded. Not used: all names mean the same edition.
+    The name of the loaded library is not used, because all names mean the same edition.
     """
 
     def __init__(self, ffi: Any, _soname: str) -> None:
@@ -79,9 +74,8 @@ class AclBinding:
     def _convert(self, name: str) -> Callable[..., int]:
         """Return the Python function for a C function whose C types determine the conversion.
 
-        A parameter that is a pointer to a number or to a pointer gets an output. Such parameters
-        have the order of the emulation's outputs. ``char *`` is text. Every other parameter is an
-        input.
+        A pointer to a number or to a pointer receives an output, in the order of the emulation's
+        outputs. ``char *`` is text. Every other parameter is an input.
         """
         ffi = self.ffi
         shapes = self._shapes[name].type.args

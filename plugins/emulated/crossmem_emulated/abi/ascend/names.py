@@ -182,6 +182,5 @@ CALLED: Final[Mapping[str, str]] = {
     "rtMemGrpCreate": "c.mem_grp_create",
     "rtMemGrpAddProc": "c.mem_grp_add_proc",
 }
-"""The name of the emulation's function. The key is the C function's name. Several C functions share
-one function of the emulation if they differ only in an argument or in a feature that the emulation
-ignores (a schedule, a condition that always holds), or if the emulation returns equal results."""
+"""The name of the emulation's function. The key is the C function's name. C functions share a name
+if the emulation does the same for them."""

@@ -202,8 +202,8 @@ def _pointer_get_attributes(binding: Caller, name: str, pointer: Any, attributes
 def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     """Copy in a batch.
 
-    After the first eight arguments, a function without the suffix ``V2`` has the output for the
-    index of the failed copy. The last argument of an asynchronous function is the stream.
+    Without the suffix ``V2``, the ninth argument is the output for the index of the failed copy.
+    The last argument of an asynchronous function is the stream.
     """
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]
@@ -231,7 +231,7 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     stream = [_address(ffi, places[-1])] if "Async" in name else []
     outputs, code = binding.call(name, copies, listed, *stream)
     if fail is not None:
-        # The output is -1 after a success, and after a failure without the index of a copy.
+        # The output is -1 after a success, and after a failure that names no copy.
         fail[0] = outputs[0] if code and outputs else int(ffi.cast("size_t", -1))
     return code
 
@@ -321,7 +321,7 @@ def _mem_set_pid_to_shareable_handle(
 
 
 def _share_of(ffi: Any, share: Any, kind: int) -> int | bytes:
-    """Return a program's shareable handle, 0 for an unknown kind, which the emulation refuses."""
+    """Return a program's shareable handle; 0 for an unknown kind, which the emulation refuses."""
     if kind == PLAIN:
         return int(ffi.cast("uint64_t *", share)[0])
     return bytes(ffi.buffer(share, FABRIC_HANDLE_NBYTES)) if kind == FABRIC else 0

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's ``libamdhip64``: its types, functions and symbol versions, and the emulation behind it.
 
-The data is in files beside this one: ``types.h`` and ``functions.h`` declare the emulated
-functions, ``registration.c`` and ``plain.c`` define functions that need no emulation, and
-``symbols.txt`` names all exports of AMD's library with the version of each symbol. Functions that
-only ``symbols.txt`` names are refused.
+``types.h`` and ``functions.h`` declare the emulated functions. ``registration.c`` and ``plain.c``
+define functions that need no emulation. ``symbols.txt`` names all exports of AMD's library with
+their versions. Functions that only ``symbols.txt`` names are refused.
 """
 
 from importlib import resources
@@ -58,16 +57,12 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The entry of each C function without the suffix ``_spt`` that shares the entry of another
-function. The keys lack the prefix ``hip``."""
+"""The entry of each C function that shares the entry of another function. The keys lack the prefix
+``hip`` and the suffix ``_spt``."""
 
 
 def _entry_of(name: str) -> str | None:
-    """Return the name of the entry that implements a C function; None if there is no entry.
-
-    The emulation of CuPy's module has the same entries.
-    """
-    # The import of ``crossmem_emulated.hip`` has registered the entries.
+    """Return the name of the entry that implements a C function; None if there is no entry."""
     rest = name.removeprefix("hip")
     for one in (rest, rest.removesuffix("_spt")):
         entry = _ENTRIES.get(one, one[:1].lower() + one[1:])

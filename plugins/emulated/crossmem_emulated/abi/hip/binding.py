@@ -41,15 +41,7 @@ def _runtime(soname: str) -> Runtime:
 
 
 class HipBinding(Binding):
-    """The Python side of the library.
-
-    Parameters
-    ----------
-    ffi
-        cffi's object with the declarations.
-    soname
-        Name of the file that the program loaded.
-    """
+    """The Python functions that implement the C functions in one process."""
 
     def __init__(self, ffi: Any, soname: str) -> None:
         self._ffi = ffi

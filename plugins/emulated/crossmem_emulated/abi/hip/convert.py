@@ -13,15 +13,7 @@ Function = Callable[..., Any]
 
 
 class Converter:
-    """Makes C functions from the entries of a runtime.
-
-    Parameters
-    ----------
-    ffi
-        cffi's object with the declarations.
-    runtime
-        The emulation.
-    """
+    """Makes C functions from the entries of a runtime."""
 
     def __init__(self, ffi: Any, runtime: Runtime) -> None:
         self.ffi = ffi

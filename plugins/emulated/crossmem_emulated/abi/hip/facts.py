@@ -54,8 +54,7 @@ FACTS: Final[Mapping[str, Any]] = {
     "wallClockRate": 100_000,
 }
 """The values of properties. The key is a field of ``hipDeviceProp_t``, or an attribute without a
-field. A property without an entry is 0, unless ``devices.py`` adds it. For example, the largest
-sizes of textures are 0, because the devices have no images."""
+field. A property without an entry is 0, unless ``devices.py`` adds it."""
 
 _FIRST_OF_AMD: Final = 10_000
 # The names of the attributes in the order of their numbers. The numbers begin at 0 in _COMMON, and

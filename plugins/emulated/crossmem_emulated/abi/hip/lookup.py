@@ -16,15 +16,7 @@ _FOUND, _NOT_FOUND = range(2)
 
 
 class _Lookup:
-    """Finds functions in a library that this process has loaded.
-
-    Parameters
-    ----------
-    convert
-        The converter.
-    soname
-        Name of the library.
-    """
+    """Finds functions in a library that this process has loaded."""
 
     def __init__(self, convert: Converter, soname: str) -> None:
         self._convert = convert

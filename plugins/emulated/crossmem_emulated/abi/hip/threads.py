@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions whose names end in ``_spt``: their default stream belongs to the calling thread.
 
-The source of a program has the usual names. If the program is compiled for per-thread default
-streams, the vendor's headers replace the usual names by these names.
+If a program is compiled for per-thread default streams, the vendor's headers replace the usual
+names in its source by these names.
 """
 
 from collections.abc import Mapping
@@ -49,12 +49,7 @@ def _with_own_stream(function: Function, place: int) -> Function:
 def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Function]:
     """Return the functions. The key is the C name.
 
-    Parameters
-    ----------
-    convert
-        The converter.
-    usual
-        The functions without the suffix ``_spt``. The key is the C name.
+    ``usual`` has the functions without the suffix ``_spt``.
     """
     return {
         "hipMemcpy_spt": convert.plain("memcpy_spt"),

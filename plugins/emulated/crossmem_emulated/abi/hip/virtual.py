@@ -26,7 +26,8 @@ class _Virtual:
 
         The struct may have the layout of ROCm 5.2, or the later one.
         """
-        # No memory has type 0. So the layout is the older one if only that layout gives a type.
+        # No memory has type 0. If only the later layout gives type 0, the struct has the older
+        # layout.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
         location = described.location

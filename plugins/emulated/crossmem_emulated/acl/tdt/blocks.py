@@ -2,7 +2,7 @@
 """The memory of buffers, mapped at the same address in every process if the address is free.
 
 The allocating process keeps a block as long as any buffer refers to the block. Another process
-keeps it as long as that process has such a buffer.
+keeps the block as long as a buffer of that process refers to the block.
 """
 
 import os
@@ -130,7 +130,7 @@ def _hide(process: AclProcess, block: Block) -> None:
 
 
 def release_unused(process: AclProcess, tables: sqlite3.Connection) -> None:
-    """Unmap and release the blocks that this process need not keep any more.
+    """Unmap and release the blocks that this process need not keep.
 
     The process keeps its own blocks for other processes after it has handed them over. A strict
     emulation unmaps these blocks, so that a later use by the process ends with SIGSEGV.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of a process's implementation of TDT, and of the pool of its queues and buffers.
+"""Chooses the implementation of TDT for a process, and the pool of its queues and buffers.
 
 A pool contains the queues and buffers of one memory group, for all members of the group. A program
 on the host is in no group: it has a pool of its own on each device.

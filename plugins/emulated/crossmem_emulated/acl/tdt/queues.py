@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creation and destruction of queues, and the hand-over of buffers by queues.
+"""Creation and destruction of queues, and the hand-over of buffers.
 
 A queue hands buffers over in one process, or between the processes of a memory group.
 """
@@ -80,8 +80,8 @@ def _destroy_queue(process: AclProcess, qid: int) -> None:
             "SELECT number FROM acl_route WHERE pool = ? AND ? IN (source_id, target_id) "
             "AND source IS NOT NULL AND target IS NOT NULL"
         )
-        # A process that has bound no route does not know the router, so it does not ask the router
-        # for routes of the queue.
+        # Only a process that has bound a route knows the router, and asks it for routes of the
+        # queue.
         if process.tdt.has_router and tables.execute(query, (pool.number, qid)).fetchone():
             raise Refused(Code.FAILURE, f"routes use the queue {qid}", "ACL-Q7")
         tables.execute("DELETE FROM acl_queue WHERE pool = ? AND id = ?", (pool.number, qid))

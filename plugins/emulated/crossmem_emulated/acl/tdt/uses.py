@@ -92,7 +92,7 @@ def check_right(pool: Pool, right: int) -> None:
 def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
     """Refuse the use of a queue if this process lacks the permission, or if the queue is busy.
 
-    The published drivers do not refuse a use without permission.
+    The published drivers allow a use without permission.
     """
     if not (queue.bits or 0) & bit and process.profile.is_documented:
         text = f"this process was not granted the permission {bit} of the queue"
@@ -103,10 +103,7 @@ def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
 
 
 def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
-    """Record a violation if this process uses a queue without permission.
-
-    The published drivers allow such a use.
-    """
+    """Record a violation if this process uses a queue without the permission."""
     if not (queue.bits or 0) & bit:
         text = f"this process was not granted the permission {bit} of the queue"
         process.violate(call, "ACL-Q26", text)
