@@ -87,6 +87,8 @@ class Arena:
         self.waiting: dict[object, None] = {}
         """Calls that wait for a block or for its holders. During these calls, each free of a block
         takes the lock of the process's state."""
+        self.is_closing = False
+        """Whether the pool was closed, and allocates no more blocks."""
         self._reclaims = 0
         """Number of calls that have moved freed blocks to the other lists."""
         with registry.lock:
@@ -269,7 +271,7 @@ class Arena:
             return is_reserved or words.any_of(self._rows(), self.at + index)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a block is freed or a hold on a freed block ends.
+        """Wait until a block is freed, a hold on a freed block ends, or the pool is closed.
 
         A holder of a freed block sends a hint when it releases the block. A stream sends no hint.
         If a block waits for a stream, the method returns after at most 1 ms.
@@ -289,9 +291,14 @@ class Arena:
         finally:
             self.waiting.pop(waiter, None)
 
+    def stop(self) -> None:
+        """Allocate no more blocks, and wake the threads that wait for one."""
+        self.is_closing = True
+        self.ring()
+
     def _is_something_idle(self) -> bool:
         held = list(self.held)
-        if self.free or self.freed:
+        if self.free or self.freed or self.is_closing:
             return True
         busy = self._busy(held) if held else set()
         return any(one not in busy and one not in self.streamed for one in held)
@@ -322,11 +329,10 @@ class Arena:
                     found[holder] = found.get(holder, 0) + count
         return found
 
-    @property
-    def in_messages(self) -> int:
-        """Number of blocks that unreceived messages reserve."""
+    def in_messages(self) -> list[int]:
+        """Return the blocks that unreceived messages reserve."""
         with self.registry.lock:
-            return sum(bool(unit.leases) for unit in list(self.reserved.values()))
+            return [index for index, unit in list(self.reserved.items()) if unit.leases]
 
     # Messages ---------------------------------------------------------------------------------
 

@@ -52,4 +52,4 @@ def stats_of(arena: Arena) -> PoolStats:
         holders[holder.pid] = holders.get(holder.pid, 0) + count
     waiting, live = len(arena.held) + len(arena.freed), arena.live
     free = arena.blocks - live - waiting
-    return PoolStats(arena.blocks, free, live, waiting, holders, arena.in_messages)
+    return PoolStats(arena.blocks, free, live, waiting, holders, len(arena.in_messages()))

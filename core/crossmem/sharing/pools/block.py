@@ -282,7 +282,7 @@ class Block(Memory):
                 or self._anchor is not None
                 or arena.waiting
                 or arena.reserved
-                or pool.is_closing
+                or arena.is_closing
             ):
                 generation = record.generation
                 if generation:
@@ -336,14 +336,17 @@ def _reduce_block(block: Block) -> tuple[Any, ...]:
 copyreg.pickle(Block, _reduce_block)
 
 
-def name_pids(holders: dict[Holder, int]) -> str:
-    """Name the processes that hold blocks, with their numbers of blocks."""
-    if not holders:
+def name_pids(holders: dict[Holder, int], in_messages: int = 0) -> str:
+    """Name the processes and messages that hold blocks, with their numbers of blocks."""
+    if not holders and not in_messages:
         return "a message that nobody received"
     ordered = sorted(holders.items(), key=lambda one: (-one[1], one[0].pid))
     shown = [f"process {one.pid} ({count})" for one, count in ordered[:3]]
-    more = len(ordered) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    if more := len(ordered) - len(shown):
+        shown.append(f"{more} more processes")
+    if in_messages:
+        shown.append(f"messages that nobody received ({in_messages})")
+    return ", ".join(shown)
 
 
 def check_own_block(

@@ -55,7 +55,7 @@ class BlockRecord(Record):
             # The block was never exported, so no process can hold it.
             arena.free += (self.index,)
             self.is_done = True
-        return len(arena.freed) < arena.batch and not arena.waiting and not self.pool.is_closing
+        return len(arena.freed) < arena.batch and not arena.waiting and not arena.is_closing
 
     @override
     def give_back(self, *, blocking: bool) -> None:
@@ -70,5 +70,5 @@ class BlockRecord(Record):
                 arena.tell()
         finally:
             arena.ring()
-            if self.pool.is_closing:
+            if self.arena.is_closing:
                 self.pool.end_if_unused()

@@ -119,7 +119,7 @@ class Pool(Endable):
         while True:
             # One step: no signal handler and no other thread runs before the end of this branch.
             # Then the finaliser of the block object frees the block.
-            if free:
+            if free and not arena.is_closing:
                 index = free[-1]
                 del free[-1]
                 record.index = index
@@ -129,15 +129,17 @@ class Pool(Endable):
             self._wait_for_block(arena, timeout)
 
     def _wait_for_block(self, arena: Arena, timeout_s: float) -> None:
-        """Return when a block is free; raise if none becomes free in time."""
-        if arena.refill():
+        """Return when a block is free; raise if none becomes free in time, or at the close."""
+        if not arena.is_closing and arena.refill():
             return
         # This frees the blocks whose objects were dropped.
         drain().drain(patient=True)
         arena.reclaim(all_of_them=True)
         arena.tell()
         end = time.monotonic() + timeout_s
-        while not arena.free:
+        while not arena.free or arena.is_closing:
+            if arena.is_closing:
+                raise self._ended()
             left_s = end - time.monotonic()
             if left_s <= 0:
                 raise self._out_of_blocks(arena)
@@ -150,7 +152,8 @@ class Pool(Endable):
         waiting = [one for one in arena.held if one not in streamed]
         text = "none of them was freed"
         if waiting:
-            text = f"{len(waiting)} were freed and are held by {name_pids(arena.holders(waiting))}"
+            names = name_pids(arena.holders(waiting), len({*waiting} & {*arena.in_messages()}))
+            text = f"{len(waiting)} were freed and are held by {names}"
         elif streamed:
             text = f"{len(streamed)} were freed, and work on their streams still runs"
         return OutOfMemoryError(

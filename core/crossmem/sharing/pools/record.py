@@ -38,7 +38,6 @@ class PoolRecord(Record):
         "copies",
         "device",
         "idle",
-        "is_closing",
         "memory",
         "number",
         "process",
@@ -64,8 +63,6 @@ class PoolRecord(Record):
         # References for the hot path of a free.
         self.copies = self.usage.copies
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
-        self.is_closing = False
-        """Whether the pool was closed and waits for the end of its blocks."""
         # No work uses new memory, so the export need not wait.
         handle = memory.export(allow=allow, access=access, synchronize=False)
         server = self.process.start_server()
@@ -80,7 +77,9 @@ class PoolRecord(Record):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Close the pool. Its memory is freed after the last block."""
-        self.is_closing = True
+        # A thread that allocates a block takes it and reads this word in one step. So the count of
+        # live blocks is correct from now on.
+        self.arena.stop()
         self.end_if_unused()
 
     def end_if_unused(self) -> None:
