@@ -21,10 +21,8 @@ def install() -> None:
 
     Call this function once in each process that sends. Call it after the import statements, because
     it registers with Ray only if Ray is already imported. A forked child inherits the effect. A
-    process does not need the call if it only receives. A process that has received shared memory
-    through ``multiprocessing`` can also send through ``multiprocessing`` without it. A second call
-    takes microseconds. It registers with Ray if Ray was imported after the first call, and does
-    nothing else.
+    process that only receives does not need the call. A second call registers with Ray if Ray was
+    imported after the first call, and does nothing else.
 
     Warns
     -----
@@ -33,8 +31,8 @@ def install() -> None:
 
     Notes
     -----
-    Ray's workers that send arrays need the call, too. Ray makes this call in each worker if you
-    write::
+    Ray's workers that send arrays need the call, too. With this line, Ray makes the call in each
+    worker::
 
         ray.init(runtime_env={"worker_process_setup_hook": crossmem.install})
     """

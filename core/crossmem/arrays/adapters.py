@@ -16,8 +16,8 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 class Adapter(Protocol):
     """The functions for arrays of one library.
 
-    ``sharing.base.views`` makes the arrays in shared memory. For PyTorch, it uses further functions
-    of ``torch_tensors``, which are not part of this protocol.
+    The functions that make arrays in shared memory have different arguments in each library, so
+    the protocol leaves them out. ``sharing.base.views`` calls them.
     """
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
@@ -36,7 +36,7 @@ class Adapter(Protocol):
         """
 
     def empty(self, layout: Layout, /) -> Any:
-        """Return a new array for a layout without elements. The array needs no shared memory."""
+        """Return a new array for a layout without elements, in private memory."""
 
     def copy_to(self, target: Any, source: Any, /) -> None:
         """Overwrite an array with another array of the same shape and dtype."""
@@ -77,4 +77,4 @@ def _find_adapter(kind: type) -> Adapter | None:
 
 
 _found: dict[type, Adapter] = {}
-"""The adapter for each class of arrays that was seen so far. The key is the class."""
+"""The adapter for each class of arrays that was seen so far."""

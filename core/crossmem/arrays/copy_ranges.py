@@ -9,12 +9,11 @@ from typing import Final, NamedTuple
 __all__ = ["ALIGNMENT", "BLOCK_ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
 
 ALIGNMENT: Final = 256
-"""The offset of a copy is congruent to the original address modulo this number of bytes. So
+"""In bytes. The offset of a copy and the original address are equal modulo this number, so aligned
 elements stay aligned."""
 
 BLOCK_ALIGNMENT: Final = 16
-"""The alignment of copies in blocks of pools, in bytes. A block has little room, so this alignment
-is smaller than :data:`ALIGNMENT`."""
+"""The same number for copies in blocks of pools. It is smaller, because a block has little room."""
 
 
 class CopyRange(NamedTuple):

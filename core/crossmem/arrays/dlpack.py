@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLPack capsules for memory of crossmem, with the structs of DLPack 1.1.
 
-A consumer releases a tensor by calling a C function, the deleter. It may call the deleter from any
-thread, with or without the GIL, while an exception is propagating, and even after the interpreter
-has ended. A ctypes callback fails in such calls: it loses the propagating exception, and never
-releases the memory. Therefore NumPy makes each capsule, from a tiny array that keeps the owner of
-the memory alive. NumPy's deleter and destructor are C code and handle all these cases. This module
-then overwrites the fields of DLPack's structs that describe the array.
+A consumer releases a tensor by calling its deleter, a C function. The consumer may call the deleter
+on any thread, without the GIL, while an exception is propagating, and even after the interpreter
+has ended. A ctypes callback fails in such calls: it loses the exception, and never releases the
+memory. NumPy's deleter is C code that handles all these cases. Therefore NumPy makes each capsule,
+from a tiny array that keeps the owner of the memory alive. This module then overwrites the fields
+that describe the array.
 """
 
 import ctypes
@@ -37,10 +37,10 @@ ROCM: Final = 10
 EXT_DEV: Final = 12
 """DLPack's device type of Ascend NPUs. torch_npu 2.14 accepts only this type and :data:`CPU`.
 
-The facts about torch_npu come from its source (torch_npu/csrc/aten/common/DLConvertor.cpp) and from
-the machine code of its wheel. ``import torch_npu`` replaces ``torch.from_dlpack``. The replacement
-first requests a capsule without a version, even for objects on other devices. The replacement
-ignores ``byte_offset``, and does not know float8.
+``import torch_npu`` replaces ``torch.from_dlpack``. The replacement first requests a capsule
+without a version, even for objects on other devices. The replacement ignores ``byte_offset``, and
+does not know float8. Sources: torch_npu/csrc/aten/common/DLConvertor.cpp, and the machine code of
+the wheel.
 """
 
 CUDA_MANAGED: Final = 13
@@ -98,9 +98,9 @@ _BYTE: Final = ctypes.c_ubyte()
 class _Base:
     """An object whose array interface describes a tiny array. The capsule keeps this object alive.
 
-    The array has two elements, which are the same byte because of a stride of 0. NumPy 2.1 omits
-    the strides of contiguous arrays. This array is not contiguous, so the capsule has room for
-    strides. An array without dimensions has one element and needs no strides.
+    NumPy 2.1 leaves the strides of contiguous arrays out of a capsule. This array has two elements
+    and a stride of 0. So it is not contiguous, and the capsule has room for strides. An array
+    without dimensions needs no strides.
     """
 
     __slots__ = ("__array_interface__", "owner")
@@ -127,9 +127,9 @@ def make_capsule(
 ) -> Any:
     """Return a DLPack capsule for an array in memory that stays valid as long as ``owner`` lives.
 
-    An unused capsule keeps the owner alive until the capsule is dropped. After a consumer took the
-    tensor, the tensor keeps the owner alive until the consumer releases the tensor. After the end
-    of the interpreter, the release does nothing.
+    An unused capsule keeps the owner alive until the capsule is dropped. A tensor that a consumer
+    took keeps the owner alive until the consumer releases it. A release after the end of the
+    interpreter does nothing.
 
     Parameters
     ----------

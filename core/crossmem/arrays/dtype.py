@@ -25,8 +25,8 @@ class DType:
     """DLPack's type code, bits and lanes; None if DLPack has no such type."""
 
     typestr: str | None = field(compare=False)
-    """NumPy's type string, None if NumPy has no such dtype. For a struct, the string contains its
-    size and not its fields."""
+    """NumPy's type string, None if NumPy has no such dtype. The string of a struct says the size
+    and not the fields."""
 
     fields: "tuple[Field, ...]" = field(default=(), compare=False)
     """Fields of a struct, in order."""

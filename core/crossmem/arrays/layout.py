@@ -122,7 +122,7 @@ class Layout:
         Raises
         ------
         InvalidSizeError
-            The array covers bytes outside the memory. The message says how many bytes.
+            The array covers bytes outside the memory.
         """
         if self.extent is None:
             if self.offset <= limit_nbytes:

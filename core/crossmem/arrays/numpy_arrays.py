@@ -24,8 +24,7 @@ def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
     # A read-only memoryview may lie over a writable object. If an array lies directly over such a
-    # view, a user can make the array writable. NumPy refuses this if the array lies over a
-    # read-only array, so a read-only array is put between the view and the arrays.
+    # view, a user can make the array writable. A read-only array between the two prevents this.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:
@@ -36,10 +35,7 @@ def maker(view: memoryview) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return a new array for a layout without elements, such as one of shape ``(0, 3)``.
-
-    The caller checks that the layout has no elements, so the array needs no shared memory.
-    """
+    """Return a new array for a layout without elements, such as one of shape ``(0, 3)``."""
     return require("numpy").empty(layout.shape, to_numpy(layout.dtype))
 
 

@@ -35,8 +35,8 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
             return make(layout.at(0))
         if layout.offset % layout.dtype.itemsize == 0:
             return make(layout)
-        # PyTorch counts the offset of a tensor in its storage in elements. This offset in bytes is
-        # not a multiple of the element's size. So the tensor gets a storage of its own.
+        # PyTorch counts the offset of a tensor in elements. This offset is not a whole number of
+        # elements, so the tensor gets a storage of its own.
         there = torch.frombuffer(buffer, dtype=torch.uint8, offset=layout.offset)
         return _maker(torch, there)(layout.at(0))
 
@@ -50,7 +50,7 @@ def maker_on_device(exporter: Any) -> Callable[[Layout], Any]:
 
 
 def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
-    # All tensors that make() returns share one storage, as the views of one PyTorch tensor do.
+    # All tensors that make() returns share one storage, as views of one PyTorch tensor do.
     storage, device = whole.untyped_storage(), whole.device
 
     seeds: dict[DType, Any] = {}
@@ -77,7 +77,7 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return a new tensor for a layout without elements. The tensor needs no shared memory."""
+    """Return a new tensor for a layout without elements."""
     # The call names the CPU, because the default device of PyTorch may be another device.
     return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype), device="cpu")
 
@@ -88,8 +88,8 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        The tensor has no memory, is more than plain elements (such as a sparse or quantised
-        tensor), or has a dtype or a device that crossmem does not support.
+        The tensor has no memory, or is more than plain elements, such as a sparse or quantised
+        tensor. Also raised if crossmem does not support the dtype or the device.
     """
     torch = require("torch")
     refused, hint = None, "share the plain tensors that it consists of"

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark suite: crossmem beside its peers, in one run.
 
-Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. If the
-benchmark may use only one CPU, both processes share it. A round measures the peers in turn.
+Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. A round
+measures the peers in turn.
 
 In most rows of the report, each round gives one number, and the row has the median of the rounds.
 The number of a round is the median of its repetitions, or their mean if many allocations are timed
-together. The rows named p99 are percentiles of the samples of all rounds together. Some rows of the
-report, such as those of the table ``Scale``, are measured in one round.
+together. The rows named p99 are percentiles of the samples of all rounds together. Some tables,
+such as ``Scale``, have only one round.
 
-Each operation is timed in the process that performs it. The producer sends the consumer a token:
-the bytes by which the consumer finds the memory. The message with the token is the same for all
-peers. Only the column ``round trip`` and the table ``Churn`` include the time of this message.
+Each operation is timed in the process that performs it. Only the column ``round trip`` and the
+table ``Churn`` include the time in which the token travels from the producer to the consumer.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,11 +47,9 @@ __all__ = [
 ]
 
 Mode = Literal["smoke", "brief", "quick", "full"]
-"""How much to measure. ``smoke`` only shows that the suite works. ``brief`` measures enough
-for one table, ``quick`` measures everything in a few rounds, and ``full`` in many rounds."""
+"""How much to measure; see :func:`run`."""
 
 _BRIEF_PEERS: Final = ("crossmem", "mp", "floor")
-"""The peers in the table of a brief run."""
 
 
 def run(
@@ -97,8 +94,7 @@ def run(
 
     Notes
     -----
-    When this function returns or raises, all processes that it started have ended. The function
-    kills each process that does not end by itself.
+    When this function returns or raises, all processes that it started have ended.
     """
     if mode not in PLANS:
         msg = f"unknown mode {mode!r}; the modes are {', '.join(PLANS)}"

@@ -27,10 +27,6 @@ def run_case(
 
     Parameters
     ----------
-    suite
-        The running suite.
-    program
-        The program: a module of this folder.
     name
         The case, one of the program's ``CASES``; ``"measure"`` for ``"round_trips"``.
     arguments
@@ -39,9 +35,8 @@ def run_case(
     path = str(Path(__file__).with_name(f"{program}.py"))
     try:
         done = subprocess.run(
-            # The program runs by its path, because with -m, Python would first import the package
-            # crossmem.bench. For its cold times, copies.py must import only the modules that a
-            # user's program imports.
+            # With -m, Python would first import crossmem.bench, and with it most of crossmem. The
+            # cold times of copies.py must include the first import of these modules.
             [sys.executable, "-P", path, name, json.dumps(arguments)],
             check=True,
             capture_output=True,

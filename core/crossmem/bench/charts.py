@@ -21,10 +21,9 @@ LOADS: Final = {
     "GIL held": "GIL held",
     "stopped": "SIGSTOP",
 }
-"""The titles of the loads, in the chart of a busy exporter. The key is the load's name in a
-report."""
+"""The titles of the loads in tables and charts. The key is the load's name in a report."""
 
-# The palette of Okabe and Ito: people with any colour vision can tell its colours apart.
+# The palette of Okabe and Ito, for people with any colour vision.
 _COLOURS: Final = ("#000000", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
 _GREY: Final = "#4a5568"
 _LEFT, _RIGHT, _WIDTH = 160, 680, 760
@@ -38,15 +37,8 @@ _LEGEND_STEP: Final = 92
 class _Chart:
     """The contents of a chart.
 
-    Parameters
-    ----------
-    title
-        The heading.
-    series
-        The titles of the series, such as the loads. Each series has its colour.
-    groups
-        The title and the values of each peer. A peer has one value for each series, in
-        microseconds, or None if the value was not measured.
+    ``series`` has the titles of the series, such as the loads. ``groups`` has the title of each
+    peer and its values for the series, in microseconds. A value that was not measured is None.
     """
 
     title: str
@@ -55,10 +47,7 @@ class _Chart:
 
 
 def make_charts(report: Report) -> dict[str, str]:
-    """Return the SVG text of each chart. The key is the chart's file name.
-
-    A chart without values is left out.
-    """
+    """Return the SVG text of each chart that has values. The key is the chart's file name."""
     charts = {
         "life.svg": _chart(
             report, "Whole life of one allocation of 4 KiB", "life", {"life": ""}, 4 * KIB
@@ -80,7 +69,6 @@ def _chart(
 
 
 def _draw(chart: _Chart) -> str:
-    """Return the SVG text of a chart."""
     found = [one for _, values in chart.groups for one in values if one]
     low, high = floor(log10(min(found))), ceil(log10(max(found)))
     high = max(high, low + 1)

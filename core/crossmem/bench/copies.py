@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that times copies of a dict of arrays into shared memory.
 
-The suite runs this file by its path in a fresh interpreter. The program prints one line of JSON. In
-the case ``copied``, Ray starts its own child processes; for the other kinds, the program spawns a
-child. The case ``updated`` has no child. The cold times include the first use of crossmem in a
-process, so the program imports only those modules of crossmem that a user's program imports. Times
-are in seconds. The clock is the same in all processes.
+The suite runs this file by its path in a fresh interpreter. The program prints one line of JSON.
+The cold times include the first use of crossmem in a process. Therefore the program imports only
+those modules of crossmem that a user's program imports. Times are in seconds. The clock is the same
+in all processes.
 """
 
 import json
@@ -28,8 +27,7 @@ _JOIN_S: Final = 30.0
 _PAGE_NBYTES: Final = 4096
 
 Reply = Callable[[], float]
-"""A function that waits for the reader, and returns the time at which the reader had read every
-page."""
+"""A function that returns the time at which the reader has read every page."""
 
 
 def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
@@ -52,10 +50,7 @@ def end_child(process: Any, connection: Connection) -> None:
 
 
 def start_ray(nbytes: int) -> Any:
-    """Start Ray on this machine only, with room for four objects of ``nbytes``.
-
-    Return the module of Ray.
-    """
+    """Start Ray with room for four objects of ``nbytes``; return the module of Ray."""
     ray: Any = import_module("ray")
     ray.init(
         address="local",
@@ -236,14 +231,7 @@ def _through_ray(nbytes: int, arrays: int, rounds: int) -> list[float]:
 def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict[str, list[float]]:
     """Time crossmem's copies of a dict and NumPy's copies of the same dict.
 
-    Parameters
-    ----------
-    nbytes, arrays
-        Size of the dict in bytes, and its number of arrays.
-    rounds
-        Number of updates.
-    plain_first
-        Whether NumPy's copy into fresh memory comes before the first share.
+    If ``plain_first``, NumPy's copy into fresh memory comes before the first share.
 
     Returns
     -------
@@ -297,14 +285,11 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
     {"copied": copied, "updated": updated}
 )
-"""The function of each case. The key is the case's name."""
+"""The function of each case."""
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case.
-
-    ``arguments`` has the case's name, and then the case's arguments as JSON.
-    """
+    """Measure one case. ``arguments`` are the case's name, and its keywords as JSON."""
     name, given = arguments
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that measures how long it takes to send trees and arrays to other processes.
 
-One run of the program measures one case, in a fresh interpreter with its own child processes. Ray
-starts its children itself; otherwise, the program spawns the children. The
-program prints one line of JSON. Times are in seconds. The clock is the same in all processes.
+One run of the program measures one case and prints one line of JSON. Times are in seconds. The
+clock is the same in all processes.
 """
 
 import json
@@ -47,10 +46,8 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     kind
         ``"crossmem"``: all tensors lie in one allocation. ``"torch"``: PyTorch shares the tensors,
         and moves each CPU tensor into separate shared memory.
-    tensors
-        Number of tensors.
-    nbytes
-        Size of each tensor in bytes.
+    tensors, nbytes
+        Number of tensors, and size of each tensor in bytes.
     rounds
         Number of rounds. Each round makes new tensors, because PyTorch moves a tensor only once.
     """
@@ -116,10 +113,8 @@ def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
     kind
         ``"crossmem"``: a queue of multiprocessing sends a handle. ``"numpy"``: the same kind of
         queue sends the pickled array. ``"ray"``: one actor calls ``put``, another calls ``get``.
-    nbytes
-        Size of the array in bytes.
-    rounds
-        Number of rounds.
+    nbytes, rounds
+        Size of the array in bytes, and number of rounds.
     """
     if kind == "ray":
         return {"send": _through_ray(nbytes, rounds)}
@@ -177,7 +172,7 @@ def _through_ray(nbytes: int, rounds: int) -> list[float]:
         ]
     finally:
         ray.shutdown()
-    # In the first rounds, Ray's store allocates its pages. Only the later rounds are counted.
+    # The first rounds are not counted, because Ray's store allocates its pages in these rounds.
     return times[_RAY_WARMUP_ROUNDS:]
 
 
@@ -185,21 +180,13 @@ def _through_ray(nbytes: int, rounds: int) -> list[float]:
 
 
 def readers(count: int, nbytes: int) -> dict[str, list[float]]:
-    """Measure the time and the memory when several processes receive one array in turn.
-
-    Parameters
-    ----------
-    count
-        Number of readers.
-    nbytes
-        Size of the array in bytes.
+    """Measure the time and the memory when ``count`` processes receive one array in turn.
 
     Returns
     -------
     dict
-        ``"attach"``: each reader's median time to receive the array, in seconds. ``"counted"``: one
-        number. The kernel reports the array's proportional size (Pss) in each process. The number
-        is the sum of these sizes, divided by the array's size.
+        ``"attach"``: each reader's median time to receive the array, in seconds. ``"counted"``: the
+        sum of the array's proportional sizes (Pss) in all processes, divided by the array's size.
     """
     array = crossmem.empty(nbytes, "uint8")
     array[:] = 1
@@ -238,8 +225,8 @@ def _read_array(connection: Connection) -> None:
     connection.send(median(times))
     connection.recv_bytes()
     connection.send(_counted(array.__array_interface__["data"][0]))
-    # This reader keeps the memory mapped until all readers are counted. Pss divides each page by
-    # the number of processes that map it.
+    # Pss divides each page by the number of processes that map the page. So this reader keeps the
+    # memory mapped until all readers are counted.
     with suppress(EOFError):
         connection.recv_bytes()
 
@@ -262,14 +249,11 @@ def _counted(pointer: int) -> int:
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
     {"tree": tree, "queue": queue, "readers": readers}
 )
-"""The function of each case. The key is the case's name."""
+"""The function of each case."""
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case.
-
-    ``arguments`` has the case's name, and then the case's arguments as JSON.
-    """
+    """Measure one case. ``arguments`` are the case's name, and its keywords as JSON."""
     name, given = arguments
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
 

@@ -52,7 +52,7 @@ class Ends:
 
     def begin(self) -> None:
         """Return at the same moment in both processes, so that both are awake."""
-        # All processes read the same clock, so both leave the loop at the same time.
+        # All processes read the same clock.
         start = perf_counter() + _TOGETHER_S
         start = max(start, self.exchange(start))
         while perf_counter() < start:
@@ -114,10 +114,7 @@ def _check(data: bytes | memoryview, value: int) -> None:
 
 
 def _ports(ends: Ends, payload: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """Return the module iceoryx2, and the publisher and the subscriber of this process.
-
-    The subscriber receives from the publisher of the other process.
-    """
+    """Return iceoryx2, a publisher, and a subscriber to the other process's publisher."""
     api: Any = import_module("iceoryx2")
     api.set_log_level(api.LogLevel.Error)
     mode = api.SignalHandlingMode.Disabled
@@ -157,10 +154,7 @@ def _receive(subscriber: Any) -> Any:
 
 
 def _iceoryx2(ends: Ends) -> Way:
-    """Return the functions that hand over 8 bytes with iceoryx2.
-
-    The bytes are copied into the sample, and out of the sample.
-    """
+    """Return the functions that copy 8 bytes into and out of samples of iceoryx2."""
     _api, publisher, subscriber = _ports(ends, ctypes.c_uint64)
 
     def tell(value: int) -> None:
@@ -178,10 +172,7 @@ def _iceoryx2(ends: Ends) -> Way:
 
 
 def _iceoryx2_buffers(ends: Ends) -> Way:
-    """Return the functions that hand over samples of 4 KiB with iceoryx2.
-
-    Both processes access a sample without a copy.
-    """
+    """Return the functions that hand over iceoryx2's samples of 4 KiB, without a copy."""
     api: Any = import_module("iceoryx2")
     payload = api.Slice[ctypes.c_uint8]
     _api, publisher, subscriber = _ports(ends, payload, initial_max_slice_len=SMALL)
@@ -203,7 +194,7 @@ def _iceoryx2_buffers(ends: Ends) -> Way:
 def _names(ends: Ends) -> Way:
     """Return the functions that hand over a name with mp.Queue.
 
-    Only the name is sent. No memory of that name exists, and the time contains no mapping.
+    No memory of that name exists, so the time contains no mapping.
     """
     own, other = ends.names
     name = NAME.format(0)
@@ -234,8 +225,8 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""For each way, the function that starts the way, and the states in which the way is measured.
+"""The function that starts each way, and the states in which the way is measured.
 
-The key is the way's name. If a way writes into buffers, the name ends with the size of a buffer in
+The key is the way's name. If a way writes into buffers, its name ends with the size of a buffer in
 bytes.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that measures hand-overs of buffers between processes, and prints one JSON line.
 
-Each process is bound to one CPU. Every case starts its own children by spawn. Times are in seconds.
+Each process is bound to one CPU. Times are in seconds.
 """
 
 import gc
@@ -34,15 +34,13 @@ _BATCH: Final = 64
 def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[str, list[float]]:
     """Return the median time of a round trip in each round.
 
-    A key has the name of a way to hand over, and whether the second process is ``awake`` or
-    ``asleep`` before each hand-over, such as ``"queue, awake"``.
+    A key such as ``"queue, awake"`` has the name of a way to hand over, and the state of the second
+    process before each hand-over.
 
     Parameters
     ----------
     count
-        Round trips of each way in a round.
-    rounds
-        Number of rounds.
+        Number of round trips for each key in a round.
     cpus
         The CPUs of the two processes.
     skipped
@@ -136,8 +134,6 @@ def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     ----------
     count
         Number of batches of 64 items in a round.
-    rounds
-        Number of rounds.
     cpus
         The CPUs of the producer and of the consumer.
 
@@ -145,8 +141,8 @@ def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     -------
     dict
         ``"queue"``: ``put_many`` and ``get_many``. ``"mp.Queue"``: names of shared memory go to the
-        consumer. ``"mp.Queue, both ways"``: the names come back, too, so that the producer reuses
-        the memory, as with a queue of crossmem.
+        consumer. ``"mp.Queue, both ways"``: the names also come back, so that the producer can
+        reuse the memory.
     """
     settle(cpus[0])
     context, kinds = get_context("spawn"), ["queue", "mp.Queue", "mp.Queue, both ways"]
@@ -238,8 +234,6 @@ def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     count
         Number of bursts of 32 items in a round. Before each burst, all consumers have released
         all items.
-    rounds
-        Number of rounds.
     cpus
         The CPUs of the producer and of the consumers.
     """
@@ -270,10 +264,7 @@ class _Fan:
             connection.recv()
 
     def put(self, count: int) -> float:
-        """Allocate and put items, and return the time that this takes.
-
-        Meanwhile, the consumers get and release the items.
-        """
+        """Allocate and put items, and return the time that this takes in seconds."""
         for _process, connection in self._children:
             connection.send(count)
         # After this pause, the consumers sleep in their wait for the first item.
@@ -310,14 +301,11 @@ def _take(connection: Connection, handle: bytes, cpu: int) -> None:
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
     {"trips": trips, "rates": rates, "fans": fans}
 )
-"""The function of each case. The key is the case's name."""
+"""The function of each case."""
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case.
-
-    ``arguments`` has the case's name, and then the case's arguments as JSON.
-    """
+    """Measure one case. ``arguments`` are the case's name, and its keywords as JSON."""
     name, given = arguments
     gc.disable()
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")

@@ -6,8 +6,8 @@ The two processes communicate over a channel. The process that performs an opera
 seconds. The job ``"check"`` returns no times: it checks that both processes share the memory.
 
 The producer sends a token for each allocation: the bytes by which the consumer finds the memory.
-The transfer of the token is the same for all peers. Only the time ``"total"`` of the job ``"life"``
-and the time of the job ``"churn"`` include this transfer.
+Only the time ``"total"`` of the job ``"life"`` and the time of the job ``"churn"`` include this
+transfer. All peers transfer the token in the same way.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ class Context:
     Parameters
     ----------
     peer
-        The object of this process that shares memory.
+        The peer's object in this process.
     channel
         The channel to the other process.
     kept
-        Objects that one job stores for a later job. The key is a name.
+        Objects that one job stores for a later job.
     """
 
     peer: Peer
@@ -188,4 +188,4 @@ JOBS: Final[Halves] = MappingProxyType(
         "held": (_produce_held, _consume_held),
     }
 )
-"""The producer's and the consumer's half of each job. The key is the job's name."""
+"""The producer's and the consumer's half of each job."""

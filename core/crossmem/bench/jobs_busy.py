@@ -2,8 +2,8 @@
 """The job in which the consumer attaches while the producer is busy.
 
 The producer exports memory and then runs a load. Meanwhile the consumer attaches one allocation
-after another; each attach is a sample. Every peer can run this job. The load ``stopped`` is not
-measured for peers whose attach waits for the producer, because the wait would not end.
+after another; each attach is a sample. The load ``stopped`` is not measured for peers whose attach
+waits for the producer, because the wait would not end.
 """
 
 import asyncio
@@ -152,4 +152,3 @@ def _consume_beside(context: Context, *, load: str, **_: Any) -> dict[str, Any]:
 
 
 BUSY_JOBS: Final[Halves] = MappingProxyType({"beside": (_produce_beside, _consume_beside)})
-"""The producer's and the consumer's half of each job. The key is the job's name."""

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs whose rows in the report exist only for crossmem.
-
-Each job runs in the producer and in the consumer.
-"""
+"""The jobs that run only for the peer crossmem."""
 
 import os
 from time import perf_counter
@@ -24,7 +21,7 @@ _COPIED_NBYTES: Final = 64 << 20
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return a copy without a cached hash: bytes that come from a channel have none either."""
+    """Return a copy without a cached hash, like bytes that come from a channel."""
     return bytes(bytearray(blob))
 
 
@@ -75,11 +72,7 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 
 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
-    """Time first imports and attaches of allocations, and repeated ones of allocations in use.
-
-    The repeated imports and attaches open a whole allocation or a part of it, from a handle object
-    or from bytes.
-    """
+    """Time first imports and attaches of allocations, and repeated ones of allocations in use."""
     channel = context.channel
     blobs = channel.receive_all()
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in blobs]
@@ -98,8 +91,7 @@ def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
     def close(name: str, made: list[Any]) -> None:
         each(name, lambda item: item.unmap() if hasattr(item, "unmap") else item.close(), made)
 
-    # Each first import is a separate lease. kept and kept_mappings keep these leases alive during
-    # the repetitions below.
+    # kept and kept_mappings keep the leases of the first imports during the repetitions below.
     kept = each("import first", crossmem.import_handle, handles[:half])
     kept_mappings = each("attach first", crossmem.attach, handles[half:])
     mapped = handles[half:]
@@ -237,4 +229,4 @@ CROSSMEM_JOBS: Final[Halves] = MappingProxyType(
         "bandwidth": (_produce_bandwidth, _consume_bandwidth),
     }
 )
-"""The producer's and the consumer's half of each job. The key is the job's name."""
+"""The producer's and the consumer's half of each job."""

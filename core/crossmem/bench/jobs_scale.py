@@ -208,4 +208,4 @@ SCALE_JOBS: Final[Halves] = MappingProxyType(
         "loop": (_produce_loop, _consume_nothing),
     }
 )
-"""The producer's and the consumer's half of each job. The key is the job's name."""
+"""The producer's and the consumer's half of each job."""

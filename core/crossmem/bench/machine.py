@@ -15,10 +15,7 @@ __all__ = ["Cpus", "available_nbytes", "choose_cpus", "describe_machine", "versi
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """The CPUs of a producer and a consumer.
-
-    If this process may use only one CPU, the producer and the consumer share this CPU.
-    """
+    """The CPUs of a producer and a consumer, which are equal if only one CPU may be used."""
 
     producer: int
     consumer: int
@@ -59,10 +56,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def _field(path: str, name: str) -> str:
-    """Return the value in the first line ``name: value`` of a file.
-
-    If the file has no such line or cannot be read, return ``""``.
-    """
+    """Return the value in the first line ``name: value`` of a file; ``""`` if there is none."""
     with suppress(OSError), Path(path).open() as file:
         for line in file:
             key, _, value = line.partition(":")

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peers of the benchmark: one small class for each way to share memory.
-
-In the benchmark, a peer is one way to share memory, such as crossmem or multiprocessing.
-"""
+"""The peers of the benchmark: a class for each way to share memory, such as multiprocessing."""
 
 from abc import ABC, abstractmethod
 from importlib import import_module
@@ -13,14 +10,13 @@ __all__ = ["PEERS", "Peer", "peer_class"]
 
 
 class Peer(ABC):
-    """One way to share memory. An object of the class works in the producer or in the consumer.
+    """One way to share memory. The producer and the consumer each make an object of the class.
 
-    Each process makes its own object. The producer calls :meth:`serve`, and the consumer calls
-    :meth:`connect` with the result. The five timed operations follow: :meth:`create`,
-    :meth:`export` and :meth:`free` in the producer, :meth:`attach` and :meth:`detach` in the
-    consumer. Each class chooses the types of its objects: :meth:`create` returns the memory for
-    :meth:`export`, :meth:`free` and :meth:`view`, and :meth:`attach` returns the mapping for
-    :meth:`detach` and :meth:`view`.
+    The producer calls :meth:`serve`, and the consumer calls :meth:`connect` with the result. The
+    five timed operations follow: :meth:`create`, :meth:`export` and :meth:`free` in the producer,
+    :meth:`attach` and :meth:`detach` in the consumer. Each class chooses the types of its objects:
+    :meth:`create` returns the memory for :meth:`export`, :meth:`free` and :meth:`view`, and
+    :meth:`attach` returns the mapping for :meth:`detach` and :meth:`view`.
 
     Parameters
     ----------
@@ -44,10 +40,7 @@ class Peer(ABC):
     """Whether exported memory can be freed only after the consumer has attached it."""
 
     asks_exporter: ClassVar[bool] = True
-    """Whether an attach waits until code in the producer has run, such as a server thread.
-
-    Such a peer cannot attach while the producer is stopped, so this case is not measured.
-    """
+    """Whether an attach waits until code in the producer has run, such as a server thread."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -103,7 +96,7 @@ PEERS: Final = MappingProxyType(
         "torch": (_HERE + "peer_torch", "TorchPeer"),
     }
 )
-"""The module and the class of each peer. The key is the peer's name."""
+"""The module and the class of each peer."""
 
 
 def peer_class(name: str) -> type[Peer]:

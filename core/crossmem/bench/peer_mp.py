@@ -16,9 +16,8 @@ __all__ = ["SharedMemoryPeer"]
 class SharedMemoryPeer(Peer):
     """``multiprocessing.shared_memory``, which the consumer's resource tracker does not track.
 
-    Otherwise, the consumer's tracker would delete the producer's memory. Children that
-    ``multiprocessing`` starts share the tracker of their parent. Every other program must keep the
-    memory that it attaches out of its own tracker.
+    Only children that ``multiprocessing`` starts share their parent's tracker. The consumer is no
+    such child, so its own tracker would delete the producer's memory.
     """
 
     title: ClassVar[str] = "mp.shared_memory"

@@ -20,32 +20,28 @@ class Plan:
     sizes
         Sizes of the allocations whose whole lives are measured, in bytes.
     rounds, count
-        Number of rounds in which whole lives of allocations are measured at each size, and number
-        of allocations that each peer makes in such a round.
+        Number of rounds of whole lives at each size, and number of each peer's allocations in a
+        round.
     budget_s
         Seconds after which a peer's round of whole lives ends early. At large sizes, peers that
         write to every page reach this limit.
     batch, batch_rounds
         Number of allocations in each round of the sections ``loop``, ``churn`` and ``held`` of the
-        report, and number of rounds. The section ``batch`` has as many rounds: each attaches
-        ``batch`` allocations in one call, and as many others one by one.
+        report, and number of rounds. A round of the section ``batch`` attaches ``batch``
+        allocations in one call, and as many others one by one.
     busy
-        How often, in each round, an importer attaches memory of a busy exporter. Each load on the
-        exporter has ``batch_rounds`` rounds, except for the load ``GIL held``. A peer whose attach
-        waits for the exporter makes one attach in a round of ``GIL held``, and is not measured
-        under the load ``stopped``.
+        Number of attaches to a busy exporter in a round. Each load on the exporter has
+        ``batch_rounds`` rounds, except for the load ``GIL held``.
     holds, hold_s
-        Number of rounds of the load ``GIL held``, and for how many seconds an exporter then holds
-        the GIL without a break.
+        Number of rounds of the load ``GIL held``, and the seconds for which the exporter holds the
+        GIL in each round.
     repeats, repeat_rounds
-        Number of allocations in the section ``repeats``, and number of its rounds. All these
-        allocations are exported again, and half of them are imported and attached again.
-        ``repeats`` is also how often importers' rows, round trips, hand-overs and calls from C are
-        measured in a round, and ``repeat_rounds`` the number of rounds of round trips and
-        hand-overs.
+        Number of allocations in the section ``repeats``, and number of its rounds. Round trips and
+        hand-overs use the same two numbers. ``repeats`` is also the number of reads of importers'
+        rows, and of calls from C.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
         Sizes in bytes, number of rounds with fresh allocations for each size, and number of timings
-        in each direction in a round. One timing can contain several copies.
+        in each direction in a round.
     parts_of, parts
         Number of allocations, and number of parts of each allocation. An importer attaches all
         parts one after another, and keeps them attached.
@@ -55,25 +51,25 @@ class Plan:
         Number of fresh interpreters for each import statement, and of runs of a C program that
         calls an emulated library.
     traced
-        Number of repeated imports of a whole allocation under the system call tracer. A part of the
-        allocation is imported the same number of times.
+        Number of repeated imports of a whole allocation, and of a part of it, under the system call
+        tracer.
     tensors, tree_nbytes, tree_rounds
         Number of tensors in a shared tree, the total size of the tensors in bytes, and how often
-        crossmem shares the tree. PyTorch shares its tree once. ``tree_rounds`` is also how often an
-        array is sent through a queue.
+        crossmem shares the tree. ``tree_rounds`` is also how often an array is sent through a
+        queue.
     array_nbytes
         Size of the array that is sent through queues and that readers attach, in bytes.
     readers
         Number of processes that read one array.
     copied_sizes, copied_pairs, copied_rounds
-        Sizes in bytes of the dicts that are copied into shared memory, number of fresh pairs of
-        processes for each size and way, and how often each pair repeats the copy.
+        Sizes in bytes of the dicts that are copied into shared memory. Each way has
+        ``copied_pairs`` fresh pairs of processes at each size. Each pair repeats the copy
+        ``copied_rounds`` times.
     updated_nbytes, updated_rounds
         Size in bytes of the dict that is copied once and then updated, and the number of updates in
-        each fresh process. There are ``copied_pairs`` such processes.
+        each of ``copied_pairs`` fresh processes.
     is_brief
-        Whether the run is short: it measures only some sections of the report, and computes no
-        targets.
+        Whether the run measures only some sections of the report, and computes no targets.
     """
 
     sizes: tuple[int, ...] = (4 * KIB, 2 * MIB, 1024 * MIB)
@@ -173,4 +169,4 @@ PLANS: Final = MappingProxyType(
         ),
     }
 )
-"""The plan of each mode. ``smoke`` only shows that the suite works."""
+"""The plan of each mode."""

@@ -72,7 +72,7 @@ def make_tables(report: Report) -> list[Table]:
 
 
 def targets_table(report: Report) -> Table:
-    """Return the targets with their results and verdicts."""
+    """Return the table of targets, with results and verdicts."""
     heads = ("target", "measured", "limit", "met")
     return Table("Targets", heads, tuple(map(_verdict_on, report.targets)))
 
@@ -157,8 +157,6 @@ def render(
 
     Parameters
     ----------
-    report
-        The report to print.
     tables
         The tables to print; by default, all that :func:`make_tables` returns.
     file

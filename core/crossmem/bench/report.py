@@ -37,9 +37,8 @@ class Row:
     nbytes
         Size of the memory in bytes, None if the size is fixed or does not matter.
     rounds
-        The value of each round, in ``unit``. The value of a round with repetitions is the median or
-        the mean of the repetitions. A row of a 99th percentile has one value for all rounds. Rows
-        of the sections ``copies`` and ``updates`` have the value of each repetition.
+        The value of each round, in ``unit``. A row of a 99th percentile has one value for all
+        rounds. Rows of the sections ``copies`` and ``updates`` have the value of each repetition.
     """
 
     section: str
@@ -98,9 +97,8 @@ class Report:
     settings
         Device, CPUs and plan of this run.
     absent
-        The ways of the section ``copies`` that have no figures, because a package is missing. The
-        key is the way's title in the table. The value is the text in place of the figures:
-        ``"not installed"``.
+        The ways of the section ``copies`` whose package is missing. The key is the way's title, and
+        the value is the text in place of figures: ``"not installed"``.
     peers
         Title, version and state of each peer. The key is the peer's name. The state is
         ``"measured"``, ``"not installed"`` or ``"failed"``.

@@ -51,8 +51,6 @@ class _Ends:
     events
         Two eventfds. The first process writes to the first eventfd, and the second process writes
         to the second eventfd.
-    is_first
-        Whether this is the first process.
     """
 
     def __init__(
@@ -195,14 +193,7 @@ def _run(ends: _Ends, count: int, rounds: int) -> dict[str, list[float]]:
 def ask(way: Way, numbers: range, *, pause_s: float) -> list[float]:
     """Signal each number and wait for its answer; return the times, in seconds.
 
-    Parameters
-    ----------
-    way
-        How to signal and to wait.
-    numbers
-        The numbers.
-    pause_s
-        How long to do nothing before each signal, in seconds.
+    Before each signal, this process does nothing for ``pause_s`` seconds.
     """
     (ask, wait), clock, times = way, perf_counter, []
     for number in numbers:
@@ -239,10 +230,7 @@ def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     Parameters
     ----------
     count
-        Number of round trips of each measurement in a round. The way ``timeline`` has two
-        measurements, awake and asleep.
-    rounds
-        Number of rounds.
+        Number of round trips for each key in a round.
     cpus
         The CPUs of the two processes.
     """

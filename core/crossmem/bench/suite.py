@@ -35,8 +35,7 @@ class Suite:
     mode
         The plan's name, for the report.
     peers
-        Names of the peers. The first round measures them in this order. Each later round starts
-        with the next peer.
+        Names of the peers, in the order of the first round.
     device
         The crossmem device.
     say
@@ -91,8 +90,8 @@ class Suite:
         os.chmod(folder, 0o700)  # noqa: PTH101
         self.folder = folder
         self.environment["CROSSMEM_RUN_DIR"] = folder
-        # An emulated device gets a capacity of 4 TiB, which can be more than the machine's memory.
-        # Most jobs never touch their memory, so this memory takes no pages.
+        # An emulated device gets a capacity of 4 TiB, more than the machine's memory. Most jobs
+        # never touch their memory, so it takes no pages.
         self.environment.setdefault("CROSSMEM_EMULATED_CAPACITY", str(1 << 42))
         return self
 
@@ -107,7 +106,7 @@ class Suite:
             pair.close()
 
     def pair(self, peer: str) -> Pair:
-        """Return the pair of processes of a peer. If the pair does not run, start it."""
+        """Return the pair of processes of a peer, and start it if necessary."""
         if peer not in self._pairs:
             self._pairs[peer] = Pair(
                 peer, device=self._device, cpus=self.cpus, environment=self.environment
@@ -143,8 +142,8 @@ class Suite:
         deadline_s
             Longest duration of the job in seconds. After that, both processes are ended.
         row
-            A label for some calls of one job, such as a size. After a failure, later calls with the
-            same peer, job and label return None. Calls with another label still run.
+            A label, such as a size. After a failure, calls with the same peer, job and label return
+            None; calls with another label still run.
         """
         key = peer, f"{job} {row}".strip()
         if key in self._given_up:
@@ -163,9 +162,8 @@ class Suite:
         Parameters
         ----------
         parts
-            Functions that measure crossmem, alone or beside other ways to share memory. Each
-            function adds rows to this suite's report. These functions run only if crossmem is one
-            of the peers.
+            Functions that measure crossmem and add rows to the report. They run only if crossmem is
+            one of the peers.
         """
         start = monotonic()
         load = self.report.machine["load"]

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures crossmem outside the comparison of peers.
-
-A few rows of the report are for comparison: the bandwidth of a plain mmap, and the times for
-importing pydantic and pluggy.
-"""
+"""The part of a run that measures crossmem outside the comparison of peers."""
 
 import subprocess
 from importlib.util import find_spec
@@ -42,9 +38,9 @@ def run(suite: Suite) -> None:
 
 
 def _collect(rounds: dict[str, list[float]], times: dict[str, Any] | None) -> None:
-    """Append each measured time, in microseconds, to the list of its name in ``rounds``.
+    """Append each time, or the median of a list of times, to the list of its name in ``rounds``.
 
-    If a job measured a list of times under one name, the median of the list is appended.
+    ``times`` has seconds, and ``rounds`` has microseconds.
     """
     for name, value in (times or {}).items():
         each = median(value) if isinstance(value, list) else value
@@ -150,8 +146,8 @@ def _scale(suite: Suite) -> None:
         for name in ("create", "attach", "unmap", "free"):
             add("scale", _PEER, f"separate {name}", [found[name] * _US], "us")
         add("scale", _PEER, "separate descriptors added", [found["descriptors"]], "count")
-    # Memory of the last job may still wait to be freed. If it were freed during the next job, more
-    # than 64 descriptors would be available, and the job would count too many allocations.
+    # Memory of the last job may still wait to be freed. A free during the next job would return
+    # descriptors, and the job would count too many allocations.
     suite.restart(_PEER)
     found = suite.job(_PEER, "exhaust", nbytes=4 * KIB, room=64)
     if found is not None:

@@ -32,7 +32,7 @@ def _trees(suite: Suite) -> None:
         suite.note("trees of tensors were not measured: torch is not installed")
         return
     # The tensors lie one after another, so a multiple of the alignment keeps all of them aligned.
-    # Unaligned tensors would be slower, and frameworks never allocate such tensors.
+    # Frameworks also allocate only aligned tensors.
     each = plan.tree_nbytes // plan.tensors // _ALIGNMENT_NBYTES * _ALIGNMENT_NBYTES
     for kind, nbytes in (("crossmem", each), ("crossmem", _SMALL_NBYTES), ("torch", each)):
         size = plan.tensors * nbytes

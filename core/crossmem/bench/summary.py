@@ -16,11 +16,7 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: only memfd, socke
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table.
-
-    The numbers of the line come from the rows of the report with this section, metric and size. The
-    report has at most one such row for each peer.
-    """
+    """A line of the table, made from each peer's row with this section, metric and size."""
 
     title: str
     section: str

@@ -25,15 +25,14 @@ class TraceError(Exception):
 def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
     """Run an action. Return the names of the system calls that a process makes meanwhile.
 
-    strace traces the process. Only the calls between two marks count. A mark is a call of
-    ``getpgid``.
+    Only the calls between two marks count. A mark is a call of ``getpgid``.
 
     Parameters
     ----------
     pid
         The process whose main thread is traced.
     action
-        A function that makes the process do the counted work. The process also sets the marks.
+        A function that makes the process set a mark, do the counted work, and set another mark.
 
     Raises
     ------

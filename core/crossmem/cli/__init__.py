@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``crossmem`` command. The library never imports this package.
 
-The extra ``cli`` installs typer and rich. The modules :mod:`~crossmem.cli.app`,
-:mod:`~crossmem.cli.benchmark`, :mod:`~crossmem.cli.commands` and
-:mod:`~crossmem.cli.demonstration` import typer, and :mod:`~crossmem.cli.render` imports rich. The
-modules that run in child processes import neither typer nor rich.
+The extra ``cli`` installs typer and rich. The modules that run in child processes import neither,
+so that the children start fast.
 """
 
 import errno

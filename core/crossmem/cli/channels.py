@@ -54,19 +54,13 @@ class Channel(Protocol):
 
 
 class Sharing(Channel):
-    """A queue of crossmem. If the host can address the buffers, chunks are read into them directly.
-
-    Parameters
-    ----------
-    queue
-        A queue of this process.
-    """
+    """A queue of crossmem, which this process owns."""
 
     def __init__(self, queue: crossmem.Queue) -> None:
         self._queue = queue
         self.handle = queue.export(role="consume").to_bytes()
-        # The first allocate() takes this process's place in the queue. The constructor makes this
-        # call, so that the measured time of the stream does not include it.
+        # The first allocate() takes this process's place in the queue. The measured time of the
+        # stream does not include this call.
         queue.allocate().release()
         # A source can be read only into memory that the host can address. For other memory, each
         # chunk goes through the staging buffer.

@@ -162,8 +162,6 @@ def gather(
 
     Parameters
     ----------
-    children
-        The children to wait for.
     timeout
         Seconds for all children together.
     bar
@@ -181,7 +179,7 @@ def gather(
         A child is dead or failed, or the time is over.
     """
     deadline = time.monotonic() + timeout
-    # The keys have the type Any, because the annotated result of wait() has more types.
+    # The annotated result of wait() has more types, so the keys have the type Any.
     waiting: dict[Any, int] = {child.connection: index for index, child in enumerate(children)}
     messages: list[Any] = [None] * len(children)
     while waiting:
@@ -206,7 +204,7 @@ def _without_sigint() -> Iterator[None]:
     """Block SIGINT while a child starts, so that the child inherits the block.
 
     Ctrl-C signals the whole process group, and an unblocked child would print a traceback. In this
-    process, the block only delays the signal. If the signal were ignored, it would be lost.
+    process, the block only delays the signal.
     """
     # The first start of a child also starts the resource tracker of multiprocessing, which unblocks
     # the signal. So the tracker is started before the signal is blocked.

@@ -46,8 +46,8 @@ def reporting(command: str, *, as_json: bool) -> Iterator[None]:
     except CrossmemError as error:
         code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, error.hint
         details = error.details
-        # str(error) replaces the message, because it also names a driver's failed call. The hint is
-        # cut out, because show_error() prints the hint on a line of its own.
+        # str(error) also names a driver's failed call. The hint is cut out, because show_error()
+        # prints the hint on a line of its own.
         message = str(error).replace(f"\nHint: {error.hint}", "")
     except KeyboardInterrupt:
         code, name, message, hint = ExitCode.INTERRUPTED, "Interrupted", "interrupted", None

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's other processes: consumers that attach, and a process that receives a copy.
 
-These functions run in spawned children. This module imports neither typer nor rich, so that the
-children start fast. Each child ends quietly after the end of its parent.
+These functions run in spawned children. Each child ends quietly after the end of its parent.
 """
 
 import hashlib
@@ -88,7 +87,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The size of the memory's pages in one process's page tables, in bytes, as the kernel says.
+    """The resident size of the memory in one process, in bytes.
 
     ``resident`` counts every page in full. ``proportional`` divides each page by the number of
     processes that have the page mapped. A size is None if the kernel does not report it.
@@ -116,8 +115,8 @@ def visit(
 ) -> None:
     """Call a function with the bytes of a memory, in order and in chunks.
 
-    If the host can address the memory, each chunk is a view of the memory, else a copy. Each chunk
-    is released after its call, because a live view prevents the unmapping.
+    If the host can address the memory, each chunk is a view of the memory, else a copy. A view is
+    released after its call, because a live view prevents the unmapping.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 """The tensors in files: ``.safetensors``, ``.npy`` and ``.npz``.
 
 Only headers are read, and nothing is unpickled. The sizes in the headers are checked against the
-size of the file; for a compressed array, only the size of the compressed bytes is checked. A file
+size of the file. Of a compressed array, only the size of the compressed bytes is checked. A file
 that breaks the rules of its format is treated as plain bytes, with a note.
 """
 
@@ -279,8 +279,7 @@ def _npz_member(
     local = file.read(_ZIP_LOCAL_HEADER.size)
     if len(local) < _ZIP_LOCAL_HEADER.size:
         raise _RefusedError(f"member {member.filename!r} lies outside the file")
-    # The data begin after the member's local header. The archive's directory does not state the
-    # length of this header, so the local header is read, too.
+    # The data begin after the member's local header. Only this header says how long it is.
     mark, name_nbytes, extra_nbytes = _ZIP_LOCAL_HEADER.unpack(local)
     start = member.header_offset + _ZIP_LOCAL_HEADER.size + name_nbytes + extra_nbytes
     raw = member.compress_type == zipfile.ZIP_STORED
@@ -297,8 +296,7 @@ def _npz_member(
     except _RefusedError:
         return Tensor(name, "bytes", None, start, member.compress_size, stored)
     if not raw:
-        # A compressed array is listed with its own dtype and shape, but with the offset and size of
-        # its compressed bytes.
+        # The offset and size are those of the compressed bytes.
         return Tensor(name, dtype, shape, start, member.compress_size, stored)
     if header_nbytes + data_nbytes != member.file_size:
         raise _RefusedError(f"member {member.filename!r} is not as long as its header says")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings of ``crossmem devices``: usable devices, and reasons for all unusable backends."""
+"""The findings of ``crossmem devices``."""
 
 import crossmem
 from crossmem.cli.neighbours import look_at_barriers
@@ -13,7 +13,7 @@ __all__ = ["take_inventory"]
 
 
 def take_inventory(*, verbose: bool = False) -> DevicesReport:
-    """Check every plugin and every backend; return the usable and the unusable ones.
+    """Return the usable devices, and the backends and plugins that are not usable.
 
     Raises
     ------
@@ -74,8 +74,8 @@ def _unusable(registry: Registry, name: str) -> BackendReport:
     try:
         backend = registry.backend(name)
         if availability.state == "available":
-            # The probe says that the backend works, but crossmem.devices() found no device of it.
-            # If the driver cannot be loaded or cannot list its devices, device() raises the reason.
+            # The probe reports a working backend, but crossmem.devices() found no device of it.
+            # device() raises the error by which the driver failed to load or to list its devices.
             crossmem.device(name)
     except PLUGIN_FAULTS as error:
         reason, hint = reason_and_hint(error)

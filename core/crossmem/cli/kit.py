@@ -35,7 +35,7 @@ def run_kit(
     select
         pytest's ``-k`` expression; None for all tests.
     quiet
-        Whether pytest's own output goes to standard error, so that standard output stays free.
+        Whether pytest's own output goes to standard error.
 
     Returns
     -------
@@ -58,18 +58,17 @@ def run_kit(
             hint=f"run: {sys.executable} -m pip install 'crossmem[conformance]'",
         )
     try:
-        # The device is looked up first. Otherwise each test would fail with the same error.
+        # Without this check, each test would fail with the same error.
         crossmem.device(device, runtime=runtime, mechanism=mechanism)
     except UnsupportedError as error:
         raise UsageProblem(error.message, hint=error.hint) from error
     with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
         path = Path(folder, "report.json")
-        # The current folder may belong to a project with its own settings and conftest files of
-        # pytest. These settings and files must not affect the kit, so the kit gets an empty
-        # configuration and its own root, and is named by its path. For a module name, pytest would
-        # load the conftest files of the current folder.
+        # pytest must ignore the settings and conftest files of the current folder. So it gets an
+        # empty configuration and another root. The kit is named by its path, because for a module
+        # name, pytest would load the conftest files of the current folder.
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
-        # This command prints the table of laws itself, so the kit's own table is off.
+        # The command prints its own table of laws.
         command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]
         command += [str(Path(conformance.__file__).parent)]
         command += ["--crossmem-device", device, "--crossmem-report", str(path)]
@@ -82,8 +81,7 @@ def run_kit(
             try:
                 exit_code = pytest.wait()
             except KeyboardInterrupt:
-                # Ctrl-C also reaches pytest, and pytest then ends its own processes. The command
-                # ends when pytest has done so.
+                # Ctrl-C also reaches pytest, which then ends its own processes.
                 pytest.wait()
                 raise
         seconds = time.perf_counter() - start
@@ -109,7 +107,7 @@ def run_kit(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the outcome of each law from the kit's report; an empty dict without a report."""
+    """Return the outcome of each law; an empty dict if there is no report."""
     try:
         laws: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["laws"]
     except FileNotFoundError:

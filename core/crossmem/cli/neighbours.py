@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other exporters of this host, and how accesses to words shared with each are ordered."""
+"""How this process and each exporter of this host order their accesses to shared words."""
 
 import select
 from contextlib import suppress
@@ -19,10 +19,10 @@ _TIMEOUT_S: Final = 1.0
 
 
 def look_at_barriers(run_dir: Path) -> BarrierReport:
-    """Return how memory accesses are ordered, by this process and with each exporter.
+    """Return the mode of this process, and its mode with each exporter of a run directory.
 
-    The exporters are those of a run directory. A server is omitted if it cannot be reached, does
-    not reply within a second, or has another protocol version.
+    The mode says how accesses to shared words are ordered. An exporter is omitted if its lease
+    server cannot be reached, does not reply within a second, or has another protocol version.
     """
     found = (_ask(path) for path in server_paths(run_dir))
     return BarrierReport(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copy of an allocation through a pipe, which the demo times for comparison with crossmem."""
+"""The copy of an allocation through a pipe, for comparison with crossmem in the demo."""
 
 import os
 import select
@@ -44,7 +44,7 @@ def time_copy(
         with receiving:
             child = children.start("receiver", receive_copy, receiving, allocation.nbytes)
         pipe = sending.fileno()
-        with suppress(OSError):  # the kernel refuses this at the user's limit of pipe buffers
+        with suppress(OSError):  # the user may have reached the limit of pipe memory
             fcntl(pipe, F_SETPIPE_SZ, _PIPE_NBYTES)
         os.set_blocking(pipe, False)
         gather([child], timeout=timeout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes, and the errors of commands that the user can correct."""
+"""Exit codes, and the errors of commands."""
 
 from enum import IntEnum
 from pathlib import Path
@@ -71,7 +71,7 @@ class BenchmarkError(CrossmemError):
 
 
 def reason_and_hint(error: BaseException) -> tuple[str, str | None]:
-    """Return why something cannot be used, and what to do. Only crossmem's errors have a hint."""
+    """Return an error's message and hint. Only crossmem's errors have a hint."""
     if isinstance(error, CrossmemError):
         return error.message, error.hint
     return f"{type(error).__name__}: {error}", None

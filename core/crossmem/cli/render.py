@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The display of results on a terminal: the elements that all commands draw with rich."""
+"""The elements that all commands draw on a terminal with rich."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +55,7 @@ def print_json(report: BaseModel) -> None:
 def show_error(message: str, hint: str | None) -> None:
     """Print an error message and its hint to standard error."""
     console = _errors()
-    # rich does not wrap these lines. The terminal wraps them, so a command in them can be copied
-    # whole.
+    # The terminal wraps these lines instead of rich, so a command in them can be copied whole.
     console.print(
         Text.assemble(("error: ", "bold red"), (_visible(message), "red")), soft_wrap=True
     )
@@ -76,8 +75,7 @@ def plain(text: str) -> str:
 
 def _visible(text: str) -> str:
     """Return untrusted text with its control characters escaped."""
-    # Text such as a file name may contain escape sequences, which could change the terminal's
-    # title.
+    # A file name, for example, may contain escape sequences that change the terminal's title.
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

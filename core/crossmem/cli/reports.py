@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of the commands except ``bench``, as data: ``--json`` prints exactly these fields.
+"""The results of the commands except ``bench``. ``--json`` prints exactly these fields.
 
-Fields that end in ``_s`` are seconds, fields that end in ``nbytes`` are bytes.
+Fields that end in ``_s`` are seconds, and fields that end in ``nbytes`` are bytes.
 """
 
 from typing import Literal
@@ -45,8 +45,7 @@ class TensorReport(FrozenModel):
 
     nbytes: int
     stored: Stored
-    """``"deflated"`` for compressed bytes, which are shared and checked, but are not an array;
-    ``"raw"`` for other bytes."""
+    """``"deflated"`` for compressed bytes, which are shared but no array; else ``"raw"``."""
 
     sha256: str | None
     """The digest of the tensor's bytes; None for an empty tensor, which has no handle."""
@@ -256,9 +255,11 @@ class NeighbourReport(FrozenModel):
 
 
 class BarrierReport(FrozenModel):
-    """How accesses to shared words are ordered, by this process and with each exporter."""
+    """How this process and each exporter order their accesses to shared words."""
 
     mode: Literal["membarrier", "fence"]
+    """How this process orders its accesses."""
+
     reason: str
     """Why this process uses fences; empty if it does not."""
 
@@ -279,7 +280,7 @@ class DevicesReport(FrozenModel):
     failed_plugins: tuple[PluginReport, ...]
     disabled_plugins: tuple[PluginReport, ...]
     barrier: BarrierReport | None = None
-    """The memory barrier of leases; None without ``--verbose``."""
+    """None without ``--verbose``."""
 
 
 class LawReport(FrozenModel):
@@ -287,10 +288,8 @@ class LawReport(FrozenModel):
 
     law: str
     passed: int
-    """Number of tests that passed."""
-
     failed: tuple[str, ...]
-    """Names of the tests that failed."""
+    """Names of tests."""
 
     skipped: dict[str, str]
     """Names of the tests that did not apply, each with the reason."""
@@ -315,8 +314,7 @@ class LeftOutReport(FrozenModel):
 
     backend: str
     runtime: str | None
-    """The vendor binding; None if the backend has no choice of runtimes, or if the whole backend
-    cannot be used."""
+    """None if the whole backend cannot be used, or if it has no choice of runtimes."""
 
     reason: str
     hint: str | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The secondary processes of the demo of queues. Each chunk of a stream goes to one of them.
+"""The secondary processes of the demo of queues.
 
 These functions run in spawned children, like the functions of :mod:`crossmem.cli.consumer`.
 """
@@ -24,12 +24,12 @@ ABOUT: Final = struct.Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A secondary's task: to receive its chunks of one stream, until the stream ends.
+    """A secondary's task for one stream of chunks.
 
     Attributes
     ----------
     handle
-        The handle of the queue, as bytes; None: the chunks come through
+        The handle of the queue, as bytes. None if the chunks come through
         ``multiprocessing.Queue``.
     work
         ``"digest"``: compute the digest of each chunk and reply at the end. ``"time"``: reply to
@@ -84,7 +84,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
 def _be_secondary(connection: Connection, device: str, other: Any) -> None:
     import crossmem
 
-    # The backend loads here, so that the time of the stream does not include the load.
+    # The backend is loaded now, so that the time of the stream does not include the load.
     crossmem.device(device)
     connection.send(Ready())
     while True:

@@ -63,8 +63,8 @@ class FileSource:
 
     def __init__(self, path: Path) -> None:
         try:
-            # O_NONBLOCK, so that the open of a named pipe without a writer returns at once. The
-            # next check refuses the pipe.
+            # With O_NONBLOCK, the open of a named pipe without a writer returns at once. The pipe
+            # is refused below.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise UsageProblem(
@@ -150,8 +150,8 @@ class GeneratedSource:
         header, self.layout = _generate_header(nbytes)
         self._header = memoryview(header)
         self._left = nbytes - len(header)
-        # All chunks come from one array of random bytes, at different offsets. New random numbers
-        # for all bytes would take longer than the rest of the demo.
+        # All chunks come from one array of random bytes, because new random bytes for each chunk
+        # would take longer than the rest of the demo.
         self._random = random.Random(0)  # noqa: S311 - weights, not secrets
         self._pool = memoryview(self._random.randbytes(2 * _POOL_NBYTES))
 
@@ -184,8 +184,8 @@ def _generate_header(nbytes: int) -> tuple[bytes, Layout]:
         shapes.append((f"layers.{layer:02d}.mlp.up.weight", (4 * width, width)))
         shapes.append((f"layers.{layer:02d}.mlp.down.weight", (width, 4 * width)))
     layers_nbytes = sum(rows * columns for _, (rows, columns) in shapes)
-    # The embedding gets all whole rows that fit into the remaining bytes. Spaces at the end of the
-    # header fill the rest.
+    # The embedding gets all rows that fit into the remaining bytes. Spaces at the end of the header
+    # fill the rest.
     guess = _encode([*shapes, ("embedding.weight", (nbytes, width))])
     rows = (nbytes - 8 - len(guess) - layers_nbytes) // width
     shapes.append(("embedding.weight", (rows, width)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of ``crossmem demo --queue``: a file that flows from one process to several.
+"""The work of ``crossmem demo --queue``.
 
-The primary process owns a queue. It reads each chunk of the file into a buffer of the queue, and
-puts the buffer. Each chunk goes to one of the secondary processes, which computes the digest of the
-chunk in the buffer. Then the same chunks go through ``multiprocessing.Queue``, which copies them.
+The primary process reads each chunk of a file into a buffer of its queue. Each chunk goes to one
+secondary process, which computes the digest of the chunk in the buffer. Then the same chunks go
+through ``multiprocessing.Queue``, which copies them.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ MAX_SECONDARIES: Final = 64
 """The most consumers of a queue."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""The prefetch of the queue. Two or more secondaries together can hold all buffers, so no chunk
-in the queue waits for a release."""
+"""The prefetch of the queue. Two or more secondaries can together hold all ``_DEPTH`` buffers. Then
+no chunk waits for a release."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8
@@ -45,9 +45,9 @@ class QueueDemo:
     Parameters
     ----------
     open_source
-        Opens the source, which is read once for the digests, and once for each stream.
+        Opens the source. It is called once for the digests, and once for each stream.
     device
-        Name of the device that shall hold the buffers.
+        Name of the device of the buffers.
     secondaries
         Number of processes that receive chunks.
     copy
@@ -119,8 +119,8 @@ class QueueDemo:
                         equal=_are_equal(received, digests),
                     )
         finally:
-            # If a secondary has died, ``other`` may have unread chunks. Without this call, the exit
-            # of this process would wait until they are read.
+            # If a secondary has died, unread chunks may be left in ``other``. Without this call,
+            # the exit of this process would wait until they are read.
             other.cancel_join_thread()
             other.close()
         return QueueDemoReport(
@@ -187,8 +187,8 @@ class QueueDemo:
     def _time(self, channel: Channel, child: Child, size: int) -> float:
         """Return the median time in seconds from the put of a chunk to its arrival.
 
-        The secondary sleeps before each chunk, because this process puts a chunk only after the
-        secondary's reply to the previous chunk.
+        This process puts a chunk after the secondary's reply to the previous chunk, so the
+        secondary sleeps before each chunk.
         """
         child.send(Order(channel.handle, "time", self.timeout))
         gather([child], timeout=self.timeout)

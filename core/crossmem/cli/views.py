@@ -144,7 +144,7 @@ def _count(number: int, thing: str) -> str:
 def show_devices(report: DevicesReport, *, verbose: bool) -> None:
     """Print the devices, and why backends are unusable: one line for each, more if ``verbose``."""
     console = output()
-    # Equal devices share a line, so that a machine with eight accelerators has one line for them.
+    # Equal devices share a line.
     groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]
     if groups:
         console.print(grid(["Device", ">Memory", "Name"], [_device_row(one) for one in groups]))
@@ -194,7 +194,7 @@ def _reason_of(one: BackendReport) -> list[tuple[str, str]]:
 
 
 def _all_of(one: BackendReport) -> list[tuple[str, str]]:
-    """Return why a backend cannot be used, what to do, and the paths that were tried."""
+    """Return the reason why a backend cannot be used, the hint, and the paths that were tried."""
     rest = [f"to do: {one.hint}"] if one.hint else []
     rest += [f"tried: {line}" for line in one.details.splitlines()]
     return [(f"  {one.backend}", one.reason), *(("", line) for line in rest)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The actions of peers: functions that a test lets a peer call.
 
-Arguments and results can be pickled. Objects such as allocations stay in the peer, under the names
-that the test gives them. The test's own process can call these functions, too.
+Arguments and results are pickled. Objects such as allocations stay in the peer, under names that
+the test chooses. The test's own process can call these functions, too.
 """
 
 import ctypes
@@ -156,7 +156,7 @@ def _pages() -> list[crossmem.ShareableHandle]:
 
 
 def collect() -> int:
-    """Call :func:`crossmem.collect`, which does all deferred work."""
+    """Call :func:`crossmem.collect`."""
     return crossmem.collect()
 
 
@@ -164,10 +164,10 @@ def collect() -> int:
 
 
 def _placed(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of an import. The name under the key "device" becomes a device."""
+    """Return the options of an import, with a device in place of the device's name."""
     if _runtime is not None:
-        # A handle does not name a runtime: an import uses the runtime that this process already
-        # uses. So the device is opened first, in the runtime under test.
+        # A handle names no runtime. An import uses the runtime in which this process has opened the
+        # device, so the device is opened in the runtime under test first.
         with suppress(crossmem.DeviceNotFoundError):
             device()
     if isinstance(options.get("device"), str):
@@ -255,13 +255,13 @@ def place_alone(name: str, addresses: str, memory: str) -> int:
 
 
 def read(name: str, nbytes: int | None = None, *, offset: int = 0) -> bytes:
-    """Return bytes of a named object, by its method ``read``."""
+    """Return bytes of a named object."""
     data: bytes = objects[name].read(nbytes, offset=offset)
     return data
 
 
 def write(name: str, data: bytes, *, offset: int = 0) -> None:
-    """Write bytes into a named object, by its method ``write``."""
+    """Write bytes into a named object."""
     objects[name].write(data, offset=offset)
 
 
@@ -297,7 +297,7 @@ def drop(*names: str) -> None:
 def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call a function in several threads at once; return each thread's result or exception.
 
-    The first argument of each call is the number of its thread. All threads begin together.
+    The first argument of each call is the number of its thread.
     """
     barrier = threading.Barrier(count)
     results: list[Any] = [None] * count
@@ -318,7 +318,7 @@ def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any
 
 
 def busy(seconds: float) -> None:
-    """Keep the process busy with pure Python for some seconds, without a wait."""
+    """Keep the process busy with pure Python for some seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(1000))
@@ -338,10 +338,7 @@ def calls() -> dict[str, int]:
 
 
 def keep_tracer(name: str) -> None:
-    """Store the tracing driver as a named object.
-
-    A test can then read the counts of the driver without a call of crossmem.
-    """
+    """Store the tracing driver under a name. A read of its counts is no call of crossmem."""
     objects[name] = tracer()
 
 

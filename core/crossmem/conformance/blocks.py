@@ -42,8 +42,7 @@ class _Pools(Part):
         self.pools: dict[tuple[Any, ...], list[crossmem.Pool]] = {}
         """The pools. The key is the device, the size of the blocks, ``allow`` and ``access``."""
         self.records: dict[tuple[Arena, int], BlockRecord] = {}
-        """The record of the latest life of each block. The key is the pool's arena and
-        the block's index."""
+        """The latest record of each block. The key is the pool's arena and the block's index."""
 
 
 def use() -> None:
@@ -69,9 +68,9 @@ def allocate(
 ) -> crossmem.Allocation:
     """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
-    Without ``--crossmem-blocks``, return an allocation. ``allow`` and ``access`` are ignored then,
-    because each export of an allocation has its own. If the mechanism shares only queues of the
-    vendor, allocate on ``host`` instead, because the kit shares memory to connect its processes.
+    Without ``--crossmem-blocks``, return an allocation. The arguments ``allow`` and ``access`` are
+    then ignored, because each export of an allocation has its own. If the mechanism shares only
+    queues of the vendor, allocate on ``host``. The kit connects its processes by this memory.
     """
     if device.capabilities.vendor_queues:
         device = crossmem.device("host")
@@ -126,9 +125,9 @@ def _arenas() -> list[Arena]:
 class BlockTracer(TracingDriver):
     """A tracing driver for tests with ``--crossmem-blocks``.
 
-    :attr:`live` counts a block as an allocation. If this process holds a block of another process,
-    the hold counts as an import and a mapping. If the block is this process's own, a read-only hold
-    counts as a mapping. The arenas are not counted.
+    :attr:`live` counts a block as an allocation. A hold of another process's block counts as an
+    import and a mapping. A read-only hold of this process's own block counts as a mapping. Arenas
+    do not count.
     """
 
     @property

@@ -18,8 +18,8 @@ START_TIMEOUT_S: Final = 60.0 * SLOWNESS
 """How long a peer may take to start, in seconds."""
 
 GRACE_S: Final = 10.0 * SLOWNESS
-"""How long a call may continue in a peer after the test has stopped waiting, in seconds. Also how
-long a test waits for a peer to stop or to end after a signal."""
+"""How long a call may continue in a peer after the test has stopped waiting, in seconds. A test
+waits as long for a peer to stop, or to end after a signal."""
 
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -87,8 +87,8 @@ def _guarded(
     except Exception as error:  # noqa: BLE001 - it is raised again in the test process
         is_result, value, trace = False, error, traceback.format_exc()
     if os.getpid() != pid:
-        # The function has forked, and this is the child, which must end. The child has no thread
-        # for faulthandler's timer, so a call of faulthandler would wait for ever.
+        # The function has forked, and this child must end. The thread of faulthandler's timer does
+        # not exist in the child, so a call of faulthandler would wait for ever.
         os._exit(70)
     faulthandler.cancel_dump_traceback_later()
     try:

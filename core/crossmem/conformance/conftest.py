@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the kit, the skips for missing capabilities, and the report."""
+"""Fixtures and pytest hooks of the kit."""
 
 import faulthandler
 import gc
@@ -33,8 +33,8 @@ from crossmem.driver import TracingDriver
 from crossmem.models import TIMELINE_LEVELS, TimelineLevel
 
 TEST_LIMIT_S: Final = 180.0 * SLOWNESS
-"""The time limit of a test, in seconds. If a test cannot be interrupted, a second deadline ends the
-whole run."""
+"""The time limit of a test, in seconds. A test that cannot be interrupted ends the whole run at
+twice this limit."""
 
 _HERE: Final = Path(__file__).parent
 _LAW: Final = re.compile(r"test_([clpq])(\d\d)_")
@@ -90,9 +90,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test if the device lacks a capability that the test requires.
 
-    If the mechanism shares only queues of the vendor, also skip each test that is not marked for
-    such queues. With ``--crossmem-blocks``, also skip each test that does not apply to blocks of
-    pools.
+    If the mechanism shares only queues of the vendor, also skip tests without the mark for such
+    queues. With ``--crossmem-blocks``, also skip tests that do not apply to blocks of pools.
     """
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
@@ -110,7 +109,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the test's law to pytest's report. A skipped test counts as failed if it is required."""
+    """Add the test's law to pytest's report. If a required test was skipped, report a failure."""
     report = yield
     law = _law_of(item)
     if law is None:
@@ -131,7 +130,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugin of the kit's report, unless ``crossmem_pytest`` has registered it."""
+    """Register the report's plugin, unless ``crossmem_pytest`` has registered it."""
     if not config.pluginmanager.has_plugin(reporting.__name__):
         config.pluginmanager.register(reporting, reporting.__name__)
 
@@ -167,7 +166,7 @@ def pool(kit: Kit) -> PeerPool:
 
 @pytest.fixture(autouse=True)
 def guarded(request: pytest.FixtureRequest, kit: Kit) -> Iterator[None]:
-    """Interrupt each test at its time limit, and check afterwards that it has left no resources."""
+    """Interrupt each test at its time limit, and check that the test has left no resources."""
     wanted = 2 if "peer2" in request.fixturenames else int("peer" in request.fixturenames)
     faulthandler.dump_traceback_later(2 * TEST_LIMIT_S, exit=True)
     with deadline(TEST_LIMIT_S):
@@ -194,7 +193,7 @@ def capabilities(device: crossmem.Device) -> crossmem.Capabilities:
 
 @pytest.fixture
 def tracer(kit: Kit) -> TracingDriver:
-    """Return the tracing driver of this process, which counts the calls of each method."""
+    """Return the tracing driver of this process."""
     return actions.tracer()
 
 
@@ -266,8 +265,8 @@ def make_timeline(device: crossmem.Device, guarded: None) -> Iterator[MakeTimeli
 def make_queue(device: crossmem.Device, guarded: None) -> Iterator[MakeQueue]:
     """Return ``make_queue(depth)``; the queues are closed after the test.
 
-    A test names this fixture before the fixtures of peers. Then the peers' places are closed before
-    the queue.
+    A test must name this fixture before the fixtures of peers, so that the peers' places are closed
+    before the queue.
     """
     made: list[crossmem.Queue] = []
 
@@ -293,8 +292,8 @@ def named(guarded: None) -> Iterator[None]:
 def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
     """Return ``make_stream()``; the streams are destroyed after the test.
 
-    A test names this fixture after ``make_timeline`` and the fixtures of memory. Then a stream is
-    destroyed before the timelines and memory that it uses.
+    A test must name this fixture after ``make_timeline`` and the fixtures of memory, so that each
+    stream is destroyed before the timelines and the memory.
     """
     if not has_streams():
         pytest.skip("the driver lacks the group StreamWork")
@@ -311,10 +310,10 @@ def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
 
 @pytest.fixture
 def stranger(guarded: None) -> Iterator[MakeStranger]:
-    """Return a function that allocates memory outside of crossmem. Tests adopt this memory.
+    """Return a function that allocates memory outside of crossmem, for adoptions.
 
-    A test names this fixture before the fixtures of peers. Then the peers' imports are closed
-    before the memory is freed.
+    A test must name this fixture before the fixtures of peers, so that the peers' imports are
+    closed before the memory is freed.
     """
     made: list[Stranger] = []
 
@@ -332,8 +331,8 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
     """Return an object that makes imports and ranges, which end after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
-        # Peers are set up first, so they are checked last: as long as a test's imports are open, an
-        # exporter's memory would count as a leak.
+        # Fixtures that are set up first are checked last. While an import of this process is open,
+        # the memory of the peer would count as a leak.
         request.getfixturevalue(name)
     with ExitStack() as undo:
         yield Imports(device, undo)
@@ -361,8 +360,8 @@ def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
 def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
     """Return a function that starts peers for one test, which may kill or stop them."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
-        # Other peers are set up first, so they are checked last: as long as fresh peers live,
-        # connections to them would count as leaks.
+        # Fixtures that are set up first are checked last. While a fresh peer lives, the connections
+        # of the other peers to the fresh peer would count as leaks.
         request.getfixturevalue(name)
     started: list[Peer] = []
 

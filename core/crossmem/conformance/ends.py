@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that end the objects of tests, and the order in which the objects end."""
+"""How, and in which order, the objects of tests end."""
 
 import crossmem
 
@@ -16,4 +16,4 @@ ends: list[tuple[type, str]] = [
     (crossmem.Pool, "close"),
 ]
 """Each class of objects, with the method that ends an object. Objects of earlier classes end first.
-A module that defines or uses a further class of objects inserts that class here."""
+A module that uses a further class inserts it."""

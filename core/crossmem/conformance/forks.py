@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that fork a peer. A child sleeps until it is killed, or calls a function."""
+"""Functions by which a peer forks children."""
 
 import ctypes
 import os
@@ -37,9 +37,8 @@ def sleeping_child(*, with_handlers: bool) -> int:
     Parameters
     ----------
     with_handlers
-        True: ``os.fork``, which runs Python's at-fork handlers. False: the C library's ``fork``,
-        as a C extension would call it. Without the handlers, the child keeps every inherited
-        descriptor.
+        True: ``os.fork``, which runs Python's at-fork handlers. False: the C library's ``fork``, as
+        a C extension calls it. The child then keeps every inherited descriptor.
     """
     if with_handlers:
         pid = os.fork()
@@ -47,8 +46,8 @@ def sleeping_child(*, with_handlers: bool) -> int:
             while True:
                 signal.pause()
         return pid
-    # PyDLL keeps the GIL during the call, so the child holds it. Otherwise, the GIL could be held
-    # by a thread that does not exist in the child.
+    # PyDLL keeps the GIL during the call, so the child holds the GIL. Otherwise, a thread that does
+    # not exist in the child could hold the GIL.
     libc = ctypes.PyDLL(None)
     pid = int(libc.fork())
     if pid == 0:
@@ -70,7 +69,7 @@ def in_child(
     Parameters
     ----------
     uid
-        The child becomes this user before the call. This user may lack permission to read module
+        The user that the child becomes before the call. This user may be unable to read module
         files, so the peer must have imported the modules that the call needs.
     stays
         Whether the child lives on, with the function's objects, until the peer is destroyed.
@@ -168,8 +167,8 @@ def _read_all(descriptor: int, within: float) -> bytes:
 def wake_vendor() -> None:
     """Make the vendor's library start its threads and open its descriptors.
 
-    A vendor's library starts and opens them at the first use of a device, and keeps them until the
-    process ends. This function calls only the driver, so crossmem itself starts and opens nothing.
+    The library does so at the first use of a device, and keeps them until the process ends. This
+    function calls only the driver, so crossmem itself starts and opens nothing.
     """
     one = actions.device()
     driver: Driver = one.driver
@@ -188,8 +187,8 @@ def remember_descriptors() -> None:
 def unexpected_descriptors() -> list[str]:
     """Return the descriptors that were opened since the call of :func:`remember_descriptors`.
 
-    Pipes are ignored, because a child replies through a pipe. Device files are ignored too: a
-    vendor's library opened them, and only that library may close them.
+    Pipes are ignored, because a child replies through a pipe. Device files are ignored, because
+    only the vendor's library may close them.
     """
     found = resources.descriptors()
     for known in _descriptors:

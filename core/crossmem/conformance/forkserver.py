@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that forks peers, because the start of an interpreter takes longer than most tests.
 
-The server is a fresh interpreter that has imported the modules of peers and used none of them. Its
-children are equivalent to fresh interpreters: crossmem notices no fork, because the server has not
-used crossmem. Each child gets its own environment, ``sys.path``, process group and standard output.
+The server is a new interpreter that has imported the modules of peers but has not used crossmem. So
+crossmem notices no fork, and a child is equivalent to a new interpreter. Each child gets its own
+environment, ``sys.path``, process group and standard output.
 """
 
 import contextlib
@@ -41,11 +41,10 @@ _NUMBER: Final = struct.Struct("<q")
 
 
 def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which a server must start.
+    """Return the variables that may be read before a fork.
 
-    crossmem reads most of its variables at its first use, so each child can set them. All other
-    variables may be read before the fork. Children that need other values of these variables need
-    another server.
+    A child that needs other values of these variables needs another server. crossmem reads most of
+    its own variables at its first use, so each child can set those.
     """
     return {
         name: value
@@ -70,7 +69,7 @@ class ForkedProcess:
     Parameters
     ----------
     status
-        Read end of the pipe through which the server sends the process id, and later the exit code.
+        Read end of the pipe through which the server sends the pid, and later the exit code.
     """
 
     def __init__(self, status: int) -> None:
@@ -107,8 +106,7 @@ class ForkedProcess:
         subprocess.TimeoutExpired
             The process has not ended after `timeout` seconds.
         ForkServerError
-            The server was killed, so the exit code is unknown. Also raised if :meth:`close` was
-            called before the exit code had arrived.
+            The server was killed, or :meth:`close` was called before the exit code had arrived.
         """
         if self.returncode is None:
             if self.status < 0:
@@ -138,7 +136,7 @@ class ForkServer:
 
     Notes
     -----
-    The server ends when the control socket closes, so the server ends shortly after this process.
+    The server ends when its connection closes, and thus soon after this process.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -192,7 +190,7 @@ class ForkServer:
         if self._pid == os.getpid():
             self._process.wait()
         else:
-            # This process cannot wait for the server, which is a child of the parent.
+            # Only the parent can wait for the server.
             self._process.returncode = 0
 
 
@@ -200,7 +198,7 @@ class ForkServer:
 
 
 class _Server:
-    """The server itself: one thread, which waits for requests and for the ends of children."""
+    """The server: one thread, which waits for requests and for the ends of children."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -223,8 +221,8 @@ class _Server:
                 modules, environment, path = pickle.loads(data)  # noqa: S301 - from this program
                 for name in modules:
                     import_module(name)
-                # The freeze keeps the garbage collector from writing to the objects that exist
-                # now. A write would copy pages that the children share with the server.
+                # Without this call, garbage collections would write to the existing objects, and so
+                # copy pages that the children share with the server.
                 gc.freeze()
                 if self._fork(output, status):
                     return stream, environment, path
@@ -242,7 +240,7 @@ class _Server:
             os.close(status)
             return True
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            # The server sets the group, too: the client may kill the group before the child runs.
+            # The client may kill the group before the child runs, so the server also sets it.
             os.setpgid(pid, pid)
         os.close(output)
         os.write(status, _NUMBER.pack(pid))

@@ -22,7 +22,7 @@ __all__ = ["Allocate", "FreshPeer", "Imports", "Kit", "capacity_of"]
 
 
 class Allocate(Protocol):
-    """The type of the fixture ``allocate``, which frees the allocated memory after the test."""
+    """The type of the fixture ``allocate``."""
 
     def __call__(
         self,
@@ -37,7 +37,7 @@ class Allocate(Protocol):
 
 
 class FreshPeer(Protocol):
-    """The type of the fixture ``fresh_peer``: it starts a peer for one test."""
+    """The type of the fixture ``fresh_peer``."""
 
     def __call__(
         self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
@@ -89,8 +89,8 @@ class Kit:
         self._folder = None
         is_worker = "PYTEST_XDIST_WORKER" in os.environ
         if is_worker or "CROSSMEM_RUN_DIR" not in os.environ:
-            # Each worker of pytest-xdist has its own run directory, because tests of law C20 would
-            # report the files of another worker as left behind.
+            # Each worker of pytest-xdist has its own run directory. In a common directory, tests of
+            # law C20 would report the files of another worker as left behind.
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
         if is_worker and runtime == "emulated":
@@ -100,8 +100,7 @@ class Kit:
         actions.begin(spec, runtime, mechanism, tracing=True, on_blocks=on_blocks)
         self.device = actions.device()
         self.violations_before = len(actions.vendor_violations() or [])
-        """Number of breaches of the vendor's rules that a strict emulation recorded before the
-        run."""
+        """Number of breaches that a strict emulation recorded before the run."""
         self.run_dir = current().settings.run_dir
         self.pool = PeerPool(
             spec,
@@ -111,16 +110,16 @@ class Kit:
             environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
         preload(*plugin_modules())
-        # The first export starts the lease server, which runs until this process ends. It starts
-        # here, so that it does not count as the leak of a test.
+        # The first export starts the lease server, which runs until this process ends. In a test,
+        # the server would count as a leak.
         with blocks.allocate(self.device, 1) as allocation:
             allocation.export()
-        # Each test collects garbage twice. The freeze makes that faster: the collector skips the
-        # objects that exist now, mostly those of pytest.
+        # Each test collects garbage twice. After the freeze, these collections skip the objects
+        # that exist now, which are mostly pytest's.
         gc.collect()
         gc.freeze()
-        # The first timeline allocates a page, which later timelines share. The page is allocated
-        # here, so that it does not count as the leak of a test.
+        # The first timeline allocates a page, which later timelines share. In a test, the page
+        # would count as a leak.
         self.device.timeline().close()
         streams_of_tests.open_event_files()
 

@@ -2,8 +2,8 @@
 """Raises an exception from a signal handler, at a chosen place where CPython runs handlers.
 
 CPython runs signal handlers at the entry of a Python function, at a backward jump, and after a call
-of C code. This module finds these places without tracing: the handler is C code that triggers its
-own signal again, so the interpreter runs the handler at each of these places.
+of C code. The handler of this module is C code that triggers its own signal again, so CPython runs
+the handler at each of these places.
 """
 
 import _thread
@@ -35,13 +35,11 @@ class Interrupts:
     Parameters
     ----------
     number
-        Number of the place, from 1. If the ``with`` block has fewer counted places, nothing is
-        raised.
+        Number of the place, from 1. With fewer counted places, nothing is raised.
     counts
         A function that is called with the file of each frame on the stack. It returns True for a
-        file under test, False for a file whose calls must not be interrupted, and None for other
-        files, such as the standard library's. A place counts if the function returns True for at
-        least one frame, and False for no frame.
+        file under test, False for a file whose calls must not be interrupted, and else None. A
+        place counts if the function returns True for at least one frame, and False for none.
 
     Attributes
     ----------
@@ -62,12 +60,11 @@ class Interrupts:
         self._tracer: Any = None
 
     def __enter__(self) -> Self:
-        # The handler is C code: min() calls the key with the signal's number and with the frame,
-        # and compares the results. Only the key is Python code. No signal is pending while the key
-        # runs, so the handler does not interrupt the key.
+        # min() calls the key with the signal's number and with the frame, and compares the results.
+        # Only the key is Python code. No signal is pending while the key runs, so the handler does
+        # not interrupt the key.
         handler: Any = partial(min, key=self._step)
-        # Tracing is switched off: in a traced function, CPython 3.11 would run the handler at the
-        # same place again and again.
+        # In a traced function, CPython 3.11 would run the handler at the same place for ever.
         self._tracer = sys.gettrace()
         sys.settrace(None)
         self._before = signal.signal(_SIGNAL, handler)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random sequences of calls and deaths in three processes, compared with a model.
-
-After each step, the resources of each process must be those in the model.
-"""
+"""Random sequences of calls and deaths in three processes, compared with a model."""
 
 import itertools
 import time
@@ -96,7 +93,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @initialize(data=contents(MAX_NBYTES))
     def begin(self, data: bytes) -> None:
-        """Share memory with all processes, so that every rule can run."""
+        """Share memory among all processes, so that every rule can run."""
         for owner in PLACES:
             self.allocate(owner, data)
             for access in self.accesses:
@@ -203,8 +200,7 @@ class SharingMachine(RuleBasedStateMachine):
         try:
             self.at(place, actions.attach_many, names, blobs, readonly=readonly)
         except crossmem.CrossmemError as error:
-            # Several handles may be refused for different reasons. The laws do not say which of
-            # the errors is raised.
+            # If several handles are refused, the laws do not say which of the errors is raised.
             if type(error) not in refusals and not self.model.is_lost(error, chosen):
                 raise
             return
@@ -277,8 +273,8 @@ class SharingMachine(RuleBasedStateMachine):
         self.peers[place] = type(self).start()
         self.model.kill(place)
         if blocks.are_used():
-            # An attach of a further block of an open pool checks at most every half second whether
-            # the owner lives. Without the sleep, such an attach could still succeed.
+            # An attach of a further block of an open pool checks only every half second whether the
+            # owner lives. Without the sleep, the attach could still succeed.
             time.sleep(0.6)
 
     # What must always hold --------------------------------------------------------------------

@@ -72,8 +72,8 @@ class Held:
 class Entry:
     """Memory that a process has open with one access, ``"ro"`` or ``"rw"``.
 
-    ``users`` counts the imports and the attached mappings. ``exports`` contains the access of each
-    of their handles.
+    ``users`` counts the imports and the attached mappings. ``exports`` contains the accesses of the
+    imported handles.
     """
 
     block: Block
@@ -84,7 +84,7 @@ class Entry:
 class Model:
     """The expected contents of memory, open imports, and results of calls.
 
-    A number stands for each process. A process that replaces a killed process gets the same number.
+    Processes have numbers. A process that replaces a killed process gets the same number.
 
     Parameters
     ----------
@@ -111,8 +111,8 @@ class Model:
         """Return the error that an import must raise; None if the import must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if blocks.are_used() and not handle.block.is_orphaned:
-            # In one process, all imports of a pool's block hold the block by the same word,
-            # whatever their access is.
+            # All imports of a block in one process hold the block by the same word, whatever their
+            # access is.
             entry = entry or self.entries.get((place, handle.block.name, "rw"))
             entry = entry or self.entries.get((place, handle.block.name, "ro"))
         if entry is not None and handle.handle.access in entry.exports:
@@ -191,8 +191,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process makes no vendor import of its own memory. But it does import the memory of a
-        # dead process that had the same number in this model.
+        # A process makes no vendor import of its own memory. A dead process with the same number
+        # was another process, so its memory is imported.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the kit's device before a run; otherwise each test would report the same fault."""
+"""Checks the kit's device before a run. Otherwise each test would report the same fault."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from crossmem.models import Capabilities
 __all__ = ["refuse"]
 
 _UNUSABLE: Final = 2
-"""Exit code of a run with an unusable device. The command ``crossmem`` uses the same code."""
+"""Exit code for an unusable device, equal to that of the command ``crossmem``."""
 
 _REQUIRABLE: Final = frozenset(
     [*LAWS, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS, *(one.name for one in fields(Capabilities))]
@@ -39,16 +39,16 @@ def refuse(config: pytest.Config) -> int | None:
         sys.stderr.write(f"ERROR: --crossmem-require: neither laws nor capabilities: {names}\n")
         return _UNUSABLE
     options = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
-    # The check runs in a process of its own: this process may be the controller of pytest-xdist,
-    # which must not load vendor libraries.
+    # Another process makes the check, because the controller of pytest-xdist must not load vendor
+    # libraries.
     done = subprocess.run(
         [sys.executable, "-c", _OPEN, *(config.getoption(name) or "" for name in options)],
         check=False,
         stderr=subprocess.PIPE,
         text=True,
     )
-    # If the process failed with an error that is no ``CrossmemError``, the run continues. The kit's
-    # tests then show that error with a traceback.
+    # If the process failed with an error other than ``CrossmemError``, the run continues. The tests
+    # then show that error with a traceback.
     if done.returncode != _UNUSABLE:
         return None
     sys.stderr.write(done.stderr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes for tests: contents that reveal mistakes, and forged handles."""
+"""Contents of memory and forged handles, for tests."""
 
 import struct
 from binascii import crc32
@@ -41,7 +41,6 @@ def checksum_of(blob: bytes) -> int:
     cleared = _HEADER.pack(magic, version, flags, total, 0)
     body = blob[_HEADER.size :]
     if flags & _BLOCK:
-        # After the header, the checksum covers first the bytes that are equal in all handles of a
-        # pool, and then the other bytes.
+        # The checksum first covers the bytes that are equal in all handles of a pool.
         body = blob[BLOCK_START:] + blob[_HEADER.size : BLOCK_START]
     return crc32(body, crc32(cleared))

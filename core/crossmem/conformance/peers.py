@@ -2,9 +2,8 @@
 """Other processes that execute a test's requests, under deadlines.
 
 A :class:`Peer` is a new interpreter, or a fork of an interpreter that has imported but not used
-crossmem. The two kinds behave alike. A peer calls module-level functions, mostly those of
-:mod:`crossmem.conformance.actions`, one after the other in its main thread, and sends back their
-results or exceptions. Every wait has a deadline. :meth:`Peer.destroy` also kills forked children.
+crossmem. A peer calls module-level functions, mostly those of :mod:`crossmem.conformance.actions`,
+one after the other in its main thread, and sends back their results or exceptions.
 """
 
 import contextlib
@@ -107,13 +106,13 @@ class Peer:
     device, runtime, mechanism
         The device that :func:`crossmem.conformance.actions.device` returns in the peer.
     environment
-        The peer gets this process's environment variables with these changes; None removes a
+        Changes to the environment that the peer inherits from this process. None removes a
         variable.
     tracing
         Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
     fresh
         Whether the peer is a new interpreter instead of a fork. Tests of start, exit, exec and fork
-        need a new interpreter, and so do vendor libraries that do not survive a fork.
+        need a new interpreter. Vendor libraries that do not survive a fork also need one.
 
     Notes
     -----
@@ -213,9 +212,9 @@ class Peer:
         Parameters
         ----------
         function
-            The function. It is pickled by reference, so the peer imports the function's module.
+            The function. The peer imports the function's module.
         within
-            Time limit, in seconds. A call that still runs ``GRACE_S`` seconds later ends the peer.
+            Time limit, in seconds. If the call still runs ``GRACE_S`` seconds later, the peer ends.
         """
         return self.start(function, *args, within=within, **kwargs).result()
 
@@ -270,7 +269,7 @@ class Peer:
         poll.register(self._pidfd, select.POLLIN)
         events = dict(poll.poll(max(0.0, timeout_s) * 1000))
         if self._pidfd in events and self._socket.fileno() not in events:
-            # The socket may report no end of the peer, because a forked child may hold it open.
+            # If a forked child holds the socket open, the socket does not report the peer's end.
             raise self._died("while a call was under way")
         return bool(events)
 
@@ -347,7 +346,7 @@ class Peer:
             if self._is_running() and "COVERAGE_PROCESS_START" in os.environ:
                 # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
-        # Another process may have the pid of an ended peer, and must not be killed.
+        # If the peer has ended, another process may have its pid. That process must not be killed.
         if self._process.returncode is None or not self._state():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -390,7 +389,7 @@ def _save_coverage() -> None:
 
 
 def kill_all() -> None:
-    """Destroy every peer of this process, so that no thread still waits for a peer."""
+    """Destroy every peer of this process."""
     for peer in list(_alive):
         peer.destroy()
 

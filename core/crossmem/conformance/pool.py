@@ -30,8 +30,7 @@ __all__ = [
 SOON_S: Final = 4.0 * SLOWNESS
 """The time limit, in seconds, for events that the laws promise within one second.
 
-The limit is longer, because a process on an overloaded machine may be delayed by some seconds.
-A driver that breaks such a law exceeds this limit, too.
+The limit is longer, because an overloaded machine may delay a process by some seconds.
 """
 
 _SHOWN_LEAKS: Final = 10
@@ -45,7 +44,7 @@ class LeakError(AssertionError):
 
     @classmethod
     def of(cls, where: str, problems: Sequence[str]) -> Self:
-        """Return an error that shows at most ten problems of a process, and counts the others."""
+        """Return an error that shows at most ten problems, and counts the others."""
         shown = list(problems[:_SHOWN_LEAKS])
         if more := len(problems) - len(shown):
             shown.append(f"and {more} more")
@@ -66,10 +65,9 @@ class PeerPool:
     device, runtime, mechanism
         As for :class:`crossmem.conformance.peers.Peer`.
     forks
-        Whether peers are forked from a process that has imported crossmem. Vendors' libraries may
-        not survive a fork.
+        Whether peers are forked. Vendors' libraries may not survive a fork.
     environment
-        Environment variables that every peer gets.
+        Environment variables for every peer.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class PeerPool:
         Processes keep connections, so a first connection in a test would count as a leak.
         """
         blob = peer.call(actions.offer, "hello", 1)
-        # The page of the first timeline stays open, too. In a test, it would count as a leak.
+        # The page of the first timeline stays open, too.
         peer.call(streams_of_tests.make, "first")
         peer.call(streams_of_tests.open_event_files)
         with blocks.allocate(actions.device(), 1) as mine:
@@ -136,8 +134,7 @@ class PeerPool:
         Raises
         ------
         LeakError
-            The peer died or did not reply, or resources of the test remain in it. The peer was
-            ended, and the next :meth:`ensure` starts a new peer.
+            The peer died or did not reply, or kept resources of the test. The peer was ended.
         """
         if peer not in self._clean:
             return
@@ -167,8 +164,8 @@ def own_state() -> State:
     """Return the resources of this process, except the kit's own."""
     gc.collect()
     state = actions.state(kit_descriptors())
-    # The emulation's list of breaches of the vendor's rules covers all processes. Only this process
-    # reports the list, so that no peer is blamed for another peer's breach.
+    # The emulation's list of breaches covers all processes. Only this process reports the list, so
+    # that no peer is blamed for another peer's breach.
     state["violations"] += actions.vendor_violations() or []
     return state
 
@@ -190,8 +187,8 @@ def settle(check: Any, *, within: float = SOON_S) -> list[str]:
     """Repeat a check for ``within`` seconds or until it finds nothing; return the last findings."""
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
-        # The clock is read before the check, so the last check always begins after the time limit.
-        # Otherwise, a delay of this process could make the last check too early.
+        # The clock is read before the check, so that the last check begins after the time limit,
+        # even if this process is delayed.
         is_last = time.monotonic() > end
         found: list[str] = check()
         if not found or is_last:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of the pool tests: they fill, share and empty pools."""
+"""Helpers of the pool tests."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -15,10 +15,10 @@ NBYTES: Final = 4096
 
 
 class MakePool(Protocol):
-    """Makes a pool of the device under test; the fixture closes it after the test."""
+    """The type of the fixture ``make_pool``."""
 
     def __call__(self, blocks: int, nbytes: int = NBYTES) -> crossmem.Pool:
-        """Make a pool."""
+        """Make a pool, which is closed after the test."""
         ...
 
 
@@ -37,8 +37,7 @@ def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # The owner reads importers' rows only for exported blocks. Without the export, the tests
-        # would not test these reads.
+        # The owner reads importers' rows only for exported blocks, and the tests need these reads.
         taken[-1].export()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes to a peer's driver, by which a test observes crossmem's calls or makes them fail.
 
-The functions replace methods of the peer's tracing driver, some of them until the peer ends. So a
-test uses these functions only in fresh peers.
+The functions replace methods of the peer's tracing driver, some of them until the peer ends. A test
+may call them only in fresh peers.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def start_journal() -> None:
         return method
 
     for name in _METHODS:
-        # The driver may lack methods of optional groups.
+        # The driver may lack optional methods.
         if not hasattr(driver, name):
             continue
         setattr(driver, name, noting(name, getattr(driver, name)))

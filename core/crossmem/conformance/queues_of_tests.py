@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the queue tests, for the test's process and for peers.
 
-As in ``actions``, tests refer to objects by name. Most tests put numbered items. The producer and
-the number of an item determine its data, so each consumer can check the data.
+As in ``actions``, objects have names. Most tests put numbered items. The producer and the number of
+an item determine its data, so each consumer can check the data.
 """
 
 import random
@@ -50,21 +50,21 @@ ends[:0] = [(crossmem.SharedBuffer, "release"), (crossmem.Queue, "close")]
 
 
 class MakeQueue(Protocol):
-    """Makes a queue of the device under test; the fixture closes it after the test."""
+    """The type of the fixture ``make_queue``."""
 
     def __call__(self, depth: int = 4, nbytes: int = NBYTES, **options: Any) -> crossmem.Queue:
-        """Make a queue."""
+        """Make a queue, which is closed after the test."""
         ...
 
 
 class Item(NamedTuple):
-    """A received item, whose data were checked."""
+    """A received item with correct data."""
 
     who: int
     """The number that the test gave to the producer."""
     number: int
     deliveries: int
-    """The delivery count."""
+    """How often the item was delivered."""
 
 
 def numbers_of(items: Iterable[Item], who: int = 0) -> list[int]:
@@ -179,16 +179,13 @@ def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
 
 
 def check_free(name: str | crossmem.Queue, count: int) -> None:
-    """Check the number of free buffers.
-
-    A vendor's queue is not checked, because its buffers are made on demand.
-    """
+    """Check the number of free buffers, except of vendors' queues, which make them on demand."""
     if not _find(name).device.capabilities.vendor_queues:
         assert count_free(name) == count
 
 
 def count_free(name: str | crossmem.Queue) -> int:
-    """Return how many buffers are free now."""
+    """Return the number of free buffers."""
     found = allocate_all(name)
     for one in found:
         one.release()
@@ -201,7 +198,7 @@ def stats(name: str | crossmem.Queue) -> crossmem.QueueStats:
 
 
 def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
-    """Check fields of a queue's state. A vendor's queue is not checked: it has no ``stats()``."""
+    """Check fields of a queue's state, except of vendors' queues, which have no ``stats()``."""
     queue = _find(name)
     if not queue.device.capabilities.vendor_queues:
         found = queue.stats()
@@ -211,8 +208,7 @@ def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
 def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
     """Return a buffer's user data, of which the producer has set ``nbytes`` bytes.
 
-    A vendor's queue does not transfer this number: its user data are always 96 bytes, filled up
-    with zeros.
+    A vendor's queue fills the user data up to 96 bytes with zeros.
     """
     found = buffer.user_data
     if buffer.device.capabilities.vendor_queues:
@@ -226,7 +222,7 @@ def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
 
 
 def disable_polling() -> None:
-    """Make waits in queues rely on wake-ups, without periodic checks. Call this in a fresh peer."""
+    """Disable the periodic checks of waits in queues. Call this function in a fresh peer."""
     for module in list(sys.modules.values()):
         if module.__name__.startswith("crossmem.sharing.queues") and hasattr(module, "LOOK_S"):
             vars(module)["LOOK_S"] = 1e5

@@ -24,13 +24,13 @@ LAWS: Final = tuple(f"C{number}" for number in range(1, 31))
 """The laws of the contract."""
 
 POOL_LAWS: Final = tuple(f"P{number}" for number in range(1, 6))
-"""The laws of pools, which apply in addition to the laws of the contract."""
+"""The additional laws of pools."""
 
 TIMELINE_LAWS: Final = tuple(f"L{number}" for number in range(1, 5))
-"""The laws of timelines, which apply in addition to the laws of the contract."""
+"""The additional laws of timelines."""
 
 QUEUE_LAWS: Final = tuple(f"Q{number}" for number in range(1, 16))
-"""The laws of queues, which apply in addition to the laws of the contract."""
+"""The additional laws of queues."""
 
 TABLE: Final = "crossmem-laws"
 """Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""
@@ -42,9 +42,8 @@ class LawOutcome(FrozenModel):
     """The outcome of one law's tests."""
 
     passed: int
-    """Number of tests that passed."""
     failed: tuple[str, ...]
-    """Names of the tests that failed."""
+    """Names of tests."""
     skipped: dict[str, str]
     """Names of the tests that did not apply, each with the reason."""
 
@@ -66,7 +65,7 @@ class Report(FrozenModel):
     """Outcome of each law that had tests in the run."""
 
     def lines(self) -> list[str]:
-        """Return a line for each law that had tests, for the terminal."""
+        """Return a line for each law that had tests."""
         return [
             f"{law:4}{one.passed:4} passed{len(one.failed):4} failed{len(one.skipped):4} skipped"
             for law, one in self.laws.items()
@@ -85,7 +84,7 @@ class Recorder:
     def __init__(self, *, device: str, runtime: str | None, mechanism: str | None) -> None:
         self._device, self._runtime, self._mechanism = device, runtime, mechanism
         self.capabilities: Capabilities | None = None
-        """The capabilities of the device; None until they are known."""
+        """None until they are known."""
         self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {
             law: {} for law in (*LAWS, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS)
         }
@@ -96,10 +95,7 @@ class Recorder:
         return any(self._outcomes.values())
 
     def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:
-        """Record the outcome of a test, of its setup or of its teardown.
-
-        If one of these three fails, the test counts as failed.
-        """
+        """Record the outcome of a test, its setup or its teardown; any of them can fail it."""
         tests = self._outcomes[law]
         if test not in tests or tests[test][0] != "failed":
             tests[test] = (outcome, reason)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kit's report, as a plugin of pytest.
 
-With pytest-xdist, workers run the tests and the controller reports. The controller never imports
-the kit's ``conftest.py``, so these hooks are in this module.
+The controller of pytest-xdist makes the report, but never imports the kit's ``conftest.py``. So
+these hooks are in this module.
 """
 
 import pickle
@@ -16,10 +16,10 @@ from crossmem.conformance.report import TABLE, Recorder, write_report
 __all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
 
 ABOUT_LAW: Final = "crossmem_about_law"
-"""Name of the attribute that the kit adds to pytest's report of a test: a tuple of the law, the
-name of the test, and the reason of a skip."""
+"""Name of the attribute that the kit adds to pytest's report of a test. The attribute is a tuple of
+the law, the name of the test, and the reason of a skip."""
 CAPABILITIES: Final = "crossmem_capabilities"
-"""The key under which a worker, at its end, sends the device's pickled capabilities."""
+"""The key under which a worker sends the device's pickled capabilities."""
 _recorder: Final = pytest.StashKey[Recorder]()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that list the kernel resources of this process, and limit its descriptors."""
+"""The kernel resources of this process."""
 
 import fcntl
 import itertools
@@ -39,8 +39,7 @@ _CLOSED_WITHIN_S: Final = 0.5
 def collect_of_vendor(device: crossmem.Device) -> None:
     """Make a vendor with queues release buffers of this process that other processes have freed.
 
-    A vendor may release such buffers only during a call by this process, so this function makes
-    a call.
+    A vendor may release such buffers only during a call by this process.
     """
     queues = vendor_queues_of(device.driver)
     if device.capabilities.vendor_queues and queues is not None:
@@ -50,8 +49,7 @@ def collect_of_vendor(device: crossmem.Device) -> None:
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
     """Return the target of each open descriptor, sorted; without the inodes of sockets and pipes.
 
-    crossmem closes some descriptors and connections in separate threads. This function waits
-    briefly for the end of these threads.
+    crossmem closes some descriptors in other threads. This function waits briefly for their end.
     """
     end = time.monotonic() + _CLOSED_WITHIN_S
     while is_closing() and time.monotonic() < end:
@@ -97,10 +95,7 @@ def shared_nbytes(*, only_open: bool = False) -> int:
 
 
 def named_files() -> set[NamedFile]:
-    """Return the named regular files through which this process can share memory.
-
-    These are the files that the process maps shared or has open for writing.
-    """
+    """Return the named regular files that this process maps shared or has open for writing."""
     lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     # Fields: address, permissions, offset, device, inode, path. The fourth permission is
     # ``s`` for a shared mapping.
@@ -117,7 +112,7 @@ def named_files() -> set[NamedFile]:
 
 
 def remaining(files: Iterable[NamedFile]) -> list[str]:
-    """Return the paths of the given files that still exist."""
+    """Return the paths of the files that still exist."""
     return [one[0] for one in sorted(files) if _identify(one[0]) == one]
 
 

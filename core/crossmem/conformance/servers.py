@@ -31,8 +31,7 @@ def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -
 def preload(*modules: str) -> None:
     """Let the fork servers import modules, so that their children need not import them.
 
-    The import of a module must have no side effect. Peers with ``fresh=True`` are new interpreters
-    without these modules.
+    The import of a module must have no side effect. Peers with ``fresh=True`` lack these modules.
     """
     _preloaded.update(dict.fromkeys(modules))
 
@@ -49,6 +48,6 @@ def _close_servers() -> None:
         _servers.popitem()[1].close()
 
 
-# A server ends when the last descriptor of its connection is closed. A forked child closes its
-# copies, so the servers end with the parent.
+# A server ends when all descriptors of its connection are closed. Each forked child closes its
+# copies, so that the servers end with the parent.
 os.register_at_fork(after_in_child=_close_servers)

@@ -11,8 +11,8 @@ from typing import Final
 __all__ = ["SLOWNESS", "VARIABLE"]
 
 VARIABLE: Final = "CROSSMEM_TEST_SLOWNESS"
-"""Environment variable with the factor. A process that finds no value measures the factor and sets
-the variable for its children."""
+"""Environment variable with the factor. If the variable is not set, the process measures the factor
+and sets the variable for its children."""
 
 _REFERENCE_S: Final = 0.028
 """Seconds that the sample takes on the reference machine, an idle core of 2026."""
@@ -37,5 +37,4 @@ try:
 except ValueError:
     msg = f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number, 1 on a usual machine"
     raise ValueError(msg) from None
-"""Time of a program on this machine, divided by its time on the reference machine. A measured
-factor is at least 1."""
+"""Time of a program on this machine, divided by its time on the reference machine."""

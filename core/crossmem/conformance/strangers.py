@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a test allocates outside of crossmem, as a framework does, in order to adopt it."""
+"""Memory that a test allocates outside of crossmem, as a framework does, and then adopts."""
 
 import gc
 import weakref
@@ -87,10 +87,7 @@ class Stranger:
         return data
 
     def free(self) -> None:
-        """Free the memory; a second call does nothing.
-
-        If other code has freed the memory, the vendor reports an error.
-        """
+        """Free the memory; a second call does nothing."""
         if not self.is_freed:
             self.is_freed = True
             self._driver.free(self._block)
@@ -102,10 +99,10 @@ class Stranger:
 
 
 class MakeStranger(Protocol):
-    """Allocates outside of crossmem. The fixture frees the memory after the test."""
+    """The type of the fixture ``stranger``."""
 
     def __call__(self, blocks: int = 1, data: bytes = b"") -> Stranger:
-        """Allocate memory, and write ``data`` at offset 0."""
+        """Allocate memory, which is freed after the test, and write ``data`` at offset 0."""
         ...
 
 

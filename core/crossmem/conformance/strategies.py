@@ -35,7 +35,7 @@ def identities() -> st.SearchStrategy[ProcessIdentity]:
 
 @st.composite
 def handles(draw: st.DrawFn) -> ShareableHandle:
-    """Draw handles of whole allocations and of parts, leased and raw, up to the largest values."""
+    """Draw handles of allocations and of parts, leased and raw, up to the largest values."""
     capacity = draw(st.integers(1, _U64))
     nbytes = draw(st.integers(1, capacity))
     access: Access = draw(st.sampled_from(("rw", "ro")))
@@ -58,7 +58,7 @@ def handles(draw: st.DrawFn) -> ShareableHandle:
 
 @st.composite
 def parts(draw: st.DrawFn, nbytes: int) -> tuple[int, int]:
-    """Draw offset and length of a part of memory of ``nbytes`` bytes. The part is not empty."""
+    """Draw offset and length of a part of ``nbytes`` bytes. The part is not empty."""
     offset = draw(st.integers(0, nbytes - 1))
     return offset, draw(st.integers(1, nbytes - offset))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the timeline and stream tests, for the test's process and for peers.
 
-As in ``actions``, tests refer to objects by name.
+As in ``actions``, objects have names.
 """
 
 import time
@@ -48,13 +48,12 @@ NBYTES: Final = 8 << 20
 """Size of the memory that the work of a test copies, in bytes."""
 _CHUNK: Final = pattern(1 << 16, 3)
 _WORK_S: Final = 0.03
-"""The approximate time that the work of a test takes on an otherwise idle device, in seconds."""
+"""The approximate time of the work of a test on an otherwise idle device, in seconds."""
 _MOST_COPIES: Final = 500
 
 _copies: list[int] = []
-"""The only item is the number of copies that take about ``_WORK_S`` together, but at least 2 and at
-most ``_MOST_COPIES``. The first call of :func:`issue_work` measures the number; before that call,
-the list is empty."""
+"""The number of copies that together take about ``_WORK_S``: at least 2, at most ``_MOST_COPIES``.
+The list is empty until the first call of :func:`issue_work` measures this number."""
 
 
 class StreamOfTest:
@@ -84,25 +83,25 @@ class StreamOfTest:
             self._work.destroy_stream(self._device.ordinal, stream)
 
 
-# Streams are closed first, because their work may use the other objects.
+# Streams end first, because their work may use the other objects.
 ends.insert(0, (StreamOfTest, "close"))
 
 
 class MakeStream(Protocol):
-    """Makes a stream of the device under test; the fixture closes it after the test."""
+    """The type of the fixture ``make_stream``."""
 
     def __call__(self) -> StreamOfTest:
-        """Make a stream."""
+        """Make a stream, which is closed after the test."""
         ...
 
 
 class MakeTimeline(Protocol):
-    """Makes a timeline that the test's process signals; the fixture closes it after the test."""
+    """The type of the fixture ``make_timeline``."""
 
     def __call__(
         self, level: TimelineLevel | None = None, *, allow: crossmem.Allow | None = None
     ) -> crossmem.Timeline:
-        """Make a timeline."""
+        """Make a timeline, which is closed after the test."""
         ...
 
 
@@ -129,10 +128,10 @@ def open_(name: str, blob: bytes, **options: Any) -> str:
 
 
 def open_event_files() -> None:
-    """Signal an event that processes can share, because the first event opens files.
+    """Signal an event that processes can share.
 
-    The vendor's library keeps these files open. If a test used the first event, the files would
-    count as the test's leak.
+    The vendor's library opens files at the first such event, and keeps them open. In a test, the
+    files would count as a leak.
     """
     device = actions.device()
     if "event" in device.capabilities.timeline_levels:
@@ -169,7 +168,7 @@ def wait(
 
 
 def wait_for_the_dead(name: str, value: int, stream: str) -> bool:
-    """Let a stream wait for a signal of a dead process. Return whether the call was refused."""
+    """Let a stream wait for a dead process's signal; return whether the call was refused."""
     try:
         actions.objects[name].wait(value, stream=actions.objects[stream])
     except crossmem.OwnerGoneError:
@@ -225,7 +224,7 @@ def is_written(name: str) -> bool:
 
 
 def wait_and_copy(timeline: str, value: int, stream: str, source: str, target: str) -> None:
-    """Let a stream wait for a value and then copy memory. Return without a wait for the stream."""
+    """Let a stream wait for a value and then copy memory. Return at once."""
     queue: StreamOfTest = actions.objects[stream]
     actions.objects[timeline].wait(value, stream=queue)
     queue.copy(actions.objects[target], actions.objects[source], NBYTES)

@@ -126,8 +126,7 @@ def test_c13_each_handle_admits_whom_its_own_export_admits(
 
     for one, own, foreign in ((peer, mine, theirs), (peer2, theirs, mine)):
         one.call(actions.attach, "mapped", own)
-        # A process that holds the memory through one handle still needs admission for another
-        # handle.
+        # A holder of the memory still needs admission for another handle.
         with pytest.raises(crossmem.AccessDeniedError):
             one.call(actions.attach, "never", foreign)
         one.call(actions.unmap, "mapped")
@@ -143,7 +142,7 @@ def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
     with pytest.raises(crossmem.AccessDeniedError):
         peer.call(actions.attach, "never", blob)
 
-    # The lease server replies first and then notifies observers, so the test waits.
+    # The lease server notifies observers after its reply, so the test waits.
     assert settle(lambda: [] if exporter.call(denials) else ["no denial was reported"]) == []
     (event,) = exporter.call(denials)
     handle = crossmem.ShareableHandle.from_bytes(blob)

@@ -89,7 +89,7 @@ def test_c01_every_form_of_a_handle_works(allocate: Allocate, peer: Peer) -> Non
 
 
 def copy_between(target: str, source: str, **options: Any) -> None:
-    """In a peer, copy from one named object to another."""
+    """Copy from one named object to another."""
     actions.objects[target].copy_from(actions.objects[source], **options)
 
 
@@ -133,7 +133,7 @@ def test_c01_importers_see_what_a_driver_filled(allocate: Allocate, peer: Peer) 
     allocation = allocate(len(data) + 2 * lead)
     block = record_of(allocation).memory.block
     with address_of(data) as (address, nbytes):
-        # A driver may use different methods for few and for many bytes. The test covers both.
+        # A driver may use different methods for few and for many bytes.
         for start, end in ((lead, nbytes), (1, lead), (0, 1)):
             allocation.device.driver.fill(block, lead + start, address + start, end - start)
     allocation.device.synchronize()
@@ -156,7 +156,7 @@ def test_c02_nbytes_as_asked_and_capacity_rounded_up(
         handle = allocation.export()
         capacity = -(-nbytes // unit) * unit
         if blocks.are_used():
-            # The blocks of a pool have one capacity, which is not rounded to the granularity.
+            # The capacity of a block is not rounded to the granularity.
             capacity = allocation.capacity
             assert nbytes <= capacity
 

@@ -63,7 +63,7 @@ def test_c17_a_freed_allocation(device: crossmem.Device) -> None:
 
 
 def use_closed(uses: str, name: str) -> None:
-    """Check, in a peer, that a closed object refuses its operations."""
+    """Check that a closed object refuses its operations."""
     refuses({"mapping": MAPPING, "import": IMPORT}[uses], actions.objects[name])
 
 
@@ -88,7 +88,7 @@ def test_c17_neither_end_of_a_copy_may_be_closed(allocate: Allocate) -> None:
     for target, source in ((open_, freed), (freed, open_)):
         with pytest.raises(crossmem.ClosedError):
             target.copy_from(source)
-    # After the refused copies, the open allocation is not in use: it can be freed.
+    # The refused copies do not keep the open allocation in use.
     open_.free(busy="raise")
 
 
@@ -199,13 +199,12 @@ def test_c17_dropped_objects_are_given_back_with_a_warning(
     for make in drops:
         with pytest.warns(ResourceWarning, match="was dropped without"):
             dropped(make)
-        # The dropped objects have emitted their warnings. This call releases their resources.
+        # This call releases the resources of the dropped objects.
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             crossmem.collect()
 
         assert tracer.live == before
 
-    # The leases at the exporter have ended, too.
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []
 
 
@@ -222,8 +221,8 @@ def test_c17_a_with_block_of_an_import_ends_by_its_own_error(peer: Peer) -> None
     with pytest.raises(KeyError):
         use()
 
-    # The ``with`` block could not close the import, because the import had a mapping. The import
-    # ends when its object is dropped, and the mapping still works.
+    # The ``with`` block could not close the import, because the import had a mapping. The mapping
+    # still works, although the import's object was dropped.
     kept[0].read(1)
     kept.pop().unmap()
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []

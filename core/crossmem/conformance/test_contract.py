@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that need no second process: the driver's methods, devices and capabilities."""
+"""Laws C22, C24 and C25: the driver's methods, devices and capabilities."""
 
 import inspect
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def test_c22_groups_of_methods_are_whole(tracer: TracingDriver) -> None:
 
 def test_c22_a_broken_group_is_noticed(tracer: TracingDriver) -> None:
     class Half(TracingDriver):
-        """A driver that has one method of a group and lacks another method of the group."""
+        """A driver that has only one of the methods of a group."""
 
         reserve = len
         release = None
@@ -67,7 +67,7 @@ def test_c25_capabilities_are_constant_and_consistent(
 
             assert said == tracer.inner.capabilities(info.ordinal, mechanism)
             assert said.mechanisms == preferred.mechanisms
-            # A fork affects the whole backend, so ``fork_safe`` is the same for every mechanism.
+            # A fork affects the whole backend.
             assert said.fork_safe == preferred.fork_safe
             assert said.max_allocation_nbytes >= said.granularity_nbytes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C7 and C8: imports share one open at the vendor; imports of own memory need no open."""
+"""Laws C7 and C8: imports share one open at the vendor, and imports of own memory need none."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ NBYTES = 5000
 
 
 class Calls:
-    """Counts the driver calls of one process between calls of :meth:`made`."""
+    """Counts the driver calls of one process."""
 
     def __init__(self, read: Callable[[], dict[str, int]]) -> None:
         self._read = read

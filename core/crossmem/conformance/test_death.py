@@ -34,7 +34,7 @@ def _others_than(peer: Peer, blob: bytes) -> list[str]:
 
 
 def _wait_until_free(allocation: crossmem.Allocation) -> float:
-    """Wait until the memory has no lease, and free it. Return how long this took, in seconds."""
+    """Free memory when it has no lease; return how long this took, in seconds."""
     start = time.monotonic()
     allocation.free(busy="wait", timeout=2 * SOON_S)
     return time.monotonic() - start
@@ -63,8 +63,8 @@ def test_c11_a_waiting_exporter_hears_of_the_death(
     exporter, importer = fresh_peer(), fresh_peer()
     importer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
     importer.call(actions.attach, "mine", allocation.export().to_bytes())
-    # In each exporter, only a waiting free() can notice the importer's death: no other call of
-    # crossmem runs.
+    # No other call of crossmem runs in either exporter, so only the waiting free() can notice the
+    # importer's death.
     waiting = exporter.start(actions.free, "memory", busy="wait", timeout=2 * SOON_S)
     with pytest.raises(crossmem.BusyError):
         allocation.free(busy="wait", timeout=0.05)
@@ -170,8 +170,8 @@ def test_c12_a_killed_exporter_is_seen_to_be_dead(
         assert _alive(imported) == []
         start = time.monotonic()
         if blocks.are_used():
-            # An attach of a further block of an open pool checks at most every half second whether
-            # the owner lives. Without the sleep, the attach could still succeed.
+            # An attach of a further block of an open pool checks only every half second whether the
+            # owner lives. Without the sleep, the attach could still succeed.
             time.sleep(0.5)
         with pytest.raises(crossmem.OwnerGoneError, match=str(exporter.pid)):
             crossmem.attach(other)
@@ -212,8 +212,7 @@ def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
     exporter.call(sleeping_child, with_handlers=with_handlers)
     exporter.stop()
     waiting = peer.start(actions.attach, "never", unmet, timeout=2 * SOON_S)
-    # The test gives the attach time to begin its wait, because the end of a running wait is the
-    # harder case. The law also holds if the exporter dies before the wait.
+    # The attach gets time to begin its wait, because the end of a running wait is the harder case.
     settle(lambda: [] if waiting.is_done() else ["waiting"], within=0.1)
     assert not waiting.is_done()
 
@@ -266,8 +265,7 @@ def test_c12_no_file_of_a_killed_exporter_is_left(fresh_peer: FreshPeer) -> None
         files = [one.call(resources.named_files) for one in (exporter, importer)]
         return set.union(*files)
 
-    # Files that other processes also have belong to the backend, not to one exporter. They are not
-    # counted.
+    # Files that other processes also have belong to the backend, and are not counted.
     known = share(fresh_peer(), fresh_peer())
     exporter, importer = fresh_peer(), fresh_peer()
     named = share(exporter, importer) - known

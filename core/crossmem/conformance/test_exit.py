@@ -35,12 +35,12 @@ _TOO_LONG = f"{60 * SLOWNESS:g}"
 def report_at_exit() -> None:
     """Let this process print, after crossmem's part of the exit, its remaining resources.
 
-    multiprocessing runs finalisers in descending order of their priorities. crossmem's exit is a
-    finaliser with a higher priority than this report.
+    multiprocessing runs finalisers in descending order of their priorities. The priority of
+    crossmem's exit is higher than that of this report.
     """
     current().registry.adapt(TracingDriver)
-    # At its first use, a vendor's library opens the files of its devices, and keeps them open. The
-    # first use comes before the count, so these files do not count as left behind.
+    # At its first use, a vendor's library opens the files of its devices, and keeps them open. So
+    # the first use comes before the count.
     device = actions.device()
     device.allocate(1).free()
     before = resources.descriptors()
@@ -97,7 +97,7 @@ def _files(kit: Kit) -> set[Path]:
 
 def test_c20_nothing_is_left_of_an_exporter(kit: Kit, fresh_peer: FreshPeer) -> None:
     before = _files(kit)
-    # The memory has no holders, so the exit does not wait, in spite of the long limit.
+    # The memory has no holders, so the exit does not wait.
     exporter = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     exporter.call(report_at_exit)
     for name in "abc":
@@ -245,13 +245,12 @@ def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> 
     exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
-    # Without the variable, the wait would take two seconds. Only crossmem's part of the exit is
-    # measured, because the rest may take longer.
+    # Without the variable, the wait would take two seconds.
     assert float(exporter.exit().rpartition(_TOOK)[2].split()[0]) < 1.5
 
 
 def time_exit() -> None:
-    """Let this process print the time that crossmem takes at exit, in seconds."""
+    """Let this process print how long crossmem's part of the exit takes, in seconds."""
     begun: list[float] = []
     util.Finalize(None, lambda: begun.append(time.monotonic()), exitpriority=-1)
     util.Finalize(None, lambda: _tell_time(begun[0]), exitpriority=-100)
@@ -356,8 +355,7 @@ def test_c20_children_of_multiprocessing_release_at_exit(
 
     assert parent.call(_run_child, method, place, blob, within=150) == b"data"
 
-    # The child released its memory itself. If the kernel had released it at the child's death,
-    # files could be left.
+    # If the child had not released its memory at its exit, files could be left.
     assert _files(kit) - before == set()
     allocation.free(busy="wait", timeout=1)
 

@@ -224,8 +224,8 @@ def test_c16_a_refused_close_is_tried_again(stranger: MakeStranger, fresh_peer: 
         importer.call(probes.fail_once, "close")
         with pytest.raises(crossmem.DriverError, match="EIO"):
             importer.call(actions.unmap, "m")
-        # Both adoptions share one import at the vendor. The close of this import failed, so this
-        # attach must repeat the close first.
+        # Both adoptions share one import at the vendor. The close of this import failed, so the
+        # next attach must first repeat the close.
         importer.call(actions.attach, "other", other.export().to_bytes())
         importer.call(actions.unmap, "other")
         importer.call(actions.collect)

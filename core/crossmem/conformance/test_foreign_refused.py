@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that cannot be adopted: the errors, and ``how_can_share``, which predicts them."""
+"""Memory that cannot be adopted, and how ``how_can_share`` predicts the errors."""
 
 from typing import Any
 

@@ -116,8 +116,7 @@ def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
     assert peer.call(in_child, unexpected_descriptors) == []
     assert peer.call(in_child, resources.threads) == ["MainThread"]
     assert peer.call(in_child, resources.lease_words) == []
-    # The child has no descriptor of shared memory. It has a mapping of shared memory only if the
-    # CPU can address that memory.
+    # The child may inherit mappings of shared memory that the CPU can address, but no descriptors.
     assert peer.call(in_child, resources.shared_nbytes, only_open=True) == 0
     assert capabilities.host_visible or peer.call(in_child, resources.shared_nbytes) == 0
 
@@ -127,7 +126,7 @@ def test_c18_the_child_keeps_nothing_alive(allocate: Allocate, fresh_peer: Fresh
     allocation = allocate(_NBYTES)
     peer = fresh_peer()
     peer.call(_set_up, allocation.export().to_bytes())
-    # The child lives on, with all inherited objects. None of them may keep a lease.
+    # The child lives on, and its inherited objects must not keep a lease.
     peer.call(in_child, actions.pid, stays=True)
 
     peer.call(actions.unmap, "mapped", "mapping")
@@ -174,8 +173,8 @@ def test_c18_a_child_that_ends_normally_takes_nothing_with_it(
 
 
 def _run_forked_child_to_its_end() -> int | None:
-    # The end of a child of multiprocessing runs finalisers. Finalisers of the parent must do
-    # nothing in the child.
+    # A child of multiprocessing runs finalisers at its end. The parent's finalisers must do nothing
+    # in the child.
     process = multiprocessing.get_context("fork").Process(target=actions.pid)
     process.start()
     process.join(30)
@@ -209,7 +208,7 @@ def test_c18_a_childs_leases_are_its_own(allocate: Allocate, fresh_peer: FreshPe
     assert _holders_of(blob) == {child, peer.pid}
     peer.kill()
     assert settle(lambda: _others_than(child, blob)) == []
-    # Only the child is left in the peer's process group; destroy() kills it.
+    # This call kills the child, which is in the peer's process group.
     peer.destroy()
     allocation.free(busy="wait", timeout=SOON_S)
 
@@ -255,7 +254,7 @@ _loaded: list[int] = []
 
 
 class _Unforkable(TracingDriver):
-    """A driver that says that it is not fork-safe. It records the processes that have loaded it."""
+    """A driver that is not fork-safe. It records the processes that have loaded it."""
 
     def __init__(self, inner: Driver) -> None:
         super().__init__(inner)

@@ -178,8 +178,8 @@ def _read_the_piece() -> bytes:
 def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(_NBYTES, b"exporter")
     peer.call(_set_up_views, allocation.export().to_bytes())
-    # A mapping of own memory can have the address of the view that the child keeps. The end of this
-    # mapping in the child must not unmap the view.
+    # A mapping of own memory can have the address of the view that the child keeps. In the child,
+    # the end of this mapping must not unmap the view.
     peer.call(_attach_own)
     before = peer.call(actions.calls)
 
@@ -211,8 +211,8 @@ def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
 
 
 def _run_to_its_end() -> int | None:
-    # The end of a child of multiprocessing runs finalisers. Finalisers of the parent must do
-    # nothing in the child.
+    # A child of multiprocessing runs finalisers at its end. The parent's finalisers must do nothing
+    # in the child.
     process = multiprocessing.get_context("fork").Process(target=_touch)
     process.start()
     process.join(30)
@@ -319,8 +319,7 @@ def _try_each() -> dict[str, str]:
 @pytest.mark.crossmem_core
 def test_c18_a_fork_after_exit_closes_no_descriptor(fresh_peer: FreshPeer) -> None:
     peer = fresh_peer(CROSSMEM_EXIT_WAIT="0")
-    # The peer exports to this process and imports from it. So the peer has a pidfd of this process
-    # in each role.
+    # As an exporter and as an importer, the peer has a pidfd of this process.
     with actions.device().allocate(_NBYTES) as allocation:
         peer.call(actions.attach, "mapping", allocation.export().to_bytes())
         with crossmem.attach(peer.call(actions.offer, "allocation", _NBYTES)):

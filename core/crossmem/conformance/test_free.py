@@ -254,7 +254,7 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # The peer makes no call of crossmem here: any call would do the work of the reaper.
+        # A call of crossmem in the peer would do the work of the reaper.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law C23: an importer with a modified crossmem gets no more access than it was given."""
+"""Law C23: an importer with a modified crossmem gets no more access than the exporter gave."""
 
 import signal
 from typing import Any
@@ -26,7 +26,7 @@ def import_for_writing() -> None:
 
 
 def write_anyhow(peer: Peer, blob: bytes) -> None:
-    """Let a peer attach memory and write to its address, without crossmem's check of the access."""
+    """Let a peer attach memory, and write to its address without crossmem's check of the access."""
     pointer = peer.call(actions.attach, "m", blob)
     peer.call(actions.poke, pointer, 7)
 
@@ -46,8 +46,7 @@ def test_c23_the_device_or_kernel_keeps_importers_from_writing_a_read_only_expor
         assert caught.value.exitcode == -signal.SIGSEGV
     assert allocation.read(4) == b"kept"
 
-    # The same write to a writable export succeeds, so the read-only export prevented the first
-    # write.
+    # The same write to a writable export succeeds.
     peer = fresh_peer()
     peer.call(import_for_writing)
     write_anyhow(peer, allocation.export().to_bytes())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laws of the contract for memory that one process's stream hands over to another process."""
+"""The laws of the contract for memory that a stream hands over to another process."""
 
 import time
 
@@ -121,7 +121,7 @@ def test_c09_an_unmapping_on_a_stream_keeps_the_memory_until_its_work_is_done(
     gate.signal(1)
     importer.call(streams.synchronize, "stream")
 
-    # The memory is released within a second (C27), although neither process makes a further call.
+    # The memory is released within a second (C27), without a further call of either process.
     assert settle(lambda: _blocks_of(owner)) == []
     assert importer.call(actions.calls).get("synchronize", 0) == synchronized
     assert importer.call(actions.read, "copy", 4) == b"kept"

@@ -29,7 +29,6 @@ def test_c10_closing_affects_nobody_else(allocate: Allocate, peer: Peer, peer2: 
     with pytest.raises(crossmem.BusyError, match=str(peer2.pid)):
         allocation.free(busy="raise")
 
-    # The importer that closed the memory may import it again.
     peer.call(actions.attach, "m", blob)
 
     assert peer.call(actions.read, "m", 6) == b"Common"

@@ -22,7 +22,8 @@ STRIDE: Final = 5
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""A call into these files is not interrupted: only tests use the tracer and locks in Python."""
+"""Calls into these files are not interrupted. Only test runs use the tracer and the locks that are
+written in Python."""
 
 
 def counts(path: str) -> bool | None:
@@ -50,8 +51,7 @@ def test_c30_an_interrupted_call_loses_nothing(
         elif operation == "free":
             kept.append(device.allocate(NBYTES))
         with warnings.catch_warnings():
-            # An interrupted call drops objects without a close. Their finalisers warn, which is
-            # expected here.
+            # The finalisers of objects that an interrupted call drops emit warnings.
             warnings.simplefilter("ignore", ResourceWarning)
             interrupts = Interrupts(number, counts)
             try:
@@ -80,6 +80,5 @@ def test_c30_an_interrupted_call_loses_nothing(
         number += STRIDE
 
     assert made > 0
-    # Later calls work.
     crossmem.attach(blob).unmap()
     peer.call(actions.free, "interrupted")

@@ -20,7 +20,7 @@ from crossmem.sharing.base.process import current
 
 _NBYTES = 4096
 _A_WHILE_S = 0.7
-"""A time in seconds in which the importer certainly notices the death."""
+"""Seconds in which the importer certainly notices the death."""
 
 RELEASE: Any = {"on_owner_death": "release"}
 
@@ -30,8 +30,7 @@ def thread_count() -> int:
     found = []
     for _ in range(5):
         found.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
-        # The kernel still lists a thread for a moment after its join, so the smallest of several
-        # counts is right.
+        # The kernel lists a thread for a moment after its join, so the smallest count is right.
         time.sleep(0.01)
     return min(found)
 
@@ -42,7 +41,7 @@ def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]
 
 
 def is_closed(name: str) -> bool:
-    """Whether a named object of a peer is closed. A read of ``closed`` releases nothing."""
+    """Whether a named object is closed. A read of ``closed`` releases nothing."""
     closed: bool = actions.objects[name].closed
     return closed
 
@@ -64,7 +63,7 @@ def test_c29_a_mapping_is_closed_at_the_vendor_when_its_owner_dies(
     assert mapping.owner_alive
     exporter.kill()
 
-    # The watcher alone must release the memory, so the test makes no call of crossmem meanwhile.
+    # The test makes no call of crossmem, because the watcher alone must release the memory.
     assert settle(lambda: held(tracer, before)) == []
     assert mapping.closed
     for use in (mapping.read, lambda: mapping.ptr, lambda: mapping.owner_alive):
@@ -109,8 +108,7 @@ def test_c29_an_import_is_kept_unless_somebody_asks(
     exporter.kill()
 
     assert settle(lambda: shows(asked)) == []
-    # All imports share one import at the vendor. The vendor's import stays, because the imports
-    # with "keep" still use it.
+    # All imports share one import at the vendor, which the imports with "keep" still use.
     assert held(tracer, before) == []
     for one in kept:
         assert shows(one)
@@ -221,8 +219,7 @@ def test_c29_own_memory_needs_no_watcher(allocate: Allocate) -> None:
     handle = allocate(_NBYTES, b"mine").export()
     before = thread_count()
     with crossmem.attach(handle, **RELEASE) as mapping:
-        # The number may be smaller than before, because the watcher of an earlier test may have
-        # ended.
+        # The number can be smaller than before if the watcher of an earlier test has just ended.
         assert thread_count() <= before
         assert mapping.read(4) == b"mine"
 
@@ -255,8 +252,8 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # The importer has no tracer, so report_threads_at_exit() is its first use of crossmem. That
-    # call counts the vendor's threads, because they live as long as the process.
+    # Without a tracer, report_threads_at_exit() is the importer's first use of crossmem, so it can
+    # count the vendor's threads. These threads live as long as the process.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     vendors = importer.call(report_threads_at_exit)
@@ -272,8 +269,8 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 def report_threads_at_exit() -> int:
     """Let this process print its thread count after crossmem's exit; return the vendor's count."""
-    # current() registers crossmem's own exit handler, which runs before the report because of the
-    # report's low priority.
+    # current() registers crossmem's own exit handler. It runs before the report, which has a low
+    # priority.
     current()
 
     def report() -> None:

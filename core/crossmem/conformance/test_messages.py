@@ -123,8 +123,8 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
     sender.call(actions.free, "sent")
     sender.request_exit()
     if blocks.are_used():
-        # A trial attach would open the pool, and later attaches would send no request that the
-        # sender could refuse. So the test waits long enough for the sender to begin its exit.
+        # A trial attach would open the pool. Later attaches would then send no request that the
+        # sender could refuse. So the test sleeps until the sender has begun its exit.
         time.sleep(1.0)
     else:
         assert settle(lambda: not_refused(peer, message[0][0])) == []
@@ -141,10 +141,7 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
 
 
 def not_refused(peer: Peer, blob: bytes) -> list[str]:
-    """Try to attach. Return the result, or an empty list if the exporter refuses because it exits.
-
-    The exporter begins to refuse a moment after the request to exit.
-    """
+    """Try to attach; return the result, or an empty list if the exporter is exiting."""
     try:
         peer.call(actions.attach, "m", blob)
     except crossmem.OwnerGoneError:

@@ -58,7 +58,7 @@ def test_c21_only_the_first_time_that_a_handle_is_given_out(
 
     assert tracer.calls["synchronize"] == before + 1
 
-    # An export with other rights synchronises again, because other processes may receive it.
+    # An export with other rights synchronises again, because its handle is a new one.
     allocation.export(allow=crossmem.Allow(uids=[12345]))
 
     assert tracer.calls["synchronize"] == before + 2
@@ -137,7 +137,7 @@ def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
     if violations is None:
         pytest.skip("only a strict emulation records breaches of the vendor's rules")
 
-    # Each test checks its own calls. This test checks the whole run so far, in every process.
+    # This test checks the whole run so far, in every process.
     assert violations[kit.violations_before :] == []
 
 
@@ -152,8 +152,7 @@ def report_at_exit() -> None:
     def report() -> None:
         print(f"violations: {driver.violations}, left: {driver.live}")  # noqa: T201
 
-    # atexit runs the newest handler first. crossmem's handler is registered again, so that it runs
-    # before this report.
+    # atexit runs the newest handler first, and crossmem's handler must run before this report.
     atexit.unregister(current().shut_down)
     atexit.register(report)
     atexit.register(current().shut_down)

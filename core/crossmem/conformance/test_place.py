@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C24 and C25: the intended device, and the requested mechanism."""
+"""Laws C24 and C25: the right device, and the requested mechanism."""
 
 import pickle
 from contextlib import suppress
@@ -22,7 +22,7 @@ MASKS: Final = {
     "cuda": "CUDA_VISIBLE_DEVICES",
     "hip": "HIP_VISIBLE_DEVICES",
 }
-"""The variable that masks and orders the visible devices. The key is the backend."""
+"""The variable that selects and orders the visible devices, for each backend."""
 
 
 def other_device(device: crossmem.Device) -> crossmem.Device:
@@ -57,7 +57,7 @@ def test_c24_identities_are_the_same_in_every_process(device: crossmem.Device, p
 
 
 def driver_identities() -> list[str]:
-    """Return the identities of the devices that this process sees. A peer runs this function."""
+    """Return the identities of the devices that this process sees."""
     return [info.identity for info in actions.tracer().devices()]
 
 
@@ -107,7 +107,7 @@ def test_c24_a_masked_exporter_names_the_device_that_it_used(
 
 
 def place(name: str) -> tuple[str, int]:
-    """Return the identity and the ordinal of a mapping's device. A peer runs this function."""
+    """Return the identity and the ordinal of a mapping's device."""
     where = actions.objects[name].device
     return where.identity, where.ordinal
 
@@ -246,7 +246,7 @@ def test_c25_each_mechanism_is_used_as_asked_for(device: crossmem.Device, peer: 
 
             assert handle.mechanism == mechanism
 
-            # The handle decides the mechanism, not the preference of the importer's device.
+            # The handle decides the mechanism of the import.
             peer.call(actions.attach, "m", handle.to_bytes())
 
             assert peer.call(actions.read, "m", len(mechanism)) == mechanism.encode()
@@ -327,7 +327,7 @@ def test_c25_a_backend_device_or_runtime_that_is_not_there_is_not_replaced(
 
 
 def default_backend() -> str:
-    """Return the default backend, or the reason why there is none. A peer runs this function."""
+    """Return the default backend, or the reason why there is none."""
     try:
         return crossmem.device(None).backend
     except crossmem.BackendUnavailableError as error:

@@ -217,8 +217,8 @@ def test_p01_who_attaches_while_a_block_is_freed_has_it_or_has_not(
     while blocks:
         time.sleep(0.02)
         blocks.pop().free()
-        # Freed blocks are allocated again and overwritten at once. An importer that attached a
-        # block by a stale handle would see the new contents.
+        # Freed blocks are overwritten at once, so an importer that attached a block by a stale
+        # handle would see the new contents.
         taken = [pool.allocate() for _ in range(8)]
         for one in taken:
             one.write(b"\xff" * 8)
@@ -302,7 +302,7 @@ def test_p02_who_holds_a_later_life_gets_no_earlier_one(make_pool: MakePool, pee
         for refused in (actions.attach, actions.import_):
             with pytest.raises(crossmem.StaleHandleError):
                 peer.call(refused, "never", blob)
-    # The refused imports did not end the hold of the live block.
+    # The refused imports did not end the hold on the live block.
     block.free()
     assert pool.stats().waiting == 1
     assert peer.call(actions.read, "mapped", 4) == b"live"

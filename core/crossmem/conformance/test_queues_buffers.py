@@ -54,7 +54,7 @@ def test_q04_a_buffer_that_was_handed_over_or_released_refuses_every_use(
         with pytest.raises(crossmem.ClosedError):
             peer.call(_use, "buffer", name)
 
-    # The repeated put and the repeated release were not counted.
+    # The repeated puts and releases had no effect.
     queues.check_free(queue, queue.depth)
     queues.check_stats(queue, put=1)
 
@@ -198,8 +198,7 @@ def test_q06_a_buffer_is_free_after_its_last_consumer(
         one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     for number in range(4):
         queues.put(queue, [number], timeout=0)
-        # The order of the consumers alternates, so that each consumer is the last to release the
-        # buffer in some rounds.
+        # The order alternates, so that each consumer is sometimes the last to release the buffer.
         for one in (peer, peer2) if number % 2 else (peer2, peer):
             with pytest.raises(crossmem.QueueFullError):
                 queue.allocate()
@@ -258,8 +257,7 @@ def test_q06_a_consumer_gets_what_is_put_after_it_came(
     peer2.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(4, 6))
     assert numbers_of(peer.call(queues.get_each, "queue", 4)) == [2, 3, 4, 5]
-    # The second consumer has two unread items. It opened the queue after the earlier items were
-    # put, so the buffers of the earlier items are free.
+    # Only the two items that the second consumer has not read still occupy buffers.
     assert queues.count_free(queue) == 2
     queue.finish()
 

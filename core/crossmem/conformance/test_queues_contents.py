@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law Q11: the data, length and user data that arrive, and rubbish in the words of peers."""
+"""Law Q11: data, length and user data arrive as they were put, in spite of rubbish."""
 
 import os
 import pickle
@@ -121,7 +121,7 @@ def _free(queue: crossmem.Queue, count: int) -> list[str]:
 
 
 def _get_mine(name: str, count: int) -> list[int]:
-    """Return the numbers of the next ``count`` valid items. Skip rubbish."""
+    """Return the numbers of the next ``count`` valid items."""
     found: list[int] = []
     while len(found) < count:
         with actions.objects[name].get(timeout=SOON_S) as buffer:

@@ -103,7 +103,7 @@ def test_c14_damaged_handles_of_queues_are_refused(
     for one in damaged:
         with pytest.raises(crossmem.InvalidHandleError):
             crossmem.open_queue(one)
-    # A handle of memory is no handle of a queue, even if a ``QueueHandle`` contains it.
+    # A handle of memory is no handle of a queue, not even in a ``QueueHandle``.
     memory = allocate(4096).export()
     for wrong in (memory.to_bytes(), crossmem.QueueHandle("consume", memory).to_bytes()):
         with pytest.raises(crossmem.CrossmemError):
@@ -230,7 +230,7 @@ def test_c20_an_owner_can_exit(fresh_peer: FreshPeer, peer: Peer) -> None:
     owner.exit()
 
     assert owner.exitcode == os.EX_OK
-    # The memory may have ended with its owner, so the test does not read the buffer.
+    # The memory may have ended with its owner, so the test does not read it.
     peer.call(actions.call, "queue", "get", timeout=SOON_S, keep="buffer")
     with pytest.raises((crossmem.ClosedError, crossmem.OwnerGoneError)):
         peer.call(queues.get, "queue", timeout=SOON_S)
@@ -341,7 +341,7 @@ def test_q12_a_role_can_be_revoked(
     for use in _GETS[:3] if role == "consume" else _PUTS:
         with pytest.raises(crossmem.AccessDeniedError):
             revoked.call(_use, "queue", use)
-    # The owner treats the items of the revoked process as if that process had died.
+    # The owner treats the items as if the revoked process had died.
     wanted = [Item(0, 0, 2), Item(0, 1, 1)] if role == "consume" else [Item(0, 0, 1)]
     assert sorted(peer.call(queues.get_each, "queue", len(wanted), timeout=SOON_S)) == wanted
     queues.put(queue, [5])
@@ -386,7 +386,7 @@ def test_q12_what_a_process_puts_after_its_revocation_reaches_nobody(
 
 
 def _put_anyway(name: str, buffer: str) -> None:
-    """Put a buffer without a check of the role of this process."""
+    """Put a buffer without a check of this process's role."""
     record = actions.objects[name]._record
     record.producer.check = lambda: None
     queues.put_buffer(name, actions.objects[buffer], 2)

@@ -48,7 +48,7 @@ def test_q07_a_dead_consumers_items_are_lost_or_redelivered_as_declared(
     answer = peer.start(queues.get_rest, "queue")
     victim.kill()
     start = time.monotonic()
-    # This process only waits for a buffer, and makes no other call. The wait must notice the death.
+    # The wait for a buffer must notice the death, because this process makes no other call.
     queue.allocate(timeout=SOON_S).release()
     assert time.monotonic() - start < SOON_S
     assert settle(lambda: _free(queue, 3)) == []
@@ -138,7 +138,7 @@ def test_q07_a_place_is_taken_again(
         _end(consumer, end)
     assert settle(lambda: _free(queue, queue.depth)) == []
 
-    # With "closes", the third consumer released its item before it closed the queue.
+    # With "closes", the consumer released its item before it closed the queue.
     assert queue.stats().lost == (1 if end == "dies" else 0)
 
 
@@ -188,7 +188,8 @@ def test_q08_a_producers_buffers_are_given_out_anew(
     assert settle(lambda: _has_producers(queue, 1)) == []
     second.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
 
-    # The two items that were put stay until they are released. The buffer that was not put is free.
+    # The buffers of the two items are in use until their release. The buffer that was not put is
+    # free.
     assert second.call(queues.count_free, "queue") == queue.depth - 2
     second.call(queues.put, "queue", [3, 4], who=2)
     with pytest.raises(crossmem.QueueFullError):
@@ -237,7 +238,7 @@ def test_q08_finish_ends_a_queue_that_not_all_have_come_to(
     producer.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     queues.put(queue, [0])
     queue.finish()
-    # The other producer still has the queue open, so the queue has not ended.
+    # The queue has not ended, because the other producer has it open.
     assert peer.call(queues.get, "queue", timeout=SOON_S).number == 0
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0.05)
@@ -361,7 +362,7 @@ def test_q09_who_waits_hears_of_the_owners_death(
 def test_q09_a_stopped_owner_delays_nobody(peer: Peer, peer2: Peer, fresh_peer: FreshPeer) -> None:
     owner = fresh_peer()
     _share(owner, peer, peer2, prefetch=8)
-    # The first item may be left to the owner, so it must arrive before the owner is stopped.
+    # The owner may have to hand out the first item, so this item must arrive before the stop.
     peer.call(queues.put, "queue", [0])
     assert peer2.call(queues.get, "queue", timeout=SOON_S).number == 0
     owner.stop()

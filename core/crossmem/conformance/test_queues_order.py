@@ -70,7 +70,7 @@ def test_q01_items_that_found_no_room_keep_their_order(
     queue = make_queue(depth=8, prefetch=1)
     for one in (peer, peer2):
         one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
-    # Two items go to consumers that have room. The other items are left to the owner.
+    # Each consumer has room for one item. The other items are left to the owner.
     queues.put(queue, range(8))
     answers = [one.start(queues.get_rest, "queue") for one in (peer, peer2)]
     queues.put(queue, range(8, 80))
@@ -272,7 +272,7 @@ def test_q03_items_in_hand_are_never_dropped(
         assert peer.call(queues.take, "queue", name).number == number
     queues.put(queue, range(2, 7))
     for number, name in enumerate("ab"):
-        # The data have not changed: no producer has written into the buffer.
+        # No producer has written into the buffer.
         assert peer.call(_read_again, name) == number
     assert peer.call(queues.take, "queue", "c").number == 6
     with pytest.raises(crossmem.QueueFullError):
@@ -299,7 +299,7 @@ def test_q03_who_has_only_looked_at_an_item_does_not_hold_it(
     mine = numbers_of(peer.call(queues.get_each, "queue", 2))
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0)
-    # The other two items were given to the other consumer, which has not received them yet.
+    # The other two items were given to the second consumer, which has not received them.
     queues.put(queue, range(4, 8))
     queue.finish()
     received = [numbers_of(one.call(queues.get_rest, "queue")) for one in (peer, peer2)]

@@ -33,10 +33,7 @@ def _prepare(queue: crossmem.Queue, producer: Peer, consumer: Peer) -> None:
 
 
 def _make_work() -> None:
-    """Make a stream and the memory for its work, and run the work once.
-
-    The first run in a process also measures how long a copy takes.
-    """
+    """Make a stream and the memory for its work, and run the work once to measure its duration."""
     streams.new_stream("stream")
     streams.make_work("work")
     actions.allocate("copy", NBYTES)
@@ -47,7 +44,7 @@ def _make_work() -> None:
 
 
 def _issue_and_put(count: int = 1) -> None:
-    """Let a stream fill buffers by work that takes a while. Put each buffer on that stream."""
+    """Let a stream fill buffers by work that takes a while; put each buffer on that stream."""
     queue, stream = actions.objects["queue"], actions.objects["stream"]
     for _ in range(count):
         buffer = actions.objects["buffer"] = queue.allocate(timeout=SOON_S)
@@ -149,7 +146,7 @@ def test_q05_a_put_on_a_stream_waits_on_the_stream(
     peer.call(streams.wait, "gate", 1, "stream")
     # These puts return, although the stream cannot continue.
     peer.call(_issue_and_put, 2)
-    # This item is ready at once. It still arrives after the earlier items, which wait for a stream.
+    # The last item is ready at once, but arrives after the earlier items, which wait for a stream.
     peer.call(streams.new_stream, "free")
     peer.call(_put_on, "free", b"last")
     with pytest.raises(crossmem.QueueEmptyError):
@@ -229,7 +226,7 @@ def test_q05_a_device_without_streams_refuses_them(make_queue: MakeQueue, peer: 
     assert peer.call(queues.take, "queue", "buffer").number == 3
     with pytest.raises(crossmem.UnsupportedError):
         peer.call(actions.call, "buffer", "release", stream=1)
-    # The refused calls had no effect: the consumer still has the buffer.
+    # The consumer still has the buffer after the refused calls.
     assert queues.count_free(queue) == queue.depth - 1
     peer.call(actions.call, "buffer", "release")
 

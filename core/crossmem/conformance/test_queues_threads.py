@@ -99,7 +99,7 @@ def test_q15_a_queue_works_in_asyncio(make_queue: MakeQueue, peer: Peer, peer2: 
 
 
 def _iterate(name: str) -> tuple[list[int], int]:
-    """Receive in an event loop; return the numbers, and the number of runs of another task."""
+    """Receive in an event loop; return the numbers, and how often another task ran meanwhile."""
 
     async def receive() -> list[int]:
         found = []
@@ -113,7 +113,7 @@ def _iterate(name: str) -> tuple[list[int], int]:
 
 
 def _put_all(name: str, count: int) -> int:
-    """Put items in an event loop; return the number of runs of another task."""
+    """Put items in an event loop; return how often another task ran meanwhile."""
 
     async def put() -> None:
         for number in range(count):

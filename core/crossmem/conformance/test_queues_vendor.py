@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vendors' queues keep the laws of all queues, and refuse the calls that they do not support."""
+"""Vendors' queues keep the laws of queues, and refuse the calls that they do not support."""
 
 import asyncio
 import os
@@ -115,8 +115,7 @@ def test_q03_a_queue_that_raises_does_not_wait(make_queue: MakeQueue, peer: Peer
 
 @pytest.mark.crossmem_core
 def test_q09_after_the_owners_death_nothing_waits(peer: Peer, fresh_peer: FreshPeer) -> None:
-    # A vendor keeps its queue and the queue's buffers after the owner's death. So crossmem itself
-    # must end the waits.
+    # A vendor keeps its queue after the owner's death, so crossmem must end the waits.
     owner, producer = fresh_peer(), fresh_peer()
     handles = owner.call(queues.make, "queue", 1)
     producer.call(queues.open_, "queue", handles["produce"])
@@ -163,8 +162,7 @@ def test_c20_a_process_exits_with_buffers_in_hand(
     owner = fresh_peer(CROSSMEM_EXIT_WAIT="0.1")
     for role in ROLES:
         leaving.call(queues.open_, role, queues.handle_of(queue, role))
-    # This process puts the items, because a buffer of the leaving process may end with that
-    # process.
+    # The leaving process puts nothing, because its buffers may end with it.
     queues.put(queue, range(2))
     leaving.call(queues.allocate, "produce", "own")
     leaving.call(queues.take, "consume", "buffer")

@@ -106,8 +106,7 @@ def test_q10_a_consumer_in_its_sleep_is_woken(
         victim.call(queues.take, "queue", "buffer")
     sleeper.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     if event == "hand out":
-        # With prefetch=1, the consumer has room for one item. The owner hands out each later item
-        # after a release.
+        # With prefetch=1, the owner hands out each later item after a release.
         queues.put(queue, range(16))
         answer = sleeper.start(queues.get_each, "queue", 16)
         assert numbers_of(answer.result(SOON_S)) == list(range(16))
@@ -136,7 +135,7 @@ def test_q10_a_drop_makes_room_for_items_that_wait(
     queues.put(queue, range(4))
     if reads == "before":
         assert sleeper.call(queues.get, "queue").number == 0
-        # The owner hands out the next item. That item is dropped before the consumer reads it.
+        # The owner hands out the next item, which is dropped before the consumer reads it.
         assert settle(lambda: [] if queue.stats().waiting == 2 else ["more wait"]) == []
     left = [2, 3] if reads == "before" else [1, 2, 3]
     # The last of these allocations drops the oldest item. No item is put after the drop.

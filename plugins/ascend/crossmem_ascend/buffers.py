@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's buffers, and their hand-over by queues.
 
-The vendor's waiting calls poll the queue. This module adds typed errors, exact time limits, and
-retries while another process uses the queue.
+This module adds typed errors, exact time limits, and retries while another process uses the queue.
 """
 
 import ctypes
@@ -37,12 +36,12 @@ _NORMAL: Final = 0
 _USER_NBYTES: Final = 96
 _PAUSE_S: Final = 1e-3
 _BUSY_S: Final = 0.02
-"""The shortest time for which a call is repeated on a busy queue. A living process keeps a queue
-busy for microseconds only."""
+"""The shortest time for which a call is repeated on a busy queue, even if the time limit is 0. A
+living process keeps a queue busy for microseconds only."""
 
 
 class About(Protocol):
-    """Prepares a device, or names it in errors."""
+    """Makes a device current, or only names the device in errors."""
 
     def __call__(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
         """Return the context manager for a call."""
@@ -78,15 +77,8 @@ def attached_in(queue: VendorQueue) -> Attached:
 class HandOvers:
     """The driver's methods for buffers.
 
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    tdt
-        The runtime's functions for queues and buffers.
-    about
-        Names the device in errors. Buffers need no current device, but the device must have been
-        opened.
+    ``about`` names the device in errors. The vendor's calls for buffers need an opened device, but
+    not a current one.
     """
 
     def __init__(self, vendor: Vendor, tdt: Any, about: About) -> None:
@@ -193,8 +185,8 @@ class HandOvers:
         """Free the buffer that the vendor's last call returned, if that call succeeded."""
         if made and made[-1][1] == SUCCESS:
             buffer.reference = made[-1][0]
-            # free_buffer() does nothing if the pointer is 0. The address of the data may be unknown
-            # here, so the reference replaces the address.
+            # free_buffer() does nothing if the pointer is 0. If the address of the data is still
+            # unknown, the reference takes its place.
             buffer.pointer = buffer.pointer or buffer.reference
             with noting(error):
                 self.free_buffer(buffer)

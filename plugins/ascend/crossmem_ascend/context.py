@@ -39,13 +39,7 @@ class _Debt:
 
 
 class Contexts:
-    """The devices that this process has opened.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    """
+    """The devices that this process has opened."""
 
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
@@ -87,7 +81,7 @@ class Contexts:
         return debts
 
     def _pay_all(self) -> None:
-        """Restore a thread's context. If the vendor refuses, the thread's next call retries.
+        """Restore this thread's context. If the vendor refuses, the thread's next call retries.
 
         Without the retry, the next call would mistake the current context for the application's
         choice.
@@ -115,8 +109,8 @@ class Contexts:
     def _settle(self) -> None:
         """Pay the debts of earlier calls.
 
-        If the application has chosen a context since, do not restore the previous context, but
-        destroy a context that crossmem created.
+        If the application has chosen another context since, do not restore the previous context. A
+        context that crossmem created is destroyed in any case.
         """
         debts = self._debts
         while debts:
@@ -128,8 +122,8 @@ class Contexts:
             try:
                 self._pay_first(debts)
             except CrossmemError as error:
-                # A context that the application destroyed needs no restoration. A context that is
-                # not current may have ended with a reset of the device.
+                # PARAM_INVALID: the application has destroyed the context. A context that is not
+                # current may have ended with a reset of the device.
                 if is_current and not (
                     isinstance(error, DriverError) and error.code == PARAM_INVALID
                 ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver for Ascend NPUs: it prepares device, context and peers for a mechanism's calls."""
+"""The driver for Ascend NPUs: it prepares device, context and peer access for the mechanisms."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -47,15 +47,12 @@ _MAX_TGID: Final = (1 << 31) - 1
 class AscendDriver(VendorDriver):
     """Memory of Ascend NPUs, through pyACL or a binding with pyACL's interface.
 
-    The driver has the methods of :class:`crossmem.driver.AddressRanges` if the runtime offers
-    shareable handles, those of :class:`crossmem.driver.StreamWords` if streams can write values,
-    and those of :class:`crossmem.driver.VendorQueues` if the vendor's queues work between
-    processes of this machine. It has ``violations`` if the runtime is a checking emulation.
+    Some methods exist only with certain runtimes:
 
-    Parameters
-    ----------
-    acl
-        The module ``acl``, or an emulation of it.
+    - :class:`crossmem.driver.AddressRanges`: the runtime has shareable handles
+    - :class:`crossmem.driver.StreamWords`: streams can write values
+    - :class:`crossmem.driver.VendorQueues`: the vendor's queues work between processes
+    - ``violations``: the runtime is a checking emulation
 
     Raises
     ------
@@ -213,8 +210,7 @@ class AscendDriver(VendorDriver):
                     hint="copy the memory to another allocation and export that",
                     backend=BACKEND,
                 )
-            # This method runs on the lease server's thread, where no device is current. So the
-            # method must choose the device.
+            # On the lease server's thread, which calls this method, no device is current.
             with self._current.on(block.ordinal):
                 mechanism.admit(block, tgids)
             owned.admitted.update(tgids)

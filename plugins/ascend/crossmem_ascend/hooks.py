@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hook of the plugin. Only a load imports pyACL; a probe or a load may open CANN's library."""
+"""The hook of the plugin. A probe may open CANN's library, but it never imports pyACL."""
 
 import sys
 from functools import partial

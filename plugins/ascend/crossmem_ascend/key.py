@@ -2,9 +2,8 @@
 """Sharing of ``malloc`` memory by key.
 
 The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
-the key before it frees the memory. The memory is lost when the exporter ends. A key works between
-processes that use one device: on another device, neither synchronous copies nor copies from or to
-the host work.
+the key before it frees the memory. The memory is lost when the exporter ends. All processes use the
+memory on one device. On another device, synchronous copies, and copies from or to the host, fail.
 """
 
 from dataclasses import dataclass
@@ -40,13 +39,7 @@ class _Keyed(Reference):
 
 
 class Key(Mechanism):
-    """Memory that a key identifies. All processes close the key in the vendor's order.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    """
+    """Memory that a key identifies."""
 
     name = "key"
     needs = KEY
@@ -58,8 +51,8 @@ class Key(Mechanism):
 
     @override
     def allocate(self, ordinal: int, nbytes: int) -> Block:
-        # The capacity is a whole number of huge pages. Otherwise the memory might not be aligned to
-        # a page, or might share a page with other memory.
+        # If the capacity were not a whole number of huge pages, the memory might not begin at a
+        # page, or might share a page with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         owned = _Keyed(self)
         made: list[tuple[int, int]] = []
@@ -79,7 +72,7 @@ class Key(Mechanism):
         owned: _Keyed = block.reference
         close, key = self._rt.ipc_mem_close, owned.key
         if key:
-            # If the close fails, the memory stays: freeing memory with an open key is undefined
+            # If the close fails, the memory stays, because a free with an open key is undefined
             # behaviour.
             owned.key = ""
             code = close(key)

@@ -31,7 +31,7 @@ _NUMBER_NBYTES: Final = 8
 
 
 class _Module:
-    """A module of ``acl``, with the functions that the library exports."""
+    """A module of ``acl``."""
 
     def __init__(self, name: str, functions: Functions) -> None:
         self._name = name
@@ -87,13 +87,7 @@ class _Rt(_Module):
 
 
 class LibraryAcl:
-    """Huawei's library with the interface of the module ``acl``.
-
-    Parameters
-    ----------
-    library
-        Huawei's library.
-    """
+    """Huawei's library with the interface of the module ``acl``."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._functions = Functions(library, ACL)

@@ -16,15 +16,7 @@ _PERIOD_S: Final = 0.01
 
 
 class PeerAccess:
-    """The peer access that this process has enabled.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    contexts
-        The devices that this process has opened.
-    """
+    """The peer access that this process has enabled."""
 
     def __init__(self, vendor: Vendor, contexts: Contexts) -> None:
         self._vendor = vendor

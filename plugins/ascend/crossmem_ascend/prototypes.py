@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prototypes of ACL's C functions. The keys are the functions' names in pyACL.
 
-A function that pyACL lacks has a name in pyACL's style.
-
 The prototypes follow ``acl/acl_rt.h``, ``acl/acl.h`` and ``acl/acl_tdt_queue.h`` of ACL 1.17.0
 (CANN of 2026).
 """
@@ -176,9 +174,9 @@ RT: Final = {
     "value_wait": Prototype("aclrtValueWait", _POINTER, _U64, _UINT, _POINTER),
     "value_write": Prototype("aclrtValueWrite", _POINTER, _U64, _UINT, _POINTER),
     "wait_and_reset_notify": Prototype("aclrtWaitAndResetNotify", _POINTER, _POINTER, _UINT),
-    # Functions that pyACL lacks. mem_set_access takes one tuple for each device: flags, device
-    # number, type of location. The device number is the number in the vendor's driver, independent
-    # of ASCEND_RT_VISIBLE_DEVICES.
+    # Functions that pyACL lacks, with names in its style. mem_set_access takes one tuple for each
+    # device: flags, device number, type of location. The device number is the vendor driver's,
+    # whatever ASCEND_RT_VISIBLE_DEVICES is.
     "mem_export_to_shareable_handle_v2": Prototype(
         "aclrtMemExportToShareableHandleV2",
         _POINTER,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's queues and buffers: the mechanism ``acltdt``.
 
-Processes can share queues and buffers only if the processes run on the device's own processor (run
-mode device) and are members of one memory group. crossmem does not make this group.
+Only processes that run on the device's own processor (run mode device), in one memory group, can
+share queues and buffers. crossmem does not make this group.
 """
 
 import ctypes
@@ -74,15 +74,7 @@ def obstacle(
 class QueueMechanism(HandOvers):
     """The driver's methods for the group :class:`crossmem.driver.VendorQueues`.
 
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    tdt
-        The runtime's functions for queues and buffers.
-    on, about
-        ``on`` makes a device current, and ``about`` names it in errors. Queues and buffers need no
-        current device, but the device must have been opened.
+    ``on`` makes a device current, and ``about`` only names it in errors.
     """
 
     def __init__(self, vendor: Vendor, tdt: Any, on: About, about: About) -> None:

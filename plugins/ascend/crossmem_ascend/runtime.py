@@ -2,9 +2,7 @@
 """The interface of a runtime: the part of pyACL that the driver uses.
 
 Arguments are positional. A function with a result returns it together with the code, which is 0 for
-success. Pointers, handles, contexts and streams are integers. The vendor's module and the emulation
-have this interface without an adapter; :mod:`crossmem_ascend.library` gives the vendor's library
-this interface.
+success. Pointers, handles, contexts and streams are integers.
 """
 
 from collections.abc import Callable, Mapping
@@ -83,8 +81,8 @@ PEER_ACCESS: Final = frozenset(
 
 
 STREAM_VALUES: Final = frozenset({"host_register", "host_unregister", "value_wait", "value_write"})
-"""Functions of ``acl.rt`` for values in host memory that streams write and wait for. On a product
-without this feature, they return 207000."""
+"""Functions of ``acl.rt`` by which streams write values to host memory and wait for them. On a
+product without this feature, they return 207000."""
 
 NOTIFIES: Final = frozenset(
     {
@@ -203,7 +201,7 @@ class Vendor:
     Parameters
     ----------
     acl
-        The runtime. It is initialised here and never finalised, because other code may use it.
+        The runtime. It is initialised, but never finalised, because other code may use it.
 
     Raises
     ------

@@ -50,13 +50,7 @@ class _Physical(Reference):
 
 
 class Shareable(Mechanism):
-    """Physical memory, mapped at reserved addresses and shared by a 64-bit value.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    """
+    """Physical memory, mapped at reserved addresses and shared by a 64-bit value."""
 
     name = "shareable"
     needs = SHAREABLE
@@ -240,8 +234,8 @@ class Shareable(Mechanism):
         self._free_physical(owned)
         self._release_addresses(owned)
 
-    # In each method below, no signal handler runs between the statement that clears the record of
-    # a resource and the vendor's call. The record is restored only if the vendor refused.
+    # In the methods below, no signal handler runs between the statement that clears a resource's
+    # record and the vendor's call. The record is restored only if the vendor refused.
 
     def _unmap_mem(self, owned: _Physical) -> None:
         unmap, pointer = self._rt.unmap_mem, owned.addresses

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Order between streams of several processes: values that streams write and await.
 
-Notifies are not used: a wait resets its notify, so a notify serves one waiter and carries no value.
-IPC events are not used either, because every product with IPC events has value writes, too.
+Notifies do not serve this purpose: a notify has only one waiter, and carries no value. Events are
+not needed, because every product with IPC events has value writes.
 """
 
 from contextlib import AbstractContextManager
@@ -30,18 +30,7 @@ class _On(Protocol):
 
 
 class StreamOrder:
-    """The driver's methods for streams.
-
-    They are the optional groups ``Streams``, ``StreamWords`` and ``StreamWork`` of
-    :mod:`crossmem.driver`.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    on
-        Makes a device current.
-    """
+    """The optional groups ``Streams``, ``StreamWords`` and ``StreamWork`` of the driver."""
 
     def __init__(self, vendor: Vendor, on: _On) -> None:
         self._vendor = vendor
@@ -49,7 +38,7 @@ class StreamOrder:
         self.levels: tuple[TimelineLevel, ...] = (
             ("host",) if vendor.missing(STREAM_VALUES) else ("word", "host")
         )
-        """The levels of timelines, the strongest first. They depend on the edition of CANN."""
+        """The levels of timelines, the strongest first."""
         self._registered: dict[int, list[tuple[int, int]]] = {}
         """A list for each host page. The key is the page's address. While the page is registered
         with the vendor, the list has the vendor's answer. Otherwise it is empty."""
@@ -103,11 +92,7 @@ class StreamOrder:
     # Work for the conformance kit ----------------------------------------------------------
 
     def create_stream(self, ordinal: int) -> int:
-        """Create a stream in the device's default context, which frameworks use, too.
-
-        This method makes that context current, because a stream belongs to the context in which it
-        is created.
-        """
+        """Create a stream in the device's default context, and make this context current."""
         rt = self._vendor.rt
         self._vendor.check("rt.set_device", rt.set_device(ordinal))
         return self._vendor.value("rt.create_stream", rt.create_stream())

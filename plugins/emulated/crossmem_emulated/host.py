@@ -22,8 +22,7 @@ _FRESH_S: Final = 0.1
 """The time for which one reading of the limits is valid, in seconds."""
 
 _MAX_ALLOCATION_NBYTES: Final = 1 << 46
-"""The largest request in bytes: half of the addresses of a process on x86-64. For smaller requests,
-the limits of the machine decide."""
+"""The largest request in bytes: half of the addresses of a process on x86-64."""
 
 _MAX_NAME: Final = 50
 """The most characters of a limit's name that fit into one line with the numbers."""
@@ -31,11 +30,6 @@ _MAX_NAME: Final = 50
 
 class HostDriver(MemfdDriver):
     """The host's memory in pages, within the limits of the machine and the process's cgroups.
-
-    Parameters
-    ----------
-    limits
-        The limits on the memory of this process.
 
     Raises
     ------
@@ -47,10 +41,9 @@ class HostDriver(MemfdDriver):
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        # The bytes that may still be allocated after one reading of the limits, and the time until
-        # which the reading is valid. If two threads allocate at once, one of their updates of
-        # these fields may be lost. This is harmless, because the allocations after a reading get at
-        # most half of the free memory before the next reading.
+        # The bytes that one reading of the limits still permits, and the time at which the reading
+        # expires. If two threads allocate at once, an update of these fields may be lost. This is
+        # harmless: one reading permits at most half of the free memory.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(
@@ -76,9 +69,8 @@ class HostDriver(MemfdDriver):
     def _check(self, capacity: int) -> None:
         """Raise if the limits leave too little memory for a capacity.
 
-        A reading of the limits takes as long as ten allocations, and large allocations must not be
-        slower than small ones. So one reading also serves later allocations, up to half of the free
-        memory that it found.
+        A reading of the limits takes as long as ten allocations. So one reading also serves later
+        allocations, up to half of the free memory that it found.
         """
         if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
             self._spare_nbytes -= capacity

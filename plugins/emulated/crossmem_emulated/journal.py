@@ -19,7 +19,7 @@ class Violation(NamedTuple):
     rule: str
     """Id of the rule, such as ``"ACL-E8"``."""
     text: str
-    """The description of the violation, with the values of the call."""
+    """A description, with the values of the call."""
 
 
 class Journal:
@@ -72,8 +72,7 @@ class Faults:
         count
             Number of calls that fail after the skipped calls.
         pid
-            The process whose calls are counted and fail; None: the calls of all processes are
-            counted together.
+            The process whose calls fail; None: the calls of all processes, counted together.
 
         Returns
         -------

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory that this process can still allocate, and the limit on it.
 
-The kernel allocates a page at its first access. If no page is free, an access cannot fail with an
-error: the kernel kills this process or another one. So the limits are read before the access.
+The kernel allocates a page at its first access. If no page is free then, the kernel returns no
+error but kills a process. So the limits are read before the access.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ class Limit:
     total_nbytes
         The limit in bytes.
     free_nbytes
-        Bytes that can still be allocated under the limit: unused bytes, memory that the kernel can
-        drop, such as page cache, and swap space.
+        Bytes that can still be allocated under the limit. They include swap space, and memory that
+        the kernel can drop, such as page cache.
     """
 
     name: str
@@ -110,8 +110,8 @@ class Limits:
     def _own_cgroups(self) -> Iterator[tuple[Path, _Files]]:
         """Yield the folder of each cgroup that limits this process: its own and all ancestors.
 
-        In a container, ``/proc/self/cgroup`` may have the path on the host, although the container
-        sees its own cgroup as the root. The caller skips folders that do not exist.
+        Some folders may not exist: in a container, ``/proc/self/cgroup`` may have the path on the
+        host, although the container sees its own cgroup as the root.
         """
         try:
             lines = (self._proc / "self/cgroup").read_text("utf-8").splitlines()

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of one emulated host: the records of device memory that a real host's kernel keeps.
 
-Vendor drivers live in the kernel, which sees every process, survives all of them and cleans up
-after each. In an emulated host, an SQLite database replaces the drivers' records. A transaction is
-atomic, and Linux releases the locks of a killed process. So a process that is killed at any
-instruction blocks no other process. Other processes later remove the entries of a killed process.
-The memory itself is a memfd of the process that allocated it: Linux frees it when no process has it
-mapped or open any more.
+An SQLite database has these records. A transaction is atomic, and Linux releases the locks of a
+killed process. So a process that is killed at any instruction blocks no other process. Other
+processes later remove its entries. The memory itself is a memfd of the process that allocated it.
+Linux frees a memfd that no process has mapped or open.
 
 All processes of one emulated host are in one pid namespace and have one user.
 """
@@ -110,7 +108,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """The emulated host is lost: this process cannot use it, or cannot use it any more."""
+    """The emulated host is lost: this process cannot use it."""
 
 
 class Machine:
@@ -119,12 +117,11 @@ class Machine:
     Parameters
     ----------
     folder
-        The folder of the tables: one folder is one host. The folder is created if it does not
-        exist. Its parent is not created, because another process may have removed the parent on
-        purpose.
+        The folder of the tables: one folder is one host. The folder is created if necessary. Its
+        parent is not created, because another process may have removed the parent on purpose.
     schema
-        SQL that creates further tables of one vendor if they do not exist. Rows of a process refer
-        to the table ``process`` with ``ON DELETE CASCADE``, and so are deleted with the process.
+        SQL that creates the tables of one vendor if they do not exist. A row that must be deleted
+        with a process refers to the table ``process`` with ``ON DELETE CASCADE``.
 
     Attributes
     ----------
@@ -196,8 +193,8 @@ class Machine:
             )
         if self._connection is None:
             self._connection = _in_time(self._open)
-            # The release of memory at the exit of this process still needs the connection, so it
-            # stays open until the kernel closes it. The extra reference keeps Python 3.13 from
+            # The release of memory at the exit of this process still needs the connection, so only
+            # the kernel closes the connection then. The extra reference keeps Python 3.13 from
             # warning that an open connection was deleted.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._closing = weakref.finalize(self, _end, self._connection)
@@ -216,8 +213,8 @@ class Machine:
         with _beginning:
             with self.transaction() as tables:
                 if me not in _known:
-                    # If this program was started by exec, the program before it had the same pid
-                    # and start time. The entries of that program are removed.
+                    # If this program was started by exec, entries with the same pid and start time
+                    # belong to the program before it.
                     started = (os.getpid(), process_start_time("self") or 0)
                     tables.execute("DELETE FROM process WHERE pid = ? AND start_time = ?", started)
                     tables.execute(_DELETE_UNHELD)
@@ -230,8 +227,7 @@ class Machine:
         except FileNotFoundError:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self.identity:
-            # Without this check, SQLite would fail with a less clear error, or would make a new
-            # host in a new folder.
+            # Without this check, SQLite might make a new host in a new folder.
             raise HostLostError(f"the emulated host {shorten(str(self.folder))} was removed")
         connection = sqlite3.connect(
             self.boot, timeout=0, isolation_level=None, check_same_thread=False
@@ -326,8 +322,7 @@ class Machine:
     def fault_of(self, error: Exception) -> CrossmemError | None:
         """Return crossmem's error if the system made the database unusable, None otherwise.
 
-        The emulated vendor has no result code for an unusable database. Without this error,
-        crossmem's driver would report a failure of the vendor.
+        The emulated vendor has no result code for an unusable database.
         """
         code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_FULL or (code in _UNUSABLE and self._is_full()):
@@ -350,7 +345,7 @@ class Machine:
             found = os.statvfs(self.folder)
         except OSError:
             return False
-        # A file system that does not limit the number of files reports the total 0. It is not full.
+        # A file system without a limit on the number of files reports the total 0.
         has_no_files = found.f_files > 0 and not found.f_favail
         return has_no_files or found.f_bavail * found.f_frsize < _SPARE_NBYTES
 
@@ -363,8 +358,7 @@ class Machine:
         """Close the database; the next use opens it again."""
         with self._lock:
             if self._connection is not None and self._closing is not None:
-                # The finaliser does nothing while the process exits. So close() closes the
-                # connection itself, without the finaliser.
+                # While the process exits, the finaliser would do nothing.
                 self._closing.detach()
                 _end(self._connection)
                 self._closing = self._connection = None
@@ -421,8 +415,8 @@ def _end(connection: sqlite3.Connection) -> None:
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
-"""The identities of the hosts that this process cannot use any more, because this process or an
-ancestor was forked while a connection was open."""
+"""The identities of the hosts that this process cannot use any more: this process or an ancestor
+was forked while a connection was open."""
 _is_sqlite_lost = False
 """Whether this process cannot use any host, because another thread used SQLite at a fork."""
 

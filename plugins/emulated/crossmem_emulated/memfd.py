@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of the drivers ``host`` and ``emulated``. It shares memory by system calls on memfds.
 
-The driver keeps no list of blocks and imports. The ``reference`` of a block is its descriptor. The
-``reference`` of an import is its descriptor too, or a :class:`_Kept` after the descriptor was
-closed.
+The ``reference`` of a block or import is its descriptor. After an import's descriptor was closed,
+the ``reference`` is a :class:`_Kept`.
 """
 
 import errno
@@ -46,7 +45,7 @@ class MemfdDriver(Driver):
     Parameters
     ----------
     devices
-        Devices that this process sees, in the order of their ordinals.
+        The visible devices, in the order of their ordinals.
     granularity_nbytes
         Unit of capacities in bytes: a power of two, and a multiple of the page size.
     max_allocation_nbytes
@@ -130,17 +129,11 @@ class MemfdDriver(Driver):
         return block
 
     def _charge(self, block: Block, capacity: int) -> None:
-        """Set the capacity of a block before its memory is created.
-
-        Raises
-        ------
-        OutOfMemoryError
-            There is no room for the memory.
-        """
+        """Set the capacity of a block, or raise ``OutOfMemoryError`` if there is no room."""
         block.capacity = capacity
 
     def _refund(self, block: Block) -> None:
-        """Set the capacity of a freed block to 0. An interrupted call can be repeated."""
+        """Set the capacity of a freed block to 0."""
         block.capacity = 0
 
     def _prepare(self, block: Block) -> None:
@@ -242,8 +235,8 @@ class MemfdDriver(Driver):
             except OSError as error:
                 raise self._close_failed(imported.ordinal, error, "unmap") from None
         elif reference is not None and reference.mapped.pointer:
-            # An interrupt came right after this mapping was made, so core does not know the
-            # mapping. This call unmaps it.
+            # map() was interrupted right after it had made this mapping, so core does not know the
+            # mapping.
             self.unmap(reference.mapped)
 
     @override
@@ -390,8 +383,7 @@ class MemfdDriver(Driver):
 
     @override
     def synchronize(self, ordinal: int) -> None:
-        # The CPU's work is complete when a call returns, and its caches are coherent. So there is
-        # nothing to wait for.
+        # The CPU's work is complete when a call returns, and its caches are coherent.
         pass
 
     def _translate(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host memory from the kernel: memfds of a sealed size, and their mappings.
 
-Mappings are not Python's ``mmap`` objects, because each of these objects holds a descriptor.
-``mmap``, ``munmap`` and ``madvise`` are called through ctypes. An address is an integer, and the
-caller owns its mapping. A function that raises leaves no descriptor and no mapping behind.
+Mappings are made through ctypes, because each of Python's ``mmap`` objects holds a descriptor. An
+address is an integer, and the caller owns its mapping. A function that raises leaves no descriptor
+and no mapping behind.
 """
 
 import contextlib
@@ -76,14 +76,14 @@ _SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
 _ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
 _TMPFS_MAGIC: Final = 0x01021994
 _STATFS_WORDS: Final = 32
-"""Size of a buffer, in words, that is larger than a ``struct statfs``. Its first word is the type
-of the file system."""
+"""Words in a buffer that is larger than a ``struct statfs``. The first word of the struct is the
+type of the file system."""
 _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
-# These calls go through CDLL, which releases the GIL, because they can take long. Examples are the
-# unmapping of large memory, and a mapping while another thread populates memory.
+# CDLL releases the GIL during a call. These calls can take long, such as the unmapping of large
+# memory, or a mapping while another thread populates memory.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _mmap = _libc.mmap
@@ -111,15 +111,7 @@ _fstatfs.restype = c_int
 
 
 class SystemCallError(OSError):
-    """A system call failed.
-
-    Parameters
-    ----------
-    call
-        Name of the call, such as ``"mmap"``.
-    code
-        The value of ``errno``.
-    """
+    """A system call, such as ``"mmap"``, failed. ``code`` is the value of ``errno``."""
 
     def __init__(self, call: str, code: int) -> None:
         super().__init__(code, os.strerror(code))
@@ -135,8 +127,8 @@ def libc_error(call: str) -> SystemCallError:
 def creation_flags() -> int:
     """Return the flags for :func:`create` that this kernel supports.
 
-    The function first tries the flag for memory that cannot be executed, because a system may
-    refuse executable memory. Kernels before Linux 6.3 do not know this flag.
+    The function first tries ``MFD_NOEXEC_SEAL``, because a system may refuse executable memory.
+    Kernels before Linux 6.3 do not know this flag.
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
@@ -306,7 +298,7 @@ def populate(pointer: int, nbytes: int) -> None:
 
 
 def advise_huge(pointer: int, nbytes: int) -> None:
-    """Request huge pages. The kernel may ignore the request, so a refusal is no error."""
+    """Request huge pages. A refusal of the kernel is no error."""
     _madvise(pointer, nbytes, _MADV_HUGEPAGE)
 
 
@@ -366,7 +358,7 @@ def reopen_readonly(descriptor: int) -> int:
 
     The mode of the file becomes read-only first. Otherwise a process with the new descriptor could
     open the file for writing through ``/proc``. Only the same user or root can change the mode
-    back, by a deliberate call. Descriptors that are open for writing stay writable.
+    back. Descriptors that are open for writing stay writable.
     """
     call = "fchmod"
     opened: list[int] = []
@@ -384,13 +376,7 @@ def reopen_readonly(descriptor: int) -> int:
 
 
 def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
-    """Return whether this kernel gives shared memory huge pages only on request.
-
-    Parameters
-    ----------
-    settings
-        Folder of the kernel's settings: a file for all sizes of huge pages, and one for each size.
-    """
+    """Return whether this kernel gives shared memory huge pages only on request."""
     for pattern in ("shmem_enabled", "hugepages-*/shmem_enabled"):
         for path in settings.glob(pattern):
             with contextlib.suppress(OSError):
@@ -402,11 +388,11 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
 def close_inherited() -> None:
     """Close, in a forked child, the parent's descriptors of memory, except inheritable ones.
 
-    The function finds the descriptors by the memory's name. So allocations and imports need no
-    record of their descriptors, and a number that now belongs to another file is not closed.
+    The function finds the descriptors by the memory's name. So a number that now belongs to another
+    file is not closed.
     """
     try:
-        # There may be many thousands of descriptors, for which pathlib would be slow.
+        # For thousands of descriptors, pathlib would be slow.
         names = os.listdir("/proc/self/fd")  # noqa: PTH208
     except OSError:
         # Without /proc, the parent has shared no memory, because the identity of a process is read
@@ -418,7 +404,7 @@ def close_inherited() -> None:
             if os.readlink(f"/proc/self/fd/{name}") not in _LINKS:  # noqa: PTH115
                 continue
             # crossmem's descriptors are not inheritable. If the application has made a descriptor
-            # inheritable, a program that it executes needs the descriptor.
+            # inheritable, a program that the application executes needs the descriptor.
             if not os.get_inheritable(int(name)):
                 close(int(name))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings in the environment: the variables ``CROSSMEM_EMULATED_*``."""
+"""The variables ``CROSSMEM_EMULATED_*`` of the environment."""
 
 import os
 import re
@@ -70,8 +70,8 @@ def _default_capacity() -> int:
 
 
 def _default_state() -> Path:
-    # /dev/shm lies in memory, so a reboot deletes the folder. A reboot also ends all processes of
-    # the emulated host. A folder in /tmp may outlive a reboot.
+    # A reboot ends the processes of the emulated host. It also deletes a folder in /dev/shm, which
+    # lies in memory, but perhaps not a folder in /tmp.
     shared = Path("/dev/shm")  # noqa: S108 - Machine checks the owner of the folder
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
@@ -79,7 +79,7 @@ def _default_state() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The configuration of the emulated devices. An empty variable counts as unset.
+    """The configuration of the emulated devices.
 
     The backend ``emulated`` uses the fields from ``devices`` to ``visible_devices``. The emulations
     of vendors use ``devices``, ``capacity_nbytes``, and the fields from ``state`` on.
@@ -128,8 +128,8 @@ class Options:
     deny the host access to device addresses (``CROSSMEM_EMULATED_STRICT``)."""
 
     slow_streams: bool = False
-    """Whether streams of vendors' emulations execute work only when a thread waits for it, or when
-    another process may wait for it (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
+    """Whether streams of vendors' emulations execute work only when a thread waits for it, or after
+    50 ms if another process may wait for it (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
 
     acl_profile: str = "documented"
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
@@ -177,16 +177,16 @@ class Options:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Return the options that the variables set.
+        """Return the options that the variables set. An empty variable counts as unset.
 
         Raises
         ------
         ConfigurationError
-            A value is invalid; the message names the variable, the value and what is allowed.
+            A value is invalid.
         """
         options, variables = cls(), {name: variable for variable, name in VARIABLES.items()}
-        # The variables are read in the order of the fields: the capacity needs the granularity, and
-        # the visible devices need the number of devices.
+        # The order of the fields matters: the check of the capacity needs the granularity, and that
+        # of the visible devices needs the number of devices.
         for name in (one.name for one in fields(cls)):
             text = environ.get(variables[name], "").strip()
             if not text:

@@ -22,19 +22,11 @@ _Ranges = Iterable[tuple[int, int]]
 class Ordering:
     """The pending writes of the slow streams of this process and of other processes.
 
-    A write counts only if a real device could already have done it: the write waits for no function
-    of the program, no value and no other stream.
+    A write counts only if a real device could already have done it. Such a write waits for no
+    function of the program, no value and no other stream.
 
-    Parameters
-    ----------
-    machine
-        The emulated host.
-    space
-        The device addresses of this process.
-    queues
-        The work of all streams, in which this object registers itself.
-    violate
-        Records a violation. The arguments are the call and a text.
+    The object registers itself as the observer of ``queues``. The arguments of ``violate`` are the
+    name of a call and a text.
     """
 
     def __init__(
@@ -66,10 +58,7 @@ class Ordering:
                 work.rows.append(tables.execute(statement, values).lastrowid or 0)
 
     def begins(self, work: Work, stream: Queue | None = None) -> None:
-        """Record a violation if work accesses memory with a pending write.
-
-        The write is of another stream or another process.
-        """
+        """Record a violation if another stream or process still writes memory of ``work``."""
         if work.is_over is not None or not work.ranges:
             return
         for earlier in self._queues.pending_before(work, stream):

@@ -22,8 +22,7 @@ HOST: Final = -1
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
 _LABEL: Final = struct.Struct("<16sQQQQqQ")
-"""The label by which a descriptor identifies its memory: magic, host, file, device and size.
-The label lies in the file, after the memory."""
+"""The label by which a descriptor identifies its memory: magic, host, file, device and size."""
 _MAGIC: Final = b"crossmem pages"
 
 
@@ -47,7 +46,7 @@ class Pages:
         Address at which the emulation uses the memory; 0 after the release. The program does not
         know this address.
     descriptor
-        A memfd of this process; None if it was closed, or if the memory was opened by number.
+        A descriptor of this process; None if it was closed, or if the memory was opened by number.
     holding
         Number of this process's row in the table ``holding``, which keeps the memory charged; None
         if there is no such row.
@@ -62,15 +61,7 @@ class Pages:
 
 
 class PageStore:
-    """Allocates, opens and releases device memory.
-
-    Parameters
-    ----------
-    machine
-        The host.
-    capacity_nbytes
-        Size of each device's memory in bytes.
-    """
+    """Allocates, opens and releases memory of devices with ``capacity_nbytes`` bytes each."""
 
     def __init__(self, machine: Machine, capacity_nbytes: int) -> None:
         self.machine = machine
@@ -94,7 +85,7 @@ class PageStore:
             Size in bytes, a multiple of the page size.
         is_labelled
             Whether :meth:`receive` can identify the memory by a descriptor. The label lies in the
-            file and not in the tables, because a descriptor may outlive all processes that hold the
+            file, after the memory, because a descriptor may outlive all processes that hold the
             memory in the tables.
 
         Raises
@@ -174,8 +165,7 @@ class PageStore:
     def receive(self, descriptor: int) -> Pages | None:
         """Return the labelled memory of this host behind a descriptor, None for another file.
 
-        The caller closes the descriptor, because this method duplicates it. The method works even
-        if all processes that held the memory have ended.
+        The caller closes the descriptor, because this method duplicates it.
 
         Raises
         ------

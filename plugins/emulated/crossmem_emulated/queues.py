@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of streams: the order in which it is done, and the threads that do it."""
+"""The work of streams: its order, and the threads that do it."""
 
 import itertools
 import sys
@@ -51,9 +51,9 @@ class Work:
     is_running: bool = False
     sequence: int = 0
     written: tuple[tuple[int, int], ...] = ()
-    """The ranges of data that the work writes. A value for which streams wait is not data."""
+    """The ranges that the work writes, except values for which streams wait."""
     rows: list[int] = field(default_factory=list)
-    """The numbers of the rows in the database in which other processes see the pending writes."""
+    """The numbers of the database's rows in which other processes see the pending writes."""
 
 
 class Queue(Protocol):
@@ -113,11 +113,9 @@ class Queues:
         """Notified when a thread has a function of the program to call, and when such a function
         has ended."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
-        """The functions of the program that a thread will call when it asks for them. The key is
-        the thread."""
+        """The functions of the program that each thread will call when it asks for them."""
         self.sequence = itertools.count(1)
         self.ordering: Watch | None = None
-        """The observer of the work of slow streams, None if there is none."""
         self._lock = lock
         self._thread = thread
         self._streams = streams
@@ -127,7 +125,7 @@ class Queues:
     def submit(self, stream: Queue, work: Work, *, is_awaited: bool = False) -> None:
         """Append work to a stream. Do the work now, unless streams are slow or the work must wait.
 
-        ``is_awaited`` says whether the caller finishes the work before it returns.
+        If ``is_awaited``, the caller finishes the work before it returns.
         """
         work.sequence = next(self.sequence)
         stream.queue.append(work)
@@ -187,8 +185,7 @@ class Queues:
     ) -> bool:
         """Execute the work of some streams, and the work for which these streams wait.
 
-        If the work includes functions of the program, this method waits for them. Other calls run
-        during the wait.
+        If the work includes functions of the program, this method waits for them.
 
         Parameters
         ----------
@@ -206,8 +203,8 @@ class Queues:
         Returns
         -------
         bool
-            Whether this method waited. Other calls may have changed the state of the process during
-            the wait.
+            Whether this method waited. During the wait, other calls may have changed the state of
+            the process.
         """
         limits = self._needed(streams, until)
         mine = getattr(self._thread, "callback", None)
@@ -296,8 +293,7 @@ class Queues:
 
     def end_callback(self, stream: Queue, work: Work) -> None:
         """Continue with the work that waited for a function of the program."""
-        # While the function ran, the work may have left the stream, for example because its memory
-        # was freed.
+        # The work may have left the stream before, for example because its memory was freed.
         if work in stream.queue:
             stream.queue.remove(work)
         try:
@@ -307,10 +303,7 @@ class Queues:
             self.changed.notify_all()
 
     def lose(self, start: int, nbytes: int) -> Iterator[Work]:
-        """Remove and yield the work that would access memory that is being released.
-
-        The removed work is never done.
-        """
+        """Discard and yield the work that would access memory that is being released."""
         for stream in self._streams.values():
             for work in list(stream.queue):
                 if any(

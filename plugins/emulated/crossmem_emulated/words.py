@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words in memory that streams write and wait for. Other processes write them with plain stores."""
+"""Words in memory that streams write and wait for.
+
+Other processes write the words with plain stores, so a wait reads its word again and again.
+"""
 
 import ctypes
 import sqlite3
@@ -55,19 +58,11 @@ def is_satisfied(
     nbytes: int,
     mask: int | None = None,
 ) -> bool:
-    """Whether a word satisfies the condition of a wait.
+    """Whether a word of ``nbytes`` bytes satisfies the condition of a wait.
 
-    Parameters
-    ----------
-    comparison
-        The condition.
-    word, value
-        The word in memory, and the operand of the wait.
-    nbytes
-        Size of the word in bytes.
-    mask
-        AMD's mask of the word. None for the other vendors, whose comparison is cyclic: a word is at
-        least a value if word minus value, as a signed number, is not negative.
+    ``value`` is the operand of the wait. ``mask`` is AMD's mask of the word, None for the other
+    vendors. For these, a word is at least a value if word minus value, as a signed number, is not
+    negative.
     """
     bits = 8 * nbytes
     every_bit = (1 << bits) - 1
@@ -101,9 +96,9 @@ def waiting(
     lock
         The process's lock.
     word
-        Address and size in bytes of the word. A release of this memory discards the work.
+        Address of the word, and its size in bytes. A release of this memory discards the work.
     is_over
-        Returns whether the word satisfies the condition.
+        Says whether the word satisfies the condition.
     """
 
     def is_done() -> bool:

@@ -16,15 +16,14 @@ def refuse_capture(vendor: Vendor) -> None:
     """Raise if a stream is being captured. The check does not affect the capture.
 
     The check sees the default stream, every stream that waits for the default stream, and the
-    streams that CuPy or PyTorch use in this thread. It misses a capture on another stream. It
-    misses every capture if the runtime lacks ``streamIsCapturing``, and with CuPy for ROCm. If the
-    check misses a capture that forbids the next call of crossmem, the vendor refuses the call, and
-    the capture is lost.
+    streams that CuPy or PyTorch use in this thread. It misses captures on other streams. With CuPy
+    for ROCm, or a runtime without ``streamIsCapturing``, it misses every capture. If a missed
+    capture forbids the next call of crossmem, the vendor refuses the call, and the capture is lost.
 
     Raises
     ------
     BusyError
-        A stream is being captured. The hint says what to do.
+        A stream is being captured.
     DriverError
         The vendor refused the query for another reason.
     """

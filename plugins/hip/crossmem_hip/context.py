@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of a device on any thread, and the restoration of the previous device (law C19).
 
-Each thread has its own current device. A query of the current device creates no context. crossmem
-itself chooses only primary contexts, which the vendor creates at the first call that needs a
-context. crossmem never resets a device, because CuPy, PyTorch or the application may be using it.
+Each thread has its own current device. crossmem chooses only primary contexts, which the vendor
+creates at the first call that needs a context. A query of the current device needs none. crossmem
+never resets a device, because CuPy, PyTorch or the application may be using it.
 """
 
 import threading
@@ -20,13 +20,7 @@ __all__ = ["Current"]
 
 
 class Current:
-    """The current device of each thread.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    """
+    """The current device of each thread."""
 
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor

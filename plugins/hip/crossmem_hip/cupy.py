@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The import of CuPy's runtime, whose interface :mod:`crossmem_hip.runtime` describes.
 
-Only the module of CuPy's runtime is imported. This takes a few milliseconds and needs no NumPy;
+Only the module of CuPy's runtime is imported. This takes a few milliseconds and needs no NumPy.
 ``import cupy`` would take half a second.
 """
 
@@ -21,11 +21,11 @@ RUNTIME: Final = "cupy_backends.cuda.api.runtime"
 
 _STREAMS: Final = "cupy.cuda.stream"
 _NOT_FOUND: Final = "cannot open shared object file"
-"""The text that the loader writes after the name of a library that it does not find."""
+"""The loader's text after the name of a library that the loader does not find."""
 
 
 def fault_of(family: Family) -> str:
-    """Import CuPy's runtime. Return why it cannot serve this vendor, or an empty text if it can."""
+    """Import CuPy's runtime. Return why it cannot serve this vendor; an empty text if it can."""
     try:
         module = import_module(RUNTIME)
     except ImportError as error:

@@ -58,12 +58,10 @@ class GpuDriver(VendorDriver):
     rt
         CuPy's runtime, or a binding or emulation with the same interface.
     streams
-        Returns the streams that CuPy and PyTorch use in the calling thread, without the default
-        stream.
+        Returns the streams that CuPy and PyTorch use in the calling thread.
     is_emulated
-        Whether the runtime is an emulation within Python. CuPy and PyTorch call the vendor's
-        library, which does not know the emulation's addresses. So they cannot have arrays in
-        emulated memory.
+        Whether the runtime is an emulation within Python. The vendor's library does not know the
+        emulation's addresses, so CuPy and PyTorch cannot have arrays in emulated memory.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 """Result codes of HIP and CUDA, and crossmem's error for each code.
 
 Most codes have the same meaning for both vendors, but different names. After some calls, a code has
-a special meaning, which may differ between the vendors.
+a special meaning.
 """
 
 from typing import Final, NamedTuple
@@ -144,7 +144,7 @@ _MEANINGS: Final = {
     1052: _REFUSED,
     1053: _REFUSED,
 }
-"""The meanings of codes. Other codes in the headers come from calls that crossmem never makes."""
+"""The usual meanings. Other codes in the headers come from calls that crossmem never makes."""
 
 _LOST = Meaning("no such memory: other code in this process freed it, or reset the device")
 
@@ -238,14 +238,7 @@ def names_of(family: Family) -> dict[int, str]:
 def error_for(family: Family, function: str, status: int) -> CrossmemError:
     """Return crossmem's error for a result code of the vendor.
 
-    Parameters
-    ----------
-    family
-        The vendor.
-    function
-        Name of the function in ``cupy.cuda.runtime``, such as ``"ipcOpenMemHandle"``.
-    status
-        The result code.
+    ``function`` is a name in ``cupy.cuda.runtime``, such as ``"ipcOpenMemHandle"``.
     """
     name = names_of(family).get(status)
     after = None if family.is_hip else _AFTER_ON_CUDA.get((function, status))

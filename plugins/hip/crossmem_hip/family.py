@@ -56,7 +56,7 @@ class Family:
     Parameters
     ----------
     backend
-        Name of the backend, which is also the prefix of functions in the vendor's runtime library.
+        Name of the backend, and prefix of functions in the vendor's runtime library.
     is_hip
         Whether the vendor is AMD, as ``is_hip`` in CuPy's runtime.
     vendor

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of other libraries: the vendor's information about it, and whether it can be shared.
+"""Memory of other libraries: the vendor's information, and whether the memory can be shared.
 
-Older versions of the runtimes do not report whether legacy IPC can carry memory. On these versions,
-only an export shows this. crossmem makes the export only at the adoption, because some releases
-never free memory that was exported.
+Older runtimes do not report whether legacy IPC can carry some memory, so crossmem tries an export.
+It does so only at the adoption, because some releases never free memory that was exported.
 """
 
 from typing import Any, Final
@@ -80,8 +79,8 @@ def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
 def _attributes(vendor: Vendor, pointer: int) -> Any:
     """Return the runtime's attributes of an address.
 
-    A thread that has not used a device has no context, and CUDA then reports no device address for
-    any memory. A query of the free memory gives such a thread the context of its current device.
+    In a thread that has not used a device, CUDA reports no device address, because the thread has
+    no context. A query of the free memory gives the thread the context of its current device.
     Unlike ``setDevice``, the query does not replace a context that the application has chosen.
     """
     found = vendor.rt.pointerGetAttributes(pointer)
@@ -157,10 +156,10 @@ def knows_mappings(vendor: Vendor) -> bool:
 
 
 def inspect_mapping(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
-    """Return the vendor's information about virtual memory at an address: one whole mapping.
+    """Return the vendor's information about the mapping of virtual memory at an address.
 
-    The mapping is assumed to cover all memory of its handle, because no call returns the memory's
-    size.
+    No call returns the size of the memory behind a handle, so the mapping is assumed to cover all
+    of the memory.
     """
     try:
         attributes = _attributes(vendor, pointer)

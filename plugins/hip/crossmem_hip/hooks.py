@@ -77,7 +77,7 @@ def _fault_of_both(family: Family) -> tuple[str, str]:
 def _fault_of_cupy(family: Family) -> str:
     if find_spec(_PACKAGE) is None:
         return "CuPy is not installed"
-    # Imported here, because every process runs discovery, which must stay cheap.
+    # Discovery imports this module in every process, so the other imports are inside functions.
     with PLUGINS:
         from crossmem_hip.cupy import fault_of  # noqa: PLC0415
 

@@ -2,9 +2,8 @@
 """Sharing of whole blocks by handles of legacy IPC.
 
 The vendors' rules: the exporter must not free the memory before every import is closed. An importer
-closes the memory once for each open. The argument of the close is the address that the open
-returned. This is the address of the whole block, even if a part was exported. No work may use the
-memory during the close.
+closes the memory once for each open, by the address that the open returned. This address is the
+start of the whole block, even if a part was exported. No work may use the memory during the close.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from crossmem_hip.runtime import Vendor
 __all__ = ["GRANULARITY_NBYTES", "Legacy"]
 
 GRANULARITY_NBYTES: Final = 2 << 20
-"""The vendors divide blocks of this size for smaller allocations, and share whole blocks."""
+"""The vendors put smaller allocations into blocks of this size, and share whole blocks."""
 
 _HANDLE_NBYTES: Final = 64
 
@@ -38,7 +37,7 @@ class _Owned(Reference):
     base: int
     """The memory's address; 0 before the allocation and after the free."""
     handle: bytes = b""
-    """The vendor's handle of the memory, empty before the first export."""
+    """The vendor's handle, empty before the first export."""
 
 
 @dataclass(slots=True)
@@ -54,15 +53,7 @@ class _Opened(Reference):
 
 
 class Legacy(Mechanism):
-    """Memory that a handle of 64 bytes identifies, for any process that has the handle.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    peers
-        Access between devices.
-    """
+    """Memory that any process with the vendor's handle of 64 bytes can open."""
 
     name = "legacy"
     payload_sizes = (_HANDLE_NBYTES,)
@@ -119,8 +110,8 @@ class Legacy(Mechanism):
     @override
     def export(self, block: Block) -> Exported:
         owned: _Owned = block.reference
-        # Some drivers write the current device into the handle. The caller has made the memory's
-        # device current.
+        # Some drivers write the current device into the handle. The caller has made the device of
+        # the memory current.
         if not owned.handle:
             with self._vendor.calling("ipcGetMemHandle"):
                 owned.handle = self._vendor.rt.ipcGetMemHandle(owned.base)

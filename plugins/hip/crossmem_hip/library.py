@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's library through ctypes: instead of CuPy, or for functions that CuPy lacks.
 
-:class:`LibraryRuntime` and :class:`CupyRuntime` have the interface of ``cupy.cuda.runtime``. Both
-classes use the same prototypes of C functions.
+:class:`LibraryRuntime` and :class:`CupyRuntime` have the interface of ``cupy.cuda.runtime``.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ __all__ = ["CupyRuntime", "LibraryError", "LibraryRuntime", "extend", "open_runt
 
 _SUCCESS: Final = 0
 _NO_CONTEXT: Final = frozenset({3, 201})
-"""The codes of CUDA's driver library in a process, or in a thread, that has used no device yet."""
+"""The codes of CUDA's driver library in a process or thread that has used no device yet."""
 _ADDED: Final = (
     "deviceGetAttribute",
     "hostGetDevicePointer",
@@ -37,22 +36,14 @@ _ADDED: Final = (
 attributes than the function of the driver library."""
 
 _STUBS: Final = ("hostRegister", "hostUnregister", "ipcGetEventHandle", "ipcOpenEventHandle")
-"""The functions that fail in CuPy on HIP: they return 999 there."""
+"""The functions for which CuPy on HIP has only stubs that return 999."""
 
 _SLOW: Final = ("ipcOpenMemHandle", "ipcCloseMemHandle")
 """The functions during which CuPy holds the GIL. On AMD, an open can take ten seconds."""
 
 
 class LibraryError(RuntimeError):
-    """A refusal of the vendor, in the form of CuPy's ``CUDARuntimeError``.
-
-    Parameters
-    ----------
-    status
-        The vendor's code.
-    name
-        The vendor's name of the code.
-    """
+    """A refusal of the vendor, in the form of CuPy's ``CUDARuntimeError``."""
 
     def __init__(self, status: int, name: str) -> None:
         super().__init__(status, name)
@@ -65,15 +56,7 @@ class LibraryError(RuntimeError):
 
 
 class _Calls:
-    """Functions of a runtime library, whose failures raise exceptions.
-
-    Parameters
-    ----------
-    functions
-        The functions.
-    error
-        Returns the exception for a result code.
-    """
+    """Functions of a runtime library. ``error`` returns the exception for a result code."""
 
     def __init__(self, functions: Functions, error: Callable[[int], Exception]) -> None:
         self._functions = functions
@@ -101,14 +84,7 @@ class _Calls:
 class _DriverCalls(_Calls):
     """Functions of CUDA's driver library, which need a context in the calling thread.
 
-    Parameters
-    ----------
-    functions
-        The functions.
-    error
-        Returns the exception for a result code.
-    make_context
-        Gives the thread a context, by a call of the runtime library.
+    ``make_context`` gives the thread a context, by a call of the runtime library.
     """
 
     def __init__(
@@ -133,11 +109,6 @@ class LibraryRuntime:
     """The vendor's libraries with the interface of CuPy's runtime.
 
     It has only the functions that the libraries export.
-
-    Parameters
-    ----------
-    calls
-        The libraries.
     """
 
     CUDARuntimeError = LibraryError
@@ -154,16 +125,9 @@ class LibraryRuntime:
 
 
 class CupyRuntime:
-    """CuPy's runtime with added functions. Failures raise ``CUDARuntimeError``.
+    """CuPy's runtime, in which ``calls`` provides the functions named in ``added``.
 
-    Parameters
-    ----------
-    module
-        CuPy's runtime.
-    calls
-        Functions of the vendor's library.
-    added
-        Names of the functions that ``calls`` provides instead of CuPy.
+    Failures raise CuPy's ``CUDARuntimeError``.
     """
 
     def __init__(self, module: Any, calls: _Calls, added: tuple[str, ...]) -> None:
@@ -178,7 +142,7 @@ class CupyRuntime:
 
 
 def open_runtime(family: Family) -> Runtime:
-    """Return the vendor's library with the interface of CuPy's runtime.
+    """Load the vendor's library, and return it with the interface of CuPy's runtime.
 
     Raises
     ------
@@ -215,7 +179,7 @@ def open_runtime(family: Family) -> Runtime:
 
 
 def extend(family: Family, module: Any) -> Runtime:
-    """Return CuPy's runtime, in which the vendor's functions replace missing or unsuitable ones.
+    """Return CuPy's runtime, with the vendor's functions for missing or unsuitable ones.
 
     If the vendor's library cannot be used, return CuPy's runtime unchanged.
     """

@@ -10,13 +10,7 @@ __all__ = ["PeerAccess"]
 
 
 class PeerAccess:
-    """The machine's peer access, and the calls that enable it.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    """
+    """The machine's peer access, and the calls that enable it."""
 
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
@@ -31,8 +25,8 @@ class PeerAccess:
         """Let the current device use the memory of another device.
 
         According to the vendors' documents, the open of a handle enables the access. AMD's runtime
-        did not do this for years, so this method enables the access, on AMD only. Each call makes
-        the vendor's call again, because other code in the process may have disabled the access.
+        did not do this before ROCm 7.0, so this method enables the access on AMD. It makes the
+        vendor's call each time, because other code in the process may have disabled the access.
         crossmem never disables the access, because other code may rely on it.
         """
         if not self._vendor.family.is_hip:

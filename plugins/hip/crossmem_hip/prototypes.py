@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prototypes of the vendors' C functions. The keys are the names in ``cupy.cuda.runtime``.
 
-A function that CuPy lacks has a name in CuPy's style. Most functions of HIP have the parameters of
-CUDA's, so one prototype describes both. The prototypes follow ``hip/hip_runtime_api.h`` of HIP
-5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``, ``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
+A function that CuPy lacks has a name in CuPy's style. The prototypes follow
+``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``,
+``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ __all__ = ["CUDA_DRIVER", "CUDA_RUNTIME", "HIP", "PointerAttributes", "hip_proto
 _HANDLE_NBYTES: Final = 64
 _BUS_ID_NBYTES: Final = 64
 _RESERVED_NBYTES: Final = 4096
-"""Bytes after the fields that are read here. No release has a structure that is longer than these
-fields and bytes."""
+"""Room after the declared fields of a structure. In every release, the fields and the room are at
+least as long as the vendor's structure."""
 
 _MANAGED: Final = 3
 _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
@@ -27,10 +27,9 @@ _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
 
 _FD_BY_VALUE: Final = 70_100_000
 """The first version whose import takes the descriptor itself. Earlier versions take a pointer to
-the descriptor, and would interpret a descriptor itself as an address. Sources:
-ROCm/rocm-systems #759, which changed AMD's ``rocdevice.cpp``; PyTorch's ``CUDASymmetricMemory.cu``,
-which distinguishes the same versions; and kvcache-ai/Mooncake #1550, which tried 7.0, 7.1 and
-7.2."""
+the descriptor, and would use a descriptor as an address. Sources: ROCm/rocm-systems #759, which
+changed AMD's ``rocdevice.cpp``; PyTorch's ``CUDASymmetricMemory.cu``, which distinguishes the same
+versions; and kvcache-ai/Mooncake #1550, which tried 7.0, 7.1 and 7.2."""
 
 _CAPTURE_ACTIVE: Final = 1
 
@@ -153,7 +152,7 @@ def _properties_of_hip(found: _Properties | _PropertiesOfRocm5) -> dict[str, Any
 
 
 def _properties_of_cuda(found: _Properties) -> dict[str, Any]:
-    # ctypes cuts the UUID at its first zero byte, as CuPy does. So both report the same identity.
+    # ctypes cuts the UUID at its first zero byte, as CuPy does.
     return {"name": found.name, "totalGlobalMem": found.totalGlobalMem, "uuid": found.uuid}
 
 
@@ -225,7 +224,7 @@ _RUNTIME: Final[_Table] = {
 """Functions of both vendors' runtime libraries."""
 
 _KNOWLEDGE: Final[_Table] = {
-    # CUDA's runtime library has this function too, but lacks some attributes of the driver library.
+    # CUDA's runtime library has this function, too, but knows fewer attributes.
     "deviceGetAttribute": (_INT_OUT, _INT, _INT),
     "memGetAddressRange": (_POINTER_OUT, _SIZE_OUT, _POINTER),
     # The vendors write one, four or eight bytes into this buffer, depending on the attribute.
@@ -320,14 +319,8 @@ CUDA_DRIVER: Final = {
 def hip_prototypes(family: Family, version: int) -> dict[str, Prototype]:
     """Return the prototypes of the functions of ``libamdhip64``.
 
-    ROCm 5 has virtual memory too, but with other structures, so crossmem does not use it there.
-
-    Parameters
-    ----------
-    family
-        The family ``HIP``.
-    version
-        The library's own version number, such as 70051831 for 7.0.
+    ``version`` is the library's own version number, such as 70051831 for 7.0. crossmem does not use
+    the virtual memory of ROCm 5, which has other structures.
     """
     if family.is_old(version):
         return {**HIP, **_OF_ROCM_5}

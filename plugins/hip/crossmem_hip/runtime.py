@@ -4,8 +4,7 @@
 Pointers and streams are integers. IPC handles are 64 ``bytes``. A function that fails raises
 ``CUDARuntimeError``, on HIP too. The exception's ``status`` is the vendor's code. CuPy's module,
 the vendors' libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy
-lacks the vendors' calls for virtual memory. Here, these calls have the style of CuPy's functions:
-each member of the vendors' structs is a separate argument.
+lacks the calls for virtual memory. Each member of their structs is a separate argument.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -99,10 +98,7 @@ class VirtualMemory(Protocol):
         ...
 
     def memImportFromShareableHandle(self, descriptor: int, handle_type: int, /) -> int:
-        """Return a handle. The caller closes the descriptor, because the handle does not need it.
-
-        The runtime knows whether the vendor takes the descriptor itself or a pointer to it.
-        """
+        """Return a handle, which does not need the descriptor. The caller closes the descriptor."""
         ...
 
 
@@ -119,14 +115,13 @@ class StreamValues(Protocol):
         ...
 
     def streamWriteValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
-        """Let a stream write a value after its earlier work. crossmem passes the flags 0."""
+        """Let a stream write a value after its earlier work. The flags are 0."""
         ...
 
     def streamWaitValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
         """Let a stream's later work wait until a word is at least the value (flags 0).
 
-        On CUDA, a word is at least the value if the word minus the value, as a signed number, is
-        not negative. Values up to 2**63 - 1 have the same order on both vendors' devices.
+        Values up to 2**63 - 1 have the same order on both vendors' devices.
         """
         ...
 
@@ -195,15 +190,7 @@ class Runtime(VirtualMemory, StreamValues, Protocol):
 class Vendor:
     """A runtime whose failures become typed errors.
 
-    Parameters
-    ----------
-    family
-        The vendor.
-    rt
-        The runtime.
-    streams
-        Returns the streams that CuPy and PyTorch use in the calling thread, without the default
-        stream.
+    ``streams`` returns the streams that CuPy and PyTorch use in the calling thread.
 
     Raises
     ------
@@ -258,7 +245,7 @@ class Vendor:
     def refusal(self, function: str, error: Exception) -> CrossmemError:
         """Return the error for an exception of one of the runtime's functions.
 
-        If the runtime is an emulation that itself failed, return its own ``crossmem_fault()``.
+        If an emulation itself failed, its ``crossmem_fault()`` is the error.
         """
         told: Callable[[], CrossmemError | None] | None = getattr(self.rt, "crossmem_fault", None)
         fault = told() if told is not None else None

@@ -33,8 +33,8 @@ _MAPPED_FOR_ALL: Final = 1 | 2
 """``hipHostRegisterPortable`` and ``hipHostRegisterMapped``: an address for every device."""
 _AT_LEAST: Final = 0
 """The condition of a stream's wait: the word is at least the value. CUDA tests whether the signed
-difference is not negative; HIP compares unsigned numbers. Both agree, because all values are below
-2**63."""
+difference is not negative, and HIP compares unsigned numbers. The results are equal, because all
+values are below 2**63."""
 _SHARED_UNTIMED: Final = 4 | 2
 """``hipEventInterprocess`` needs ``hipEventDisableTiming``."""
 
@@ -50,21 +50,14 @@ class StreamOrder:
 
     They are the optional groups ``Streams``, ``StreamWords``, ``StreamEvents`` and ``StreamWork``
     of :mod:`crossmem.driver`.
-
-    Parameters
-    ----------
-    vendor
-        The runtime.
-    on
-        Makes a device current.
     """
 
     def __init__(self, vendor: Vendor, on: _On) -> None:
         self._vendor = vendor
         self._on = on
         self._registered: dict[int, list[object]] = {}
-        """A list for each host page. The key is the page's address. The list has an entry while the
-        page is registered with the vendor, and is empty otherwise."""
+        """A list for each host page, by the page's address. The list has an entry while the page is
+        registered with the vendor, and is empty otherwise."""
 
     def levels(self, ordinal: int) -> tuple[TimelineLevel, ...]:
         """Return the levels of timelines that a device offers, the strongest first."""
@@ -189,8 +182,7 @@ class StreamOrder:
     def is_event_done(self, event: SharedEvent) -> bool:
         """Return whether the last recording of an event is complete."""
         try:
-            # CuPy's eventQuery returns the code. crossmem's own binding (LibraryRuntime) raises an
-            # error that has the code.
+            # CuPy's eventQuery returns the code. LibraryRuntime raises an error with the code.
             code = self._call(event.ordinal, "eventQuery", event.reference)
         except DriverError as error:
             if error.code != NOT_READY:

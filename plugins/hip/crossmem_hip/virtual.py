@@ -40,8 +40,8 @@ _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
 _TOKEN_NBYTES: Final = 16
-"""The size in bytes of the token by which importers identify an export. A descriptor has another
-number in each process."""
+"""The size in bytes of the token by which importers identify an export. The number of a descriptor
+differs between processes."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class Virtual(Mechanism):
     devices
         Number of devices.
     reached_by
-        Returns the devices that use a device's mappings: the device itself, and all others if it
-        and they can access each other's memory.
+        Returns the devices that get access to a device's mappings: the device itself, and all other
+        devices if peer access works in both directions.
     """
 
     name = "vmm"

@@ -120,4 +120,4 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = {
     1053: ("hipErrorRuntimeOther", "runtime call other than memory returned error"),
     1054: ("hipErrorTbd", "more errors may come"),
 }
-"""The name and the text of each error code of HIP. The key is the code."""
+"""The name and the text of each error code."""

@@ -24,8 +24,8 @@ _DISABLE_TIMING: Final = CONSTANTS["eventDisableTiming"]
 _INTERPROCESS: Final = CONSTANTS["eventInterprocess"]
 _ALL_FLAGS: Final = CONSTANTS["eventBlockingSync"] | _DISABLE_TIMING | _INTERPROCESS
 _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
-"""The flags for the scope in which AMD's events make memory visible. They have no effect here. An
-event has at most one of them."""
+"""AMD's flags for the scope in which an event makes memory visible. An event has at most one of
+them. They have no effect in the emulation."""
 _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
 _NS_OF_MS: Final = 1e6
@@ -58,7 +58,6 @@ class Event:
     device: int
     """The current device when the event was created or opened."""
     record: Record | None = None
-    """The last record of the event."""
     token: bytes | None = None
     """The handle by which other processes open the event, or by which this process opened it."""
 
@@ -235,8 +234,8 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
     # Another process that waits for the record cannot start the work of this process's streams. So
-    # the stream executes its work now, up to the first function of the application. For a slow
-    # stream, a thread of the emulation does this a little later.
+    # the stream executes its work now, up to the first function of the application. A slow stream
+    # executes its work after SLOW_S, in `tell`.
     is_slow = process.queues.is_slow
     if not is_slow:
         process.queues.drain([record.stream])
@@ -260,8 +259,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
                 tables.execute(statement, (event.token, process.machine.me(tables), number))
 
     if number:
-        # A function of the application may end at any time, and perhaps no thread of this process
-        # waits for its end. So a thread of the emulation waits.
+        # Perhaps no thread of the application waits for the rest of the work.
         threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
 
 

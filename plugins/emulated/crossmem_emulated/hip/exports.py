@@ -41,7 +41,7 @@ def take_apart(handle: bytes) -> Handle:
 
 
 def is_intact(profile: Profile, handle: bytes, parts: Handle, nbytes: int, pid: int) -> bool:
-    """Whether a handle has its original values in the parts that the edition checks.
+    """Whether the parts of a handle that the edition checks are unchanged.
 
     ``nbytes`` is the original size in bytes, and ``pid`` is the exporter's pid.
     """
@@ -91,7 +91,7 @@ def _exportable(process: HipProcess, pointer: int) -> Piece:
 def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current: int) -> int:
     """Record an export, so that other processes can open the memory. Return the record's number.
 
-    ``current`` is the number of the current device.
+    ``current`` is the current device.
     """
     tag = 0 if process.has(Quirk.REUSED_HANDLES) else secrets.randbits(32)
     token = _TOKEN.pack(piece.start, os.getpid(), 0, piece.pages.device + 1, 0, 0, tag)

@@ -60,7 +60,7 @@ def give_fill(
 def _add_fill(name: str, nbytes: int, size: str) -> None:
     """Register a function that fills memory with a value of ``nbytes`` bytes, and its variants.
 
-    ``size`` is the name that the number of values has in the function's signature.
+    ``size`` names the number of values in the function's signature.
     """
     mask = (1 << 8 * nbytes) - 1
 

@@ -18,9 +18,9 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
     environ
         The environment variables.
     is_hip
-        Whether AMD's variables count. If True, ``ROCR_VISIBLE_DEVICES`` selects devices first.
-        Then ``HIP_VISIBLE_DEVICES`` selects among these devices. If ``HIP_VISIBLE_DEVICES`` is not
-        set, ``CUDA_VISIBLE_DEVICES`` does. If False, only ``CUDA_VISIBLE_DEVICES`` selects.
+        If True, ``ROCR_VISIBLE_DEVICES`` selects devices first. Then ``HIP_VISIBLE_DEVICES``
+        selects some of these; if this variable is not set, ``CUDA_VISIBLE_DEVICES`` does. If False,
+        only ``CUDA_VISIBLE_DEVICES`` selects devices.
     """
     found: Sequence[int] = range(devices)
     if is_hip:

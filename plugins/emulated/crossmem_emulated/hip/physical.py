@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Physical memory, which programs map at reserved addresses: creation, release, export and import.
 
-CuPy has none of these functions. They take the arguments of the vendors' functions. Each field of a
-struct is a separate argument.
+CuPy lacks these functions. Each field of the vendors' structs is a separate argument.
 """
 
 import os
@@ -29,7 +28,7 @@ __all__ = [
 ]
 
 ON_DEVICE: Final = 1
-"""Type of the only emulated location."""
+"""The location type of a device. No other type is emulated."""
 
 PINNED: Final = 1
 _UNCACHED: Final = 0x40000000
@@ -47,11 +46,11 @@ class Physical:
     Parameters
     ----------
     handle
-        The handle by which the program names the memory.
+        The program's handle of the memory.
     pages
         The memory.
     kind
-        The type of the memory, as the creating process requested it. In an importer, ``PINNED``.
+        The requested type of the memory. In an importer, ``PINNED``.
     handle_type
         The type of the handles that exports make; ``NO_HANDLE``: the memory cannot be exported.
     is_imported
@@ -78,7 +77,7 @@ def check_virtual(process: HipProcess) -> None:
 
 
 def granularity_of(process: HipProcess) -> int:
-    """Return the granularity in bytes. Sizes and addresses of mappings must be multiples of it."""
+    """Return the unit in bytes of the sizes and addresses of mappings."""
     return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
 
 

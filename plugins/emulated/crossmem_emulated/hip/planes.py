@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that consists of rows with gaps between them: allocations, copies and fills.
-
-The distance between the starts of consecutive rows is the pitch. An allocation has pitch times
-height times depth bytes. A call is refused if its bytes do not fit the address space of a process.
-"""
+"""Memory that consists of rows with gaps between them: allocations, copies and fills."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -161,10 +157,7 @@ _ENDS: Final = (
 
 
 def _add_copies(name: str, stream: int | None) -> None:
-    """Register a function for synchronous copies.
-
-    ``stream`` is the handle of the copies' stream; None is the legacy stream of the current device.
-    """
+    """Register a function for synchronous copies in a stream (None: the current legacy stream)."""
 
     @entry(f"{name}({_ENDS})", hip_answers=_CUPY_ANSWERS)
     def _memcpy_2d(  # noqa: PLR0917 - CuPy's parameters

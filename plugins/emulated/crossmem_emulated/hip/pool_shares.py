@@ -91,10 +91,9 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Return the device of the pool that a file describes, and the access of each device.
+    """Return the device of the pool that a file describes, and the access that its exporter set.
 
-    The second value has only devices whose access the exporter has set. Devices are host-wide
-    indices. The result is None if the file describes no pool.
+    Devices are host-wide indices. The result is None if the file describes no pool of this host.
     """
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory pools. Allocations from a pool, and their frees, are ordered with the work of a stream."""
+"""Memory pools. An allocation is complete at once; a free is work of a stream."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -78,7 +78,6 @@ def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
 
 
 def _default_of(process: HipProcess, device: int) -> Pool:
-    """Return the default pool of a device."""
     pool: Pool | None = process.default_pools.get(device)
     if pool is None:
         pool = process.default_pools[device] = new_pool(process, device)
@@ -266,8 +265,7 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     # Imported memory is not marked as freed: a program that opened the memory several times must
     # free it the same number of times.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # The stream does its queued work now, except work that must wait, for example for a function of
-    # the program.
+    # Even a slow stream does its work now, up to work that waits for a function of the program.
     process.queues.drain([where])
 
 

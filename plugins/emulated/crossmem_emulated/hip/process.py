@@ -47,9 +47,9 @@ _WITHOUT_CONTEXT: Final = frozenset(
 
 
 class Again(Exception):  # noqa: N818 - a retry, not a fault
-    """A function raises this exception after a wait, so that the emulation calls it again.
+    """A function raises this exception after a wait. The emulation then calls the function again.
 
-    Other calls may have run during the wait and changed the state that the function has read.
+    During the wait, other calls may have changed the state that the function has read.
     """
 
 
@@ -84,17 +84,12 @@ class Setup:
     ----------
     profile
         Edition of the rules.
-    strict
-        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
-        the host access to device addresses.
+    strict, capacity_nbytes, slow_streams
+        See :class:`crossmem_emulated.options.Options`.
     folder
         The folder of the emulated host.
     visible
         The host-wide index of each device. The position is the device's number in this process.
-    capacity_nbytes
-        Memory of each device in bytes.
-    slow_streams
-        Whether streams execute work only when a thread waits for it.
     has_peers
         Whether devices can access each other's memory.
     quirks
@@ -124,10 +119,9 @@ class Context:
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the device's other streams that wait for ``stream``, and for which ``stream`` waits.
+    """Return the streams that wait for ``stream`` and for which ``stream`` waits.
 
-    The legacy stream and each other blocking stream wait for each other. A stream that is not
-    blocking waits for no stream, and no stream waits for it.
+    The legacy stream and each other blocking stream of a device wait for each other.
     """
     if not stream.is_blocking:
         return []
@@ -162,8 +156,8 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """The streams. The key is the handle. A legacy stream, a thread's own stream, and a
-        destroyed stream whose work is not done have a tuple as their key."""
+        """The key is the handle. It is a tuple for a legacy stream, a thread's own stream, and a
+        destroyed stream whose work is not done."""
         self.queues = Queues(
             self.lock,
             self.thread,
@@ -272,7 +266,7 @@ class HipProcess:
         if code is not None:
             raise Refused(code, f"{called.name} was made to fail with {code}")
         if called.needs_device and not self.setup.visible:
-            # In some releases, all calls except getDeviceCount returned a wrong code.
+            # ROCm 5 returns "no device" only from getDeviceCount.
             is_count = called.name == "getDeviceCount"
             status = Status.NO_DEVICE if is_count else self.profile.no_device
             raise Refused(status, "no device is visible")
@@ -285,9 +279,9 @@ class HipProcess:
                 continue
 
     def _check_callback(self, called: Entry) -> None:
-        """Refuse or record a call by a function of the application that runs as work of a stream.
+        """Refuse or record a call by a function of the application that is work of a stream.
 
-        Such functions must not call the library.
+        The vendors forbid such calls.
         """
         if getattr(self.thread, "callback", None) is None:
             return
@@ -299,7 +293,7 @@ class HipProcess:
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a call that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.setup.strict:
-            # A forked child may have lost the emulated host's folder.
+            # A forked child may be unable to use the emulated host.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
@@ -314,8 +308,7 @@ class HipProcess:
     def last_error(self, *, is_cleared: bool) -> int:
         """Return the code of this thread's last failure. If ``is_cleared``, forget the code."""
         if self.profile.is_hip and not self.setup.visible:
-            # AMD's functions for the last error also check for devices first, and fail without a
-            # device.
+            # AMD's functions for the last error fail, too, if no device is visible.
             return int(self.profile.no_device)
         status: int = getattr(self.thread, "last_error", 0)
         if is_cleared:
@@ -379,9 +372,9 @@ class HipProcess:
         return self.setup.visible[device]
 
     def ordinal_of(self, index: int) -> int | None:
-        """Return a device's number in this process, None if this process does not see the device.
+        """Return the number in this process of the device with a host-wide index.
 
-        ``index`` is the device's host-wide index.
+        If the device is not visible to this process, return None.
         """
         visible = self.setup.visible
         return visible.index(index) if index in visible else None

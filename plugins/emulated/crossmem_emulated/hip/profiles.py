@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The editions of the rules: AMD's documents, AMD's runtimes, or NVIDIA's documents.
 
-``documented`` refuses every use that AMD's documents forbid, and returns the error codes of the
-runtime's source code. ``clr24`` follows the source code of ROCm 6.3, ``clr26`` that of ROCm 10, and
-``rocm5`` that of ROCm 5.2. ``cuda`` follows NVIDIA's documents. If they name no code, it follows an
-H200 with driver 580.
+``documented`` follows AMD's documents, with the error codes of the runtime's source code. ``rocm5``
+follows the source code of ROCm 5.2, ``clr24`` that of ROCm 6.3, and ``clr26`` that of ROCm 10.
+``cuda`` follows NVIDIA's documents. If the documents name no error code, ``cuda`` returns the code
+of an H200 with driver 580.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["PROFILES", "Profile", "profile_named"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The behaviour of one edition. The editions differ in these fields.
+    """The behaviour of one edition.
 
     Parameters
     ----------
@@ -32,33 +32,32 @@ class Profile:
     is_documented
         Whether the edition follows documents, rather than the source code of a runtime.
     stale
-        The code with which an open fails if the memory never existed or was freed, or if the handle
-        was changed.
+        The error code of an open if the memory never existed or was freed, or if the handle was
+        changed.
     dead
-        The code with which an open fails if the exporter is dead.
+        The error code of an open if the exporter is dead.
     foreign
-        The code with which an open fails in another pid namespace.
+        The error code of an open in another pid namespace.
     not_descriptor
-        The code with which an import fails if its descriptor is not physical memory.
+        The error code of an import if its descriptor is not physical memory.
     unreachable
-        The code with which an open fails if the device cannot access the memory.
+        The error code of an open if the device cannot access the memory.
     no_device
-        The code with which calls fail if no device is visible. In every edition,
-        ``getDeviceCount`` then fails with ``NO_DEVICE``, and ``runtimeGetVersion`` and
-        ``driverGetVersion`` do not fail.
+        The error code of calls if no device is visible. ``getDeviceCount`` then fails with
+        ``NO_DEVICE`` in every edition. ``runtimeGetVersion`` and ``driverGetVersion`` do not fail.
     knows_own_pid
-        Whether a handle contains the exporter's pid, by which the edition recognises a handle that
-        the calling process itself exported.
+        Whether a handle contains the exporter's pid. By this pid, the edition recognises a handle
+        of the calling process itself.
     looks_first
-        Whether the open of a handle that is already open returns without a query of the exporter.
+        Whether a second open of a handle succeeds without a query of the exporter.
     keeps_ordinals
         Whether a handle contains the device's number in the exporter. If so, an importer that has
         no device with this number refuses the handle.
     closes_inside
-        Whether a close accepts any address inside the opened memory, not only the first address.
+        Whether a close accepts each address inside the opened memory.
     refuses_null
-        Whether the edition refuses a query of the null address. Otherwise, the query returns the
-        attributes of unregistered memory. Editions before ROCm 6 refuse all unknown addresses.
+        Whether the edition refuses a query of the null address. Editions before ROCm 6 refuse all
+        unknown addresses anyway.
     has_contexts
         Whether a device can have several contexts; otherwise a context is the device itself.
     knows_exportable
@@ -66,10 +65,10 @@ class Profile:
     has_virtual
         Whether the edition has virtual memory.
     no_such_device
-        The code with which the creation of physical memory fails if the device does not exist.
+        The error code of the creation of physical memory if the device does not exist.
     takes_descriptors
-        Whether an import takes the descriptor itself and not its address. This is so in AMD's
-        runtimes since ROCm 7.1, and in NVIDIA's driver. Descriptor 0 is then refused.
+        Whether an import takes the descriptor itself and not its address, as in AMD's runtimes
+        since ROCm 7.1 and in NVIDIA's driver. Descriptor 0 is then refused.
     keeps_not_ready
         Whether the code "not ready" becomes the thread's last error.
     frees_null
@@ -77,13 +76,11 @@ class Profile:
     has_uncached
         Whether physical memory without caching can be created.
     flags_of_write
-        The accepted flags of the call by which a stream writes a value, None if the flags are
-        ignored.
+        The accepted flags for the write of a value by a stream, None if the flags are ignored.
     is_before_6
         Whether the edition is a ROCm before 6.
     has_old_numbers
-        Whether constants have the numbers of AMD's headers before ROCm 6. These numbers differ
-        from CUDA's.
+        Whether constants have the numbers of AMD's headers before ROCm 6.
     """
 
     name: str
@@ -115,7 +112,7 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only value that an open accepts as its flags. None: an open accepts any odd value."""
+        """The only flags that an open accepts. None: an open accepts any odd value."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property
@@ -179,7 +176,6 @@ PROFILES: Final[dict[str, Profile]] = {
         ),
     )
 }
-"""Every profile. The key is the profile's name."""
 
 
 def profile_named(name: str) -> Profile:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a pool: pages of allocations, and unused pages that the pool keeps."""
+"""The pages of a pool."""
 
 from dataclasses import dataclass, field
 

@@ -34,7 +34,7 @@ class Import:
     pointer: int
     nbytes: int
     device: int
-    """The device that was current at the last open, by its number in this process."""
+    """The current device at the last open."""
     context: Context
     record: int
     pool: Pool | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, which do their work in order, and calls that a capture of a stream forbids."""
+"""Streams, and the calls that a capture of a stream forbids."""
 
 import sys
 import threading
@@ -35,9 +35,9 @@ PER_THREAD: Final = 2
 """The handle that names the calling thread's own stream."""
 _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
-"""The modes of captures. Mode 0 forbids certain calls to all threads, mode 1 only to the thread
-that began the capture, and mode 2 to no thread. A thread also has a mode, 0 by default: in mode 1,
-only its own captures restrict it, and in mode 2, no capture does."""
+"""The modes of captures and threads. A capture in mode 0 forbids certain calls to all threads, in
+mode 1 only to the thread that began the capture, and in mode 2 to no thread. A thread is in mode 0
+by default. A thread in mode 1 obeys only its own captures, and a thread in mode 2 obeys none."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
 """The lowest and the highest priority of a stream, with AMD (True) and with NVIDIA (False)."""
@@ -58,7 +58,7 @@ class Capture:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A stream: work that is done in order."""
+    """Work that is done in order."""
 
     handle: int
     device: int
@@ -74,7 +74,7 @@ class Stream:
 
 
 def legacy_of(process: HipProcess, device: int) -> Stream:
-    """Return a device's legacy stream, for which all blocking streams of the device wait."""
+    """Return a device's legacy stream."""
     stream: Stream | None = process.streams.get(("legacy", device))
     if stream is None:
         stream = Stream(0, device, is_legacy=True)
@@ -119,10 +119,7 @@ def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool 
 
 
 def finish(process: HipProcess, streams: Iterable[Stream], until: int = sys.maxsize) -> bool:
-    """Wait until the work of some streams is done. Return whether the call had to wait.
-
-    See :meth:`Queues.finish`.
-    """
+    """Do the work of some streams: see :meth:`Queues.finish`. Return whether the call waited."""
     text = "a function that is work of a stream waits for the stream"
     return process.queues.finish(streams, until, own=Refused(Status.UNKNOWN, text, "HIP-E25"))
 
@@ -249,8 +246,8 @@ def _stream_destroy(process: HipProcess, handle: int) -> None:
 def _leave(process: HipProcess, stream: Stream) -> None:
     """Keep a destroyed stream until its work is done.
 
-    The work waits for a value in memory, which may never come. The vendors' documents do not say
-    that the host waits for the work, so the call returns at once.
+    The work waits for a value in memory, which may never come. The vendors' documents do not
+    require that the call waits for the work.
     """
     key = "destroyed", stream.handle
     process.streams[key] = process.streams.pop(stream.handle)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that streams write to memory, and values in memory for which streams wait (HIP-E26).
 
-The functions are AMD's ``hipStreamWriteValue64``, ``hipStreamWaitValue64`` and their variants for
-32 bits. NVIDIA's driver library has such functions, too.
+AMD's functions are ``hipStreamWriteValue64`` and ``hipStreamWaitValue64``, with variants for 32
+bits. NVIDIA's driver library has equivalents.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ __all__: list[str] = []
 
 _RULE: Final = "HIP-E26"
 _FLUSH: Final = 1 << 30
-"""CUDA's flag by which a wait also flushes the writes of other devices, at its end."""
+"""CUDA's flag of a wait that ends with a flush of other devices' writes."""
 _ALL: Final = (1 << 64) - 1
 
 
@@ -83,7 +83,7 @@ def _wait(  # noqa: PLR0917 - the parameters of C
 
 
 def _add(bits: int, kind: str) -> None:
-    """Register the two functions for words of ``bits`` bits. ``kind`` is the words' C type."""
+    """Register the two functions for words of ``bits`` bits and C type ``kind``."""
     ends = f"intptr_t stream, intptr_t ptr, {kind} value, unsigned int flags"
     nbytes = bits // 8
 

@@ -38,8 +38,8 @@ class Mapping:
     physical
         The memory.
     access
-        The access of each device. The key is the device's number in this process. A device without
-        an entry has no access.
+        The devices' access. The key is the device's number in this process. A device without an
+        entry has no access.
     """
 
     physical: Physical

@@ -2,8 +2,8 @@
 """``libascendcl.so``: Huawei's ACL for C and C++ programs.
 
 ``types.h`` and ``functions.h`` are this project's own declarations of the emulated functions.
-``plain.c`` defines functions that need no device. Programs can link and call the functions in
-``unsupported.txt``, which only report that they are not supported.
+``plain.c`` defines functions that need no device. The functions in ``unsupported.txt`` only report
+that they are not supported.
 """
 
 from importlib import resources
@@ -49,8 +49,8 @@ LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
     # Loaders fall back to the first of these names. Programs for newer editions link with the
-    # second, and programs that make memory groups with the third. All names refer to one file, so
-    # that a program that loads several of them has one emulation.
+    # second, and programs that make memory groups with the third. All names refer to one file.
+    # Otherwise a program that loads several of them would have several emulations.
     links=("libascendcl.so.1", "libacl_rt.so", "libruntime.so"),
     types=_read("types.h"),
     prototypes=_prototypes(),
