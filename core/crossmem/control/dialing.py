@@ -10,7 +10,7 @@ from typing import Final
 
 from crossmem.control.descriptors import close_aside, is_behind
 from crossmem.control.endpoint import abstract_address, is_silent, new_socket, socket_path
-from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.limits import name_limit
 from crossmem.control.link import Deadline, Link, owner_gone, raise_if_dead
 from crossmem.control.processes import belongs_to, is_dead
 from crossmem.control.wire import PROTOCOL_VERSION, ProtocolError, unpack_hello
@@ -65,7 +65,7 @@ def dial(
         time.sleep(_CONNECT_RETRY_S)
     link: Link | None = None
     try:
-        with name_descriptor_limit("socket"):
+        with name_limit("socket"):
             link = Link(owner, _connect(owner, this, run_dir, opened, pidfd, deadline), pidfd)
             link.check_server(this)
         message, received = link.receive(deadline)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors for a process that is out of descriptors, or out of threads."""
+"""The errors for a process at a limit: on descriptors, on threads, or on the sizes of files."""
 
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from crossmem.driver.limits import descriptor_hint
-from crossmem.errors import DriverError
+from crossmem.driver.limits import FILE_SIZE_HINT, descriptor_hint
+from crossmem.errors import DriverError, OutOfMemoryError
 
-__all__ = ["name_descriptor_limit", "no_descriptors", "no_thread"]
+__all__ = ["name_limit", "no_descriptors", "no_thread"]
 
 
 def no_descriptors(call: str, code: int = errno.EMFILE) -> DriverError:
@@ -37,11 +37,14 @@ def no_thread(name: str) -> DriverError:
 
 
 @contextmanager
-def name_descriptor_limit(call: str) -> Iterator[None]:
-    """Turn the system's error for too many open files into an error that names the limit."""
+def name_limit(call: str) -> Iterator[None]:
+    """Turn the system's error at a limit on files into an error that names the limit."""
     try:
         yield
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             raise no_descriptors(call, error.errno) from error
+        if error.errno == errno.EFBIG:
+            msg = f"shared memory is larger than the limit on the size of a file: {call} failed"
+            raise OutOfMemoryError(msg, backend="host", hint=FILE_SIZE_HINT) from error
         raise

@@ -2,7 +2,6 @@
 """Segments of words in shared memory: sealed memfds that forked children do not inherit."""
 
 import ctypes
-import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakSet
 
-from crossmem.control.limits import no_descriptors
+from crossmem.control.limits import name_limit
 from crossmem.driver.recording import call_into
 from crossmem.errors import InvalidHandleError, OutOfMemoryError
 
@@ -175,14 +174,12 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     DriverError, OutOfMemoryError, OSError
         No descriptor is free, the mapping has no room, or the kernel lacks memfds.
     """
-    try:
+    with name_limit("memfd_create"):
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         descriptor = call_into(descriptors, os.memfd_create, name, flags)
+    with name_limit("ftruncate"):
         os.ftruncate(descriptor, _NBYTES)
-        segment = Segment(descriptor, is_writable=is_written_by_maker)
-    except OSError as error:
-        is_full = error.errno in {errno.EMFILE, errno.ENFILE}
-        raise (no_descriptors("memfd_create") if is_full else error) from error
+    segment = Segment(descriptor, is_writable=is_written_by_maker)
     try:
         if is_written_by_maker:
             # Kernels before Linux 5.1 lack this seal. There, receivers can write the segment.

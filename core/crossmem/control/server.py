@@ -25,7 +25,7 @@ from crossmem.control.descriptors import close_connection
 from crossmem.control.holders import HolderTable
 from crossmem.control.in_flight import InFlight
 from crossmem.control.leases import Holder
-from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.limits import name_limit
 from crossmem.control.listeners import Listeners
 from crossmem.control.loop import EventLoop
 from crossmem.control.peer_log import PeerLog
@@ -100,7 +100,7 @@ class LeaseServer:
         self._stopping = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
-        with name_descriptor_limit("socket"):
+        with name_limit("socket"):
             self._loop = EventLoop()
             self._holders = HolderTable(self._loop, self._lose)
             self._listeners = Listeners(self._loop, self._accept)

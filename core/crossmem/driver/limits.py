@@ -2,8 +2,11 @@
 """Hints about the limits of this process."""
 
 import resource
+from typing import Final
 
-__all__ = ["descriptor_hint"]
+__all__ = ["FILE_SIZE_HINT", "descriptor_hint"]
+
+FILE_SIZE_HINT: Final = "raise the limit on the size of a file (ulimit -f) for this process"
 
 
 def descriptor_hint() -> str:

@@ -12,7 +12,7 @@ from crossmem.errors import (
     UnsupportedError,
     WaitTimeoutError,
 )
-from crossmem.guards import shorten
+from crossmem.guards import is_within, plain_integer, shorten
 from crossmem.sharing.base.ending import leave_to_references
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.streams import stream_of
@@ -151,7 +151,8 @@ class Published:
         ConfigurationError
             ``after`` is not a version, or ``stream`` is not a stream.
         """
-        if type(after) is not int or not 0 <= after < 2**63 - 2:
+        after = plain_integer(after)
+        if not is_within(after, 0, 2**63 - 3):
             msg = f"after must be a version, not {shorten(after)}"
             raise ConfigurationError(msg, operation="wait")
         timeline = self._look(timeout or None)
@@ -195,7 +196,8 @@ class Published:
 
         A process counts as one reader of a tree, even if it has several objects for the tree. If
         the writer does not know the number of its readers, call ``done(0)`` before the first
-        version.
+        version. A process that becomes a reader later calls ``done(0)``, and then acknowledges the
+        current version without using it, because the writer may already change the arrays.
 
         Parameters
         ----------

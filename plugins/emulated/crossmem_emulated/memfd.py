@@ -13,7 +13,7 @@ from typing import Final, Literal
 from typing_extensions import override
 
 from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Mapped, Reserved
-from crossmem.driver.limits import descriptor_hint
+from crossmem.driver.limits import FILE_SIZE_HINT, descriptor_hint
 from crossmem.errors import CrossmemError, DriverError, InvalidHandleError, OutOfMemoryError
 from crossmem.models import Access, Capabilities, DeviceInfo
 from crossmem_emulated import memory
@@ -28,7 +28,11 @@ _DLPACK_CPU: Final = 1
 _HUGE_PAGE_NBYTES: Final = 2 << 20
 _MIN_FILL_NBYTES: Final = 64 << 10
 """Size from which new pages are written faster through the descriptor than through a mapping."""
-_NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
+_NO_ROOM: Final = frozenset({errno.EFBIG, errno.ENOMEM, errno.ENOSPC})
+_ROOM_HINT: Final = (
+    "free memory, or raise the limits on the address space of a process (ulimit -v) and on its "
+    "mappings (sysctl vm.max_map_count)"
+)
 _Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap", "write"]
 
 
@@ -399,8 +403,7 @@ class MemfdDriver(Driver):
         if error.code in _NO_ROOM:
             return OutOfMemoryError(
                 f"the kernel has no room for {capacity} bytes: {error.call} failed with {name}",
-                hint="free memory, or raise the limits on the address space of a process (ulimit "
-                "-v) and on its mappings (sysctl vm.max_map_count)",
+                hint=FILE_SIZE_HINT if error.code == errno.EFBIG else _ROOM_HINT,
                 operation=operation,
                 backend=self.backend,
                 device=device,

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.limits import name_limit
 from crossmem.control.records import Allow, Export
 from crossmem.driver import Exported
 from crossmem.models import Access, ShareableHandle
@@ -96,7 +96,7 @@ class Segments:
     def _add_segment(self, contents: bytes) -> None:
         memory, is_control = self._add_memory(contents), not self._bells
         self._views.append(memory.view())
-        with name_descriptor_limit("eventfd"):
+        with name_limit("eventfd"):
             self._bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         shared = self._export(memory, "ro")
         # A process that imports the segment also receives the bell of the segment.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, TypeVar
 
-from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.limits import name_limit
 from crossmem.driver.recording import call_into
 from crossmem.errors import (
     InvalidSizeError,
@@ -90,7 +90,7 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
     try:
         try:
             place.sleepers += 1
-            with name_descriptor_limit("dup"):
+            with name_limit("dup"):
                 call_into(numbers, os.dup, place.fileno())
             while not found:
                 came = loop.create_future()

@@ -35,6 +35,7 @@ class TimelineRecord(Record):
         "cell",
         "handle",
         "is_ended",
+        "is_own",
         "last",
         "level",
         "lock",
@@ -59,6 +60,8 @@ class TimelineRecord(Record):
         self.cell = cell
         self.lock = ordered_lock(Rank.ALLOCATION)
         """Held during driver calls for this timeline."""
+        self.is_own = isinstance(source, Page)
+        """Whether this process signals the timeline."""
         self.page = source if isinstance(source, Page) else None
         """The memory of a timeline that this process signals."""
         self.mapping = source if isinstance(source, Mapping) else None
@@ -73,8 +76,8 @@ class TimelineRecord(Record):
         self.allow_stores()
         self.level: Level
         if handle.level == "event":
-            is_own = self.page is not None
-            self.level = EventLevel(process, device, cell, is_own=is_own, maker=self._maker(device))
+            maker = self._maker(device)
+            self.level = EventLevel(process, device, cell, is_own=self.is_own, maker=maker)
         else:
             self.level = _LEVELS[handle.level](process, device, cell)
 

@@ -58,7 +58,7 @@ class Timeline(Endable):
         if record is None or not self._process.is_usable:
             return f"<Timeline of {self.device.name}, level {self.level!r}, closed>"
         pid = record.handle.memory.owner.pid
-        role = "signalled here" if record.page is not None else f"signalled by pid {pid}"
+        role = "signalled here" if record.is_own else f"signalled by pid {pid}"
         return f"<Timeline of {self.device.name}, level {self.level!r}, {role}>"
 
     def _usable(self) -> TimelineRecord:
@@ -153,7 +153,7 @@ class Timeline(Endable):
 
     def _signal(self, value: Any, stream: int | None, *, is_next: bool = False) -> int:
         record = self._usable()
-        if record.page is None:
+        if not record.is_own:
             msg = f"{self!r}: only the process that made a timeline signals it"
             raise UnsupportedError(msg, operation="signal")
         level = record.level
@@ -266,11 +266,13 @@ class Timeline(Endable):
         """
         record = self._usable()
         value = _checked(value, 0, VOID - 2, "done")
-        if record.mapping is None:
+        if record.is_own:
             msg = f"{self!r}: the process that signals a timeline cannot acknowledge its values"
             hint = "call done() on the result of open_timeline() in another process"
             raise UnsupportedError(msg, operation="done", hint=hint)
         with record.lock:
+            if record.mapping is None:
+                raise self._ended()
             use = record.mapping._record
             if record.reader is None and use is not None:
                 offset = record.handle.memory.offset
@@ -310,10 +312,12 @@ class Timeline(Endable):
         if readers is not None and not is_within(readers, 0, _MOST_READERS):
             msg = f"readers is {shorten(readers)}; it must be None or from 0 to {_MOST_READERS}"
             raise ConfigurationError(msg, operation="wait_for_readers")
-        page = record.page
-        if page is None:
+        if not record.is_own:
             msg = f"{self!r}: only the process that made a timeline waits for its readers"
             raise UnsupportedError(msg, operation="wait_for_readers")
+        page = record.page
+        if page is None:
+            raise self._ended()
         awaited = self._awaited(record, value, timeout)
         return await_readers(page, record.handle.memory.offset, awaited, readers or 0)
 
