@@ -16,8 +16,8 @@ The memory of a received array stays valid as long as the array exists.
 import io
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
@@ -251,13 +251,17 @@ def _reduce_reserved(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced
 
 
 def _rebuild_array(blob: bytes, numbers: Sequence[int], readonly: Readonly) -> Any:
-    message = Message.from_bytes(blob)
-    reserved = list(zip(message.handles, numbers, strict=True))
-    with _receiving(reserved):
+    try:
+        register()
+        message = Message.from_bytes(blob)
+        reserved = zip(message.handles, numbers, strict=True)
         mappings = attach_reserved(reserved, readonly=readonly)
-    for mapping in mappings:
-        leave_to_views(mapping)
-    return build(message, mappings)
+        for mapping in mappings:
+            leave_to_views(mapping)
+        return build(message, mappings)
+    except BaseException:
+        _give_up(lambda: Message.from_bytes(blob).handles, numbers)
+        raise
 
 
 def _rebuild_learning(
@@ -277,39 +281,45 @@ def _learning(tensor: Any, learns: bool, is_parameter: bool) -> Any:  # noqa: FB
 
 
 def _rebuild_shared(blob: bytes, numbers: Sequence[int]) -> Shared[Any]:
-    with _receiving(zip(Message.from_bytes(blob).handles, numbers, strict=True)):
+    try:
+        register()
         return Shared.from_reserved(blob, numbers)
+    except BaseException:
+        _give_up(lambda: Message.from_bytes(blob).handles, numbers)
+        raise
 
 
 def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
-    reserved = [(ShareableHandle.from_bytes(blob), number)]
-    with _receiving(reserved):
-        (mapping,) = attach_reserved(reserved, readonly=readonly)
-    return mapping
-
-
-@contextmanager
-def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
-    """End the message's reservations if the ``with`` block raises a ``CrossmemError``.
-
-    Otherwise the reservations would last until the sender or this process ends.
-    """
-    # This process may forward the arrays as handles, so its reducers are registered.
-    register()
     try:
-        yield
-    except CrossmemError:
-        # If the exporter does not respond, the reservations cannot be ended now.
-        with suppress(CrossmemError):
-            discard_reservations(reserved, timeout=_DISCARD_TIMEOUT_S)
+        register()
+        reserved = [(ShareableHandle.from_bytes(blob), number)]
+        (mapping,) = attach_reserved(reserved, readonly=readonly)
+        return mapping
+    except BaseException:
+        _give_up(lambda: [ShareableHandle.from_bytes(blob)], [number])
         raise
+
+
+def _give_up(handles: Callable[[], Sequence[ShareableHandle]], numbers: Sequence[int]) -> None:
+    """End the reservations of a message that could not be received.
+
+    Otherwise they would last until the sender ends: no process unpickles the message again, even if
+    only a signal handler has raised.
+    """
+    # If the exporter does not respond, the reservations cannot be ended now.
+    with suppress(CrossmemError):
+        reserved = zip(handles(), numbers, strict=True)
+        discard_reservations(reserved, timeout=_DISCARD_TIMEOUT_S)
 
 
 # Registering ------------------------------------------------------------------------------
 
 
 def register() -> None:
-    """Make the pickler of ``multiprocessing`` send handles; see :func:`crossmem.install`."""
+    """Make the pickler of ``multiprocessing`` send handles; see :func:`crossmem.install`.
+
+    A process that receives a message calls this, too, because it may forward the arrays.
+    """
     ForkingPickler.dump = _dump  # type: ignore[method-assign, assignment]
     ForkingPickler.register(Shared, _reduce_shared)
     ForkingPickler.register(Allocation, _reduce_allocation)

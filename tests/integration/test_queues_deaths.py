@@ -102,6 +102,10 @@ class Crowd:
                 found[kind].add(item)
         return found[b"try"], found[b"put"]
 
+    def has_begun(self) -> bool:
+        """Whether the consumers have recorded some items."""
+        return sum(one.read_bytes().count(b"\n") for one in self.folder.glob("consume*")) > 15
+
     def got(self) -> list[list[tuple[bytes, int]]]:
         """Return the items and delivery counts that each consumer has recorded, in order."""
         return [
@@ -145,6 +149,7 @@ def test_random_deaths_lose_nothing_else(
         start_peer, tmp_path, kills, delivery=delivery, overflow=overflow, redeliver=redeliver
     )
     crowd.fill()
+    assert settle(lambda: [] if crowd.has_begun() else [crowd], within=10 * SLOWNESS) == []
     for _ in range(kills):
         crowd.hurt_one()
         crowd.fill()

@@ -178,16 +178,16 @@ def test_a_reader_killed_there(scene: Scene, name: str, at: int) -> None:
 
 OWN: dict[str, tuple[Step, Step, list[str]]] = {
     "a new timeline": (nothing, lambda peer, _: peer.call(timeline_actions.make, "c"), WRITE),
-    "a signal without sleepers": (nothing, call("a", "signal", 4), ["load", "load", *WRITE]),
+    "a signal without sleepers": (nothing, call("a", "signal", 4), WRITE),
     "a signal with sleepers": (
         lambda peer, _: peer.call(timeline_actions.set_waiting, "a"),
         call("a", "signal", 4),
-        ["load", "load", *WRITE, "load", *WAKE],
+        [*WRITE, "load", *WAKE],
     ),
     "a signal that is refused": (
         nothing,
         lambda peer, _: peer.call(timeline_actions.signal_again, "a", 3),
-        ["load", "load", "observe", "observe"],
+        ["observe", "observe", "load", "load"],
     ),
     "a wait for readers": (nothing, call("a", "wait_for_readers", 3), [IDENTITY, "load"]),
     "a wait for late readers": (

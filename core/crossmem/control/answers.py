@@ -132,7 +132,9 @@ class LateReplies:
         """Receive late replies and close their descriptors, until the deadline at the latest."""
         received: list[int] = []
         try:
-            while link.has_messages and deadline.remaining_s:
+            while True:
+                if not (link.has_messages and deadline.remaining_s):
+                    break
                 message, received = link.take()
                 self.take_page(message)
                 # A closing thread may still read this list, so the next reply gets a new list.
@@ -176,10 +178,10 @@ def receive_reply(
     """
     most_nbytes, most_descriptors = asked * MAX_GRANT_NBYTES, asked * (MAX_GRANT_DESCRIPTORS + 2)
     body = bytearray()
-    is_last = False
     received: list[int] = []
     try:
-        while not is_last:
+        while True:
+            is_last = False
             message, received = link.receive(deadline)
             which, is_last_page = expected.take_page(message)
             if which == number:
@@ -197,7 +199,9 @@ def receive_reply(
                 # The request of this late reply has timed out.
                 close_aside(received)
                 received = []
-            if not (is_last or deadline.remaining_s):
+            if is_last:
+                break
+            if not deadline.remaining_s:
                 raise deadline.passed(link.owner)
     finally:
         if received:

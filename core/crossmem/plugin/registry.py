@@ -68,8 +68,6 @@ class Registry:
         self._observers: tuple[tuple[str, Callable[..., object], bool], ...] = ()
         self.observed = False
 
-    # -- plugins ------------------------------------------------------------------------------
-
     @property
     def plugins(self) -> tuple[PluginInfo, ...]:
         """The plugins that were loaded."""

@@ -41,7 +41,6 @@ __all__ = ["FORMS", "MAX_DEPTH", "read", "to_base64", "write"]
 
 MAX_DEPTH: Final = 32
 """The largest depth of nested containers."""
-
 _MAX_INTEGER_BITS: Final = 4096
 """The largest number of bits of an integer. The JSON parser takes long for larger integers."""
 

@@ -257,9 +257,13 @@ class Shared(Published, Generic[_T_co]):
         self._kept = self._contents = self._value = None
         with ExitStack() as steps:
             # If one step raises, the others still run.
-            while self._owned:
+            while True:
+                if not self._owned:
+                    break
                 steps.callback(let_go, self._owned.pop())
-            while self._received:
+            while True:
+                if not self._received:
+                    break
                 steps.callback(self._received.pop().unmap)
             if self._timeline is not None:
                 # The last callback runs first, so readers see that the tree is closed before the

@@ -44,7 +44,9 @@ class PeerAccess:
             if not self._is_enabled(ordinal, peer):
                 vendor.check("rt.device_enable_peer_access", rt.device_enable_peer_access(peer, 0))
             deadline = time.monotonic() + _TIMEOUT_S
-            while not self._is_enabled(ordinal, peer):
+            while True:
+                if self._is_enabled(ordinal, peer):
+                    break
                 if time.monotonic() > deadline:
                     raise DriverError(
                         f"device {ordinal} got no access to the memory of device {peer} within "

@@ -318,7 +318,9 @@ def write(descriptor: int, offset: int, source: int, nbytes: int) -> None:
     done = 0
     try:
         # One call writes at most 2 GiB, so the call is repeated.
-        while done < nbytes:
+        while True:
+            if done >= nbytes:
+                break
             done += os.pwrite(descriptor, data[done:], offset + done)
     except OSError as error:
         raise SystemCallError("pwrite", error.errno or 0) from None

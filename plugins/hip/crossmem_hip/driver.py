@@ -224,7 +224,9 @@ class GpuDriver(VendorDriver):
                     made, partial(way.import_, ordinal, exported, capacity, access, home=home)
                 )
             # The descriptors are closed last, because core closes them if this method raises.
-            while exported.descriptors:
+            while True:
+                if not exported.descriptors:
+                    break
                 descriptor, *others = exported.descriptors
                 exported.descriptors = tuple(others)
                 os.close(descriptor)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hints about limits tell users what helps where they are."""
 
+import os
 import resource
 
 import pytest
 
+import crossmem
 from crossmem.control.limits import no_descriptors
 
 
@@ -26,3 +28,24 @@ def test_hints_about_descriptors_fit_the_hard_limit(
     assert words in str(error.hint)
     assert silent not in str(error.hint)
     assert len(str(error.hint)) <= 200
+
+
+def test_memory_larger_than_the_limit_on_files_is_refused() -> None:
+    # The limit stays in the process that has lowered it, so a child does this.
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        refused = 0
+        device = crossmem.device("host")
+        for make in (
+            device.timeline,
+            lambda: device.queue(2, 64),
+            lambda: device.allocate(1 << 20),
+        ):
+            try:
+                make()
+            except crossmem.OutOfMemoryError as error:
+                refused += "ulimit -f" in str(error.hint)
+        os._exit(refused)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3

@@ -56,3 +56,26 @@ def test_a_role_that_is_revoked_during_the_join(monkeypatch: pytest.MonkeyPatch)
             queue.get(timeout=0)
 
         assert time.monotonic() - start < 10
+
+
+def test_a_join_that_is_interrupted_is_no_producer_that_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner has opened the session, and the process never allocates."""
+    with crossmem.device("host").queue(2, NBYTES, producers=1) as queue:
+
+        def interrupted(control: memoryview, at: int, wish: int, *rest: Any) -> bool | None:
+            if joining.is_open(control, at, wish, *rest):
+                raise KeyboardInterrupt
+            return None
+
+        monkeypatch.setattr(place, "is_open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.allocate()
+        monkeypatch.undo()
+
+        # Without the difference, the queue would have ended, because its one producer has left.
+        queue.allocate().release()
+        queue.finish()
+        with pytest.raises(crossmem.QueueEndedError):
+            queue.get(timeout=5)

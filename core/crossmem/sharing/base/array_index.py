@@ -159,8 +159,12 @@ class ArrayIndex:
         """
         self._is_busy = True
         try:
-            while self._new or self._gone:
-                while self._gone:
+            while True:
+                if not (self._new or self._gone):
+                    break
+                while True:
+                    if not self._gone:
+                        break
                     # The reference leaves the queue last: after an interrupt, the removal is
                     # repeated, not lost.
                     key = self._gone[0].key

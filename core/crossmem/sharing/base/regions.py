@@ -97,7 +97,9 @@ class RegionIndex(Generic[_T]):
                     return self._objects.get(key[1])
             # The last region of this space that begins at or before the first address. Regions of
             # other spaces may lie in between.
-            while index:
+            while True:
+                if not index:
+                    break
                 index -= 1
                 last = self._end_of(keys[index], space)
                 if last is not None:

@@ -144,7 +144,10 @@ class ForeignAllocations(Part):
         space = (device.driver, device.ordinal, device.mechanism)
         end = foreign.base + foreign.nbytes
         with self._lock:
-            while (known := self._known.find(space, foreign.base, end)) is not None:
+            while True:
+                known = self._known.find(space, foreign.base, end)
+                if known is None:
+                    break
                 if known.users and not known.is_still(foreign):
                     raise _replaced(known, device, foreign)
                 if known.users:

@@ -42,6 +42,9 @@ TAIL: Final = 2
 """The last published stamp."""
 DROPS: Final = 3
 """Number of entries that the producers dropped."""
+JOINED: Final = 4
+"""The number of the session, as soon as the producer can allocate. If the call that joins is
+interrupted before, the session does not count as a producer of the queue."""
 # Words of a place.
 HANDED: Final = 2
 """Number of entries from the owner's hand-outs that the consumer has read."""

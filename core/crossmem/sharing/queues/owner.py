@@ -23,6 +23,7 @@ from crossmem.sharing.queues.layout import (
     FINISHED,
     GIVEN_UP,
     HANDED,
+    JOINED,
     LATE,
     LOST,
     MAX_STAMP,
@@ -61,6 +62,8 @@ class QueueOwner:
         self._lock = ordered_lock(Rank.STATE)
         self._is_finished = False
         """Whether no further producer will open the queue."""
+        self._unjoined: set[tuple[int, int]] = set()
+        """Places and sessions of producers whose sessions ended before they could allocate."""
         self._revoked: set[int] = set()
         """The pids of processes whose roles were revoked."""
         self._suspects: set[int] = set()
@@ -151,6 +154,8 @@ class QueueOwner:
                 return
             self._changes += 1
             if is_producer:
+                if words.observe(segment, JOINED) != member:
+                    self._unjoined.add((place, member))
                 words.store(control, terms.stop(place), self.opened.tail(place))
             else:
                 self._recover(target_of(place - terms.producers, member))
@@ -289,7 +294,7 @@ class QueueOwner:
         """End the queue if no producer is left, and no further producer is expected."""
         terms, end = self.terms, self.opened.end
         members = [self._control[terms.member(one)] for one in range(terms.producers)]
-        came = sum((one + 1) // 2 for one in members)
+        came = sum((one + 1) // 2 for one in members) - len(self._unjoined)
         if any(one % 2 for one in members) or not (self._is_finished or came >= terms.producers):
             return
         if not end and terms.redeliver:

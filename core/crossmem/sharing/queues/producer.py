@@ -16,6 +16,7 @@ from crossmem.sharing.queues.layout import (
     ENTRY_WORDS,
     GIVEN_UP,
     HEADER_WORDS,
+    JOINED,
     MAX_STAMP,
     READY,
     SESSIONS,
@@ -85,6 +86,12 @@ class Producer(Place):
         self._left = max(
             (stamp for stamp, target in self._flying.values() if not target), default=0
         )
+
+    @override
+    def join(self, timeout_s: float) -> None:
+        """Begin a session; see :meth:`Place.join`."""
+        super().join(timeout_s)
+        words.store(self.words, JOINED, self.session)
 
     # Buffers ------------------------------------------------------------------------------
 

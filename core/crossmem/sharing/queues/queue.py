@@ -104,8 +104,6 @@ class Queue(Endable):
         check_choice("role", role, ROLES, "export")
         return QueueHandle(role, owner.segments.directories[role])
 
-    # Putting ------------------------------------------------------------------------------
-
     def allocate(self, *, timeout: float | None = 0.0) -> SharedBuffer:
         """Return a free buffer. Its contents are undefined.
 
@@ -256,7 +254,9 @@ class Queue(Endable):
             found.append(self.get(timeout=timeout))
             look = self._consumer().look
             # A buffer is in the list before a signal handler can run.
-            while found[-1] is not None and len(found) < most:
+            while True:
+                if found[-1] is None or len(found) >= most:
+                    break
                 found.append(look())
         except BaseException:
             record = self._record
@@ -299,8 +299,6 @@ class Queue(Endable):
         with suppress(QueueEndedError):
             while True:
                 yield await self.get_async()
-
-    # The whole queue ----------------------------------------------------------------------
 
     def wait_for(
         self, *, producers: int = 0, consumers: int = 0, timeout: float | None = None

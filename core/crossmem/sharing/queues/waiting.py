@@ -92,7 +92,9 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
             place.sleepers += 1
             with name_limit("dup"):
                 call_into(numbers, os.dup, place.fileno())
-            while not found:
+            while True:
+                if found:
+                    break
                 came = loop.create_future()
                 loop.add_reader(numbers[0], came.cancel)
                 try:

@@ -165,7 +165,7 @@ class EventLevel(Level):
         with self._lock:
             self._is_closed = True
             for box in self._open.values():
-                while box and driver is not None:
+                if box and driver is not None:
                     # If an interrupted call has destroyed the event, a repeated call does nothing.
                     driver.destroy_event(box[0])
                     box.clear()

@@ -86,9 +86,11 @@ class TimelineRecord(Record):
 
         The caller holds the lock.
         """
-        is_one_store = self.page is not None and self.handle.level != "event" and not IS_FENCED
-        if is_one_store and not self.is_ended and self.words[ISSUED] <= self.words[VALUE]:
-            self.last = self.words[VALUE]
+        is_one_store = self.is_own and self.handle.level != "event" and not IS_FENCED
+        if is_one_store and not self.is_ended:
+            value = self.words[VALUE]
+            if self.words[ISSUED] <= value:
+                self.last = value
 
     def _maker(self, device: LocalDevice) -> EventLevel | None:
         """Return the level by which this process signals this timeline with the same driver."""
