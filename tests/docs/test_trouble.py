@@ -3,6 +3,7 @@
 
 import os
 import re
+import select
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from programs import run_script
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
+from crossmem.control.loop import EventLoop
 from crossmem.models import ProcessIdentity
 
 GetPage = Callable[[str], Any]
@@ -157,6 +159,15 @@ def attach_on_another_host() -> None:
     crossmem.attach(handle)
 
 
+def serve_without_epoll() -> None:
+    epoll = select.epoll
+    del select.epoll
+    try:
+        EventLoop()
+    finally:
+        select.epoll = epoll  # type: ignore[misc]
+
+
 TRIGGERS: dict[str, Trigger] = {
     "no plugin offers": lambda: crossmem.device("cdua:0"),
     "expected a device name": lambda: crossmem.device("CUDA"),
@@ -164,6 +175,7 @@ TRIGGERS: dict[str, Trigger] = {
     "ordinary host memory": lambda: crossmem.share(ONES),
     "cannot be shared: ": lambda: crossmem.share(np.array([object()]), copy=True),
     "which cannot be shared": lambda: crossmem.share([print], copy=True),
+    "select.epoll is missing": serve_without_epoll,
     "share() copied": publish_a_copy,
     "and shape": update_with_another_shape,
     "freed this memory": lambda: crossmem.attach(freed()),
@@ -186,6 +198,11 @@ PRINTED: dict[str, tuple[str, dict[str, str]]] = {
     "cannot be used here": ("crossmem.device('cuda:0')", {}),
     "has no runtime": ("crossmem.device('cuda')", {"CROSSMEM_RUNTIME": "cuda=emulatd"}),
     "CROSSMEM_RUNTIME must be": ("crossmem.device('cuda')", {"CROSSMEM_RUNTIME": "emulated"}),
+    "limit on the size of a file": (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "
+        "crossmem.device('host').timeline()",
+        {},
+    ),
     "run directory": (
         "crossmem.device('host').allocate(4096).export()",
         {"CROSSMEM_RUN_DIR": "/tmp"},

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from crossmem.errors import UnsupportedError
+
 __all__ = ["EventLoop"]
 
 
@@ -16,6 +18,8 @@ class EventLoop:
     ------
     OSError
         This process has no free descriptor. Nothing is left open.
+    UnsupportedError
+        A monkey patch has removed ``select.epoll``, which this process needs as an exporter.
     """
 
     def __init__(self) -> None:
@@ -23,6 +27,10 @@ class EventLoop:
         self._sockets: list[socket.socket] = []
         self.hung_up: set[int] = set()
         """The ready descriptors of sockets whose peer has closed both directions."""
+        if not hasattr(select, "epoll"):
+            msg = "select.epoll is missing, as after a monkey patch of gevent or eventlet"
+            hint = "export memory in a process without that patch; such a process can import it"
+            raise UnsupportedError(msg, hint=hint)
         self.epoll = select.epoll()
         try:
             self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -11,6 +11,7 @@ import crossmem
 from crossmem import AccessDeniedError, QueueEmptyError
 from crossmem.control import words
 from crossmem.sharing.queues import joining, place
+from crossmem.sharing.queues.consumer import QueueEndedError
 from crossmem.sharing.queues.layout import ROUND
 from crossmem.sharing.queues.owner import QueueOwner
 
@@ -77,5 +78,5 @@ def test_a_join_that_is_interrupted_is_no_producer_that_has_left(
         # Without the difference, the queue would have ended, because its one producer has left.
         queue.allocate().release()
         queue.finish()
-        with pytest.raises(crossmem.QueueEndedError):
+        with pytest.raises(QueueEndedError):
             queue.get(timeout=5)
