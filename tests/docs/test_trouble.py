@@ -199,8 +199,10 @@ PRINTED: dict[str, tuple[str, dict[str, str]]] = {
     "has no runtime": ("crossmem.device('cuda')", {"CROSSMEM_RUNTIME": "cuda=emulatd"}),
     "CROSSMEM_RUNTIME must be": ("crossmem.device('cuda')", {"CROSSMEM_RUNTIME": "emulated"}),
     "limit on the size of a file": (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "
-        "crossmem.device('host').timeline()",
+        (
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "
+            "crossmem.device('host').timeline()"
+        ),
         {},
     ),
     "run directory": (

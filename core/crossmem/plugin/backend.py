@@ -100,7 +100,7 @@ class Backend:
     Raises
     ------
     ConfigurationError
-        The name is not valid in a handle.
+        The name is not valid in a handle, or another argument has the wrong type.
     """
 
     name: str
@@ -115,4 +115,19 @@ class Backend:
     def __post_init__(self) -> None:
         if not is_name(self.name):
             msg = f"backend name {shorten(self.name)} does not match {NAME_PATTERN}"
+            raise ConfigurationError(msg)
+        runtimes: object = self.runtimes
+        is_right = {
+            "summary": isinstance(self.summary, str),
+            "probe": callable(self.probe),
+            "load": callable(self.load),
+            "priority": self.priority is None or type(self.priority) is int,
+            "install_hint": isinstance(self.install_hint, str | None),
+            "runtimes": isinstance(runtimes, tuple)
+            and all(isinstance(one, str) for one in runtimes),
+        }
+        for field in [name for name, right in is_right.items() if not right]:
+            kind = Backend.__annotations__[field]
+            value = shorten(getattr(self, field), 60)
+            msg = f"{field} of backend {self.name!r} must be of the type {kind}, not {value}"
             raise ConfigurationError(msg)

@@ -205,8 +205,8 @@ class Offer:
                 f"its driver has version {shorten(driver.api_version, 10)} of the driver "
                 f"interface, this crossmem {DRIVER_API_VERSION}"
             )
-        elif driver.backend != backend.name:
-            fault = f"its driver has the name {shorten(driver.backend)}"
+        elif (name := getattr(driver, "backend", None)) != backend.name:
+            fault = f"its driver has the backend {shorten(name)}"
         else:
             return driver
         msg = f"{which} of plugin {clause(str(self.info), 40)} cannot be used: {clause(fault, 80)}"

@@ -44,3 +44,23 @@ def test_names_that_no_handle_can_hold(world: Any, name: str) -> None:
 def test_names(world: Any) -> None:
     assert world.backend("acme_2-x").name == "acme_2-x"
     assert len(world.backend("a" * 32).name) == 32
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("summary", None),
+        ("probe", Availability("available")),
+        ("load", "crossmem_acme:load"),
+        ("priority", "high"),
+        ("priority", 1.5),
+        ("priority", True),
+        ("install_hint", 5),
+        ("runtimes", None),
+        ("runtimes", "cupy"),
+        ("runtimes", ("cupy", None)),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(world: Any, field: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{field} of backend 'acme' must be of the type"):
+        world.backend(**{field: value})

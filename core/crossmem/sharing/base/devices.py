@@ -11,6 +11,7 @@ from crossmem.control.processes import lease_end
 from crossmem.control.records import Allow
 from crossmem.driver import Driver
 from crossmem.errors import (
+    BackendUnavailableError,
     BusyError,
     ConfigurationError,
     CrossmemError,
@@ -209,9 +210,10 @@ def list_devices(process: Process) -> list[LocalDevice]:
             continue
         try:
             found.extend(_devices_of(process, backend, None))
-        except PLUGIN_FAULTS:
+        except PLUGIN_FAULTS as error:
             # A backend that fails to load must not hide the devices of other backends.
-            _log.warning("backend %r has no devices", backend, exc_info=True)
+            _log.warning("backend %r has no devices: %s", backend, error)
+            _log.debug("backend %r failed here:", backend, exc_info=True)
     return found
 
 
@@ -338,10 +340,37 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
     if found is None:
         refuse_forked_backend(backend)
         driver = process.registry.driver(backend, runtime=runtime)
-        make = LocalDevice.public or LocalDevice
-        made = tuple(make(process, driver, info, runtime) for info in driver.devices())
-        found = table.found.setdefault((backend, runtime), made)
+        found = table.found.setdefault((backend, runtime), _made(process, driver, runtime))
         # This capability is recorded now, because a forked child must not call the driver.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found
+
+
+def _made(process: Process, driver: Driver, runtime: str | None) -> tuple[LocalDevice, ...]:
+    """Return an object for each device of a driver. A driver is a plugin's, so it may do anything.
+
+    Raises
+    ------
+    BackendUnavailableError
+        The driver cannot list its devices, or lists one of them twice.
+    """
+    make = LocalDevice.public or LocalDevice
+    try:
+        made = tuple(make(process, driver, info, runtime) for info in driver.devices())
+        fault = ""
+        if len({one.identity for one in made}) < len(made):
+            fault = "two devices have one identity"
+        elif len({one.ordinal for one in made}) < len(made):
+            fault = "two devices have one ordinal"
+    except CrossmemError:
+        raise
+    except PLUGIN_FAULTS as error:
+        _log.debug("the driver of backend %r failed here:", driver.backend, exc_info=True)
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        msg = f"the driver of backend {driver.backend!r} cannot list its devices: "
+        raise BackendUnavailableError(
+            msg + clause(fault, 100), details=fault, backend=driver.backend
+        )
+    return made
