@@ -258,8 +258,10 @@ def test_what_drivers_raise_themselves_is_a_reason_too(tmp_path: Path) -> None:
     expected = {
         (
             kind.lower(),
-            f"the driver of backend '{kind.lower()}' cannot list its devices: {kind}: the device "
-            "file cannot be read",
+            (
+                f"the driver of backend '{kind.lower()}' cannot list its devices: {kind}: the device "
+                "file cannot be read"
+            ),
             None,
         )
         for kind in ("OSError", "SystemExit")

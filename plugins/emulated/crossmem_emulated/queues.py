@@ -302,6 +302,18 @@ class Queues:
         finally:
             self.changed.notify_all()
 
+    def may_write(self, start: int, nbytes: int) -> bool:
+        """Whether work that is not done yet may write into a range. A function may write anywhere.
+
+        The caller holds the lock.
+        """
+        return any(
+            work.caller is not None
+            or any(first < start + nbytes and first + size > start for first, size in work.written)
+            for stream in self._streams.values()
+            for work in stream.queue
+        )
+
     def lose(self, start: int, nbytes: int) -> Iterator[Work]:
         """Discard and yield the work that would access memory that is being released."""
         for stream in self._streams.values():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of memory, at once or as work of a stream."""
 
+import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from crossmem_emulated import memory
@@ -35,6 +36,7 @@ __all__ = [
     "is_waiting",
     "move",
     "side_of",
+    "staged",
 ]
 
 Parts = Sequence[tuple[int, int]]
@@ -65,12 +67,15 @@ class Side:
         The bytes of this end.
     is_synchronous
         Whether the host waits for a synchronous copy even if both ends are on devices.
+    kept
+        The memory that the parts belong to, if they are a copy of the caller's bytes.
     """
 
     pointer: int
     is_device: bool | None
     parts: Parts
     is_synchronous: bool = False
+    kept: object = None
 
 
 def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
@@ -118,10 +123,28 @@ def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, 
 
     ``ends`` are the first addresses of both ends. The caller may reuse memory that is not pinned as
     soon as the call returns. So the copy must be complete before the call returns, even if a
-    function of the application precedes the copy in the stream. Slow streams delay even this copy.
+    function of the application precedes the copy in the stream. Slow streams delay even this copy,
+    except for the read of the source, see :func:`staged`.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
+
+
+def staged(process: HipProcess, source: Side, nbytes: int) -> Side:
+    """Return the source of a copy that slow streams delay.
+
+    The caller may reuse memory that is not pinned as soon as the call returns. So the bytes are
+    taken during the call, except those that earlier work may still write.
+    """
+    if (
+        not process.setup.slow_streams
+        or source.is_device is not False
+        or process.queues.may_write(source.pointer, nbytes)
+    ):
+        return source
+    kept = ctypes.create_string_buffer(nbytes)
+    memory.copy(ctypes.addressof(kept), source.pointer, nbytes)
+    return replace(source, parts=((ctypes.addressof(kept), nbytes),), kept=kept)
 
 
 def _check_peers(process: HipProcess, opened: Import) -> None:
@@ -205,6 +228,7 @@ def _prepared(
     to = side_of(process, target[0], nbytes, target[1], READ_WRITE)
     start = side_of(process, source[0], nbytes, source[1], READ)
     check_direction(process, call, kind, to, start)
+    start = staged(process, start, nbytes)
     ranges = ((target[0], nbytes), (source[0], nbytes))
     work = Work(call, ranges, lambda: move(to.parts, start.parts), written=ranges[:1])
     return work, is_waiting(to, start)

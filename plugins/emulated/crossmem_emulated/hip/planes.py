@@ -17,6 +17,7 @@ from crossmem_emulated.hip.copies import (
     is_waiting,
     move,
     side_of,
+    staged,
 )
 from crossmem_emulated.hip.fills import fill, filled_side, give_fill
 from crossmem_emulated.hip.process import HipProcess
@@ -136,6 +137,7 @@ def copy_planes(
     to = side_of(process, target.pointer, target.nbytes, stream.device, READ_WRITE)
     start = side_of(process, source.pointer, source.nbytes, stream.device, READ)
     check_direction(process, call, kind, to, start)
+    start = staged(process, start, source.nbytes)
 
     def run() -> None:
         is_whole = not target.has_gaps and not source.has_gaps

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
         BLOCK,
         ON_DEVICE,
         TO_DEVICE,
+        TO_HOST,
         Actor,
         emulation_only,
     )
 else:
-    from hip_actor import BLOCK, ON_DEVICE, TO_DEVICE, Actor, emulation_only
+    from hip_actor import BLOCK, ON_DEVICE, TO_DEVICE, TO_HOST, Actor, emulation_only
 
     Start = Any
 
@@ -143,3 +144,32 @@ def test_x13_a_write_that_the_host_waits_for_is_not_late(
     rt.memsetAsync(pointer, 1, 8, stream)
 
     assert late == ["memsetAsync"]
+
+
+@emulation_only
+@pytest.mark.parametrize("is_plane", [False, True])
+def test_x13_a_late_copy_has_read_memory_that_is_not_pinned(
+    host: Path, profile: str, *, is_plane: bool
+) -> None:
+    # A program may reuse such memory when the call returns. CuPy's set() depends on that.
+    options = Options(state=host, slow_streams=True)
+    rt = Runtime(profile, options=options, is_cupy=False)
+    pointer, stream = rt.malloc(BLOCK), rt.streamCreateWithFlags(1)
+    data, found = (ctypes.create_string_buffer(64) for _ in range(2))
+    source, target = ctypes.addressof(data), ctypes.addressof(found)
+    data.raw = b"a" * 64
+    if is_plane:
+        rt.memcpy2DAsync(pointer, 16, source, 16, 16, 4, TO_DEVICE, stream)
+    else:
+        rt.memcpyAsync(pointer, source, 64, TO_DEVICE, stream)
+    data.raw = b"b" * 64
+    rt.streamSynchronize(stream)
+    rt.memcpy(target, pointer, 64, TO_HOST)
+    assert found.raw == b"a" * 64
+
+    # Earlier work writes the source, so its bytes are not taken before.
+    rt.memcpyAsync(source, pointer, 64, TO_HOST, stream)
+    rt.memcpyAsync(pointer + 64, source, 64, TO_DEVICE, stream)
+    rt.streamSynchronize(stream)
+    rt.memcpy(target, pointer + 64, 64, TO_HOST)
+    assert found.raw == b"a" * 64
