@@ -255,16 +255,9 @@ def crossmem_backends():
 
 def test_what_drivers_raise_themselves_is_a_reason_too(tmp_path: Path) -> None:
     (tmp_path / "rude.py").write_text(_RUDE)
+    words = "the driver of backend '{}' cannot list its devices: {}: the device file cannot be read"
     expected = {
-        (
-            kind.lower(),
-            (
-                f"the driver of backend '{kind.lower()}' cannot list its devices: {kind}: the device "
-                "file cannot be read"
-            ),
-            None,
-        )
-        for kind in ("OSError", "SystemExit")
+        (kind.lower(), words.format(kind.lower(), kind), None) for kind in ("OSError", "SystemExit")
     }
 
     done = run("devices", "--json", path=[tmp_path], CROSSMEM_PLUGINS="rude")

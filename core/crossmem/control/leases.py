@@ -10,14 +10,15 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 from weakref import WeakSet
 
 from crossmem.control.records import Export, Unit
 from crossmem.control.segments import Segment
+from crossmem.guards import clause
 
 __all__ = ["Holder", "Lease", "LeaseTable", "Row", "name_holders", "new_number", "warn_of_leases"]
-
 
 _log = logging.getLogger(__name__)
 
@@ -201,7 +202,11 @@ def name_holders(leases: Iterable[Lease]) -> str:
 
 def warn_of_leases(report: Iterable[tuple[Unit, object, Sequence[Lease]]]) -> None:
     """Log the memory that is still leased while this process exits."""
-    for unit, _exports, leases in report:
-        if leases:
-            holders = name_holders(leases)
-            _log.warning("exiting while allocation %d is leased by %s", unit.allocation, holders)
+    left = {unit.allocation: leases for unit, _exports, leases in report if leases}
+    if left:
+        what = f"allocation {next(iter(left))} is"
+        if len(left) > 1:
+            numbers = ", ".join(map(str, left))
+            what = f"{len(left)} allocations ({clause(numbers, 60)}) are"
+        holders = name_holders(chain.from_iterable(left.values()))
+        _log.warning("exiting while %s leased by %s", what, clause(holders))
