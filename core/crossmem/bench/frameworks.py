@@ -134,6 +134,7 @@ def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
         times.append(answers.get() - start)
     items.put(None)
     process.join(_JOIN_S)
+    process.kill()
     # The first round is not counted, because it starts threads and connections.
     return {"send": times[1:]}
 
