@@ -334,24 +334,6 @@ def test_a_message_that_nobody_receives_can_be_discarded(protocol: int) -> None:
     shared.close()
 
 
-@pytest.mark.parametrize("step", ["register", "attach_reserved", "build"])
-def test_a_receive_that_a_signal_handler_interrupts_reserves_nothing(
-    step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    array = crossmem.empty(10, "uint8")
-    before = held()
-    message = ForkingPickler.dumps(array)
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(crossmem.multiprocessing, step, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pickle.loads(message)  # noqa: S301 - this test made it
-
-    assert held() == before
-
-
 def test_a_sender_waits_where_messages_hold_too_much(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -110,7 +110,12 @@ class Arena:
     @property
     def live(self) -> int:
         """Number of blocks that are allocated and not freed."""
-        return self.fresh - len(self.free) - len(self.freed) - len(self.held)
+        while True:
+            # A reclaim between two of these reads would count a block twice.
+            number = self._reclaims
+            live = self.fresh - len(self.free) - len(self.freed) - len(self.held)
+            if number == self._reclaims:
+                return live
 
     # The life of a block ----------------------------------------------------------------------
 

@@ -23,8 +23,10 @@ def unit(allocation: int, pid: int, *, in_message: bool = False) -> Any:
         (
             [unit(1, 5), unit(2, 5), unit(3, 6, in_message=True)],
             [
-                "exiting while 3 allocations (1, 2, 3) are leased by "
-                + "process 5 and an unreceived message of process 6"
+                (
+                    "exiting while 3 allocations (1, 2, 3) are leased by "
+                    "process 5 and an unreceived message of process 6"
+                )
             ],
         ),
     ],

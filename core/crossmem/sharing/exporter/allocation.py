@@ -72,7 +72,11 @@ class Allocation(Memory):
         record = self._record
         if record is None or not self._process.is_usable:
             raise self._ended()
-        return record.memory.blocks[0].pointer + record.offset
+        try:
+            return record.memory.blocks[0].pointer + record.offset
+        except IndexError:
+            # Another thread has freed the memory since the check.
+            raise self._ended() from None
 
     @property
     def capacity(self) -> int:
@@ -80,7 +84,10 @@ class Allocation(Memory):
         record = self._record
         if record is None or not self._process.is_usable:
             raise self._ended()
-        return record.memory.block.capacity
+        try:
+            return record.memory.block.capacity
+        except IndexError:
+            raise self._ended() from None
 
     def export(
         self,
@@ -243,8 +250,13 @@ class Allocation(Memory):
                 process.server.catch_up(CATCH_UP_S)
             with process.state:
                 self._refuse_if_used("free")
-                if leases.retire(unit, even_if_leased=False):
+                if self._record is None:
                     return
+                if leases.retire(unit, even_if_leased=False):
+                    # The end follows in the same step, so no view can begin after the retirement.
+                    self._record = None
+                    process.deferred.ready[record] = None
+                    break
             turns += 1
             left_s = max(0.0, deadline - time.monotonic())
             # If new leases begin while old ones end, the wait still ends at the deadline.
@@ -257,6 +269,8 @@ class Allocation(Memory):
                     hint='unmap it in that process, or free with busy="defer"',
                     details=holders,
                 )
+        if self._record is None:
+            process.deferred.run(record)
 
     @override
     def _refuse_if_used(self, operation: str) -> None:
@@ -276,9 +290,9 @@ def record_of(allocation: Allocation) -> AllocationRecord:
     ClosedError, ForkedProcessError
         The memory was freed, or a forked child made this call.
     """
-    allocation.ptr  # noqa: B018 - raises if the allocation was freed or inherited by a fork
     record = allocation._record
-    assert record is not None  # noqa: S101
+    if record is None or not allocation._process.is_usable:
+        raise allocation._ended()
     return record
 
 

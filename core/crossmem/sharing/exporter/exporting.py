@@ -32,7 +32,7 @@ def export_again(
     with record.lock:
         known, is_new = record.handles, False
         handle = known.get(key)
-        if handle is None and record.memory.blocks:
+        if handle is None and record.memory.blocks and not record.is_done:
             if synchronize:
                 device.driver.synchronize(device.ordinal)
             # A handle that is returned without a wait has its own key. So a later call with

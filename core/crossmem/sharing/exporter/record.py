@@ -258,6 +258,10 @@ class AllocationRecord(Record):
         allocations.live.pop(self, None)
         unit, self.unit = self.unit, None
         if unit is not None:
+            server = self.process.server
+            if not unit.is_retired and server is not None:
+                # Another thread has made the unit since give_back() looked for it.
+                server.leases.retire(unit, even_if_leased=True)
             # The unit and its exports refer to each other. This statement breaks the cycle.
             unit.exports.clear()
         self.is_done = True

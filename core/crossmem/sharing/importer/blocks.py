@@ -190,6 +190,8 @@ class PoolImports(Part):
                 # A view, or a vendor's call of another thread, uses the memory.
                 continue
             with process.state:
+                # The words of the holds are unmapped soon, so no further attach may use them.
+                arena.is_open = False
                 for hold in chain.from_iterable(map(all_of, list(arena.holders.values()))):
                     if hold.arena is arena:
                         BlockHold.leave_to_others(hold)

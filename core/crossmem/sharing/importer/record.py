@@ -12,7 +12,7 @@ from typing_extensions import override
 from crossmem.control.link import Deadline
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
-from crossmem.errors import CrossmemError
+from crossmem.errors import ClosedError, CrossmemError
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import EventKind, ShareableHandle
 from crossmem.sharing.base.deferred import Record
@@ -129,6 +129,10 @@ class ImportRecord:
             False: crossmem will not map the memory again; see :meth:`crossmem.driver.Driver.map`.
         """
         with self.lock:
+            if self.state is State.CLOSED:
+                # At the exit of this process, memory is closed even if it has users.
+                msg = "the imported memory was closed, because this process is exiting"
+                raise ClosedError(msg, operation="map")
             if self.is_leaving:
                 self._unmap()
             if not self.mapped:

@@ -232,10 +232,25 @@ class Block(Memory):
         """
         if timeout is not None or busy is not _DEFER:
             self._prepare_free(busy, timeout)
-        if stream is None:
-            self._end()
-        else:
-            self._end_on(stream)
+        record = self._record
+        try:
+            if stream is None:
+                self._end()
+            else:
+                self._end_on(stream)
+        except BusyError:
+            if busy != "defer" and record is not None:
+                self._reopen(record)
+            raise
+
+    def _reopen(self, record: BlockRecord) -> None:
+        """Undo the retirement by a free that was refused."""
+        arena, index = record.arena, record.index
+        with self._process.state:
+            view, at = arena.words, arena.at + index
+            # One step: no signal handler and no other thread runs between check and store.
+            if self._record is record and record.generation and view[at] == record.generation + 1:
+                view[at] = record.generation
 
     def _end_on(self, stream: Any) -> None:
         record = self._record

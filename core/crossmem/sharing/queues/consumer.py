@@ -185,7 +185,7 @@ class Consumer(Receiver):
             at = opened.terms.held(producer, buffer)
             # One step: no signal handler and no other thread runs between these statements. Before
             # this step, a handler may have received the entry.
-            if one in hand and hand[one] is aside:
+            if one in hand and hand[one] is aside and self.session:
                 del hand[one]
                 if made is not None:
                     mine[at] = stamp
@@ -243,7 +243,7 @@ class Consumer(Receiver):
                     made = SharedBuffer(record, min(sizes >> 8, terms.nbytes), user_data)
                     # One step, as in _look_in_hand(). If this session has ended, the producer may
                     # have reused the buffer, whose entry then has another stamp.
-                    if ring_[first] == stamp and mine[at] == number:
+                    if ring_[first] == stamp and mine[at] == number and self.session:
                         mine[at] = stamp
                         self.held[record] = False
                         made._record = record
@@ -262,6 +262,8 @@ class Consumer(Receiver):
             record = BufferRecord(self, producer, buffer, stamp, 1)
             received = None if entry is None else SharedBuffer(record, *entry)
             # One step, as in _look_in_hand().
+            if not self.session:
+                return None
             if mine[at] == number:
                 mine[at] = stamp
                 if received is not None:

@@ -149,13 +149,16 @@ class Place:
         """
         opened = self.opened
         if not self.session:
-            msg = "this process has finished or closed the queue"
-            raise ClosedError(msg, hint="open its handle again, or make a new queue")
+            raise self._no_session()
         opened.check_owner()
         if opened.member(self.place) != self.session:
             raise self._revoked()
         if opened.end and self.place < opened.terms.producers:
             raise self._finished()
+
+    def _no_session(self) -> ClosedError:
+        msg = "this process has finished or closed the queue"
+        return ClosedError(msg, hint="open its handle again, or make a new queue")
 
     def _finished(self) -> ClosedError:
         msg = "the queue has ended: its owner called finish(), or all its producers have left"

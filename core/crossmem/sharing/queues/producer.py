@@ -278,6 +278,8 @@ class Producer(Place):
         first = 8 * (at + USER)
         # One step on processors that keep stores in order: no signal handler and no other thread
         # runs before the end of this function. So a handler that puts an entry uses another stamp.
+        if not self.session:
+            raise self._no_session()
         stamp = mine[TAIL] + 1
         mine[at] = 0
         if not IS_ORDERED:

@@ -31,8 +31,7 @@ class Queue(Endable):
     """A bounded queue of device buffers between processes.
 
     Made by :meth:`crossmem.Device.queue` in its owner, and by :func:`crossmem.open_queue` in other
-    processes. A context manager. The owner may put and get, too. Iteration lasts until the queue
-    ends.
+    processes. A context manager. Iteration lasts until the queue ends.
 
     Attributes
     ----------
@@ -206,8 +205,6 @@ class Queue(Endable):
         for item in items:
             self.put(item, **options)
 
-    # Getting ------------------------------------------------------------------------------
-
     def get(self, *, timeout: float | None = None, stream: Any = None) -> SharedBuffer:
         """Return the next buffer. The caller releases the buffer after its use.
 
@@ -254,8 +251,8 @@ class Queue(Endable):
             found.append(self.get(timeout=timeout))
             look = self._consumer().look
             # A buffer is in the list before a signal handler can run.
-            while True:
-                if found[-1] is None or len(found) >= most:
+            for _ in range(1, most):
+                if found[-1] is None:
                     break
                 found.append(look())
         except BaseException:
@@ -389,7 +386,11 @@ class Queue(Endable):
     @override
     def _refuse_if_used(self, operation: str) -> None:
         record = self._record
-        if record is not None and record.consumer is not None and (count := record.consumer.in_use):
+        consumer = None if record is None else record.consumer
+        # One step: no other thread receives a buffer after the check. The caller ends the queue.
+        if consumer is not None and not consumer.held:
+            consumer.session = 0
+        elif consumer is not None and (count := consumer.in_use):
             msg = f"{self!r} has {count} buffers that were not released"
             raise BusyError(msg, operation=operation, hint="release them first")
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a queue's resources in one process."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from typing_extensions import override
 
+from crossmem.errors import ClosedError
 from crossmem.models import QueueRole, ShareableHandle
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.queues.consumer import Consumer
@@ -31,7 +32,7 @@ class QueueRecord(Places):
         The owner's side of the queue, if this process owns it.
     """
 
-    __slots__ = ("consumer", "opened", "owner", "producer")
+    __slots__ = ("consumer", "is_ending", "is_releasing", "opened", "owner", "producer")
 
     def __init__(
         self,
@@ -44,6 +45,10 @@ class QueueRecord(Places):
         self.owner = owner
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
+        self.is_ending = False
+        """Whether the queue object has ended. Set before the places are read."""
+        self.is_releasing = False
+        """Whether a thread is releasing the places."""
 
     @override
     def has_place(self, role: QueueRole) -> bool:
@@ -77,24 +82,36 @@ class QueueRecord(Places):
             ]
             return sorted(usable, key=lambda one: opened.member(first + one) > 0)
 
+        self._refuse_ended()
         index, mapping = take_place(self.process, role, self.mine[role], timeout_s, order)
         index += first
         self.mappings.append(mapping)
+        made: Producer | Consumer | None = None
         try:
             view = mapping.view()
             if role == "produce":
-                producer = Producer(self.opened, index, view, mapping.ptr)
+                made = producer = Producer(self.opened, index, view, mapping.ptr)
                 producer.join(timeout_s)
                 self.producer = producer
             else:
-                consumer = Consumer(self.opened, index, view, mapping.ptr)
+                made = consumer = Consumer(self.opened, index, view, mapping.ptr)
                 consumer.join(timeout_s)
                 self.consumer = consumer
+            # The thread that ends the queue sets the flag and then reads the places.
+            self._refuse_ended()
         except BaseException:
-            self.mappings.remove(mapping)
+            if self.is_ending and made is not None:
+                made.leave()
+            with suppress(ValueError):
+                self.mappings.remove(mapping)
             self.leave([mapping])
             self.process.drain()
             raise
+
+    def _refuse_ended(self) -> None:
+        if self.is_ending:
+            msg = "this process has closed the queue"
+            raise ClosedError(msg, hint="open its handle again, or make a new queue")
 
     def tended(self) -> Opened:
         """Return the queue. The owner first handles the latest changes."""
@@ -115,8 +132,17 @@ class QueueRecord(Places):
 
         Each segment has a record of its own, which repeats a release that the vendor refused.
         """
-        if self.is_done:
+        self.is_ending = True
+        # One step: no other thread begins the release between the check and the store.
+        if self.is_done or self.is_releasing:
             return
+        self.is_releasing = True
+        try:
+            self._release()
+        finally:
+            self.is_releasing = False
+
+    def _release(self) -> None:
         owner, places = self.owner, (self.producer, self.consumer)
         for place in places:
             if place is not None:

@@ -54,7 +54,10 @@ class AddressRange(Endable):
 
     @override
     def __repr__(self) -> str:
-        at = "released" if self._record is None else f"at {self._record.pointer:#x}"
+        try:
+            at = "released" if self._record is None else f"at {self._record.pointer:#x}"
+        except IndexError:
+            at = "released"
         return f"<AddressRange of {self.nbytes} bytes on {self.device.name}, {at}>"
 
     def _live(self) -> RangeRecord:
@@ -66,7 +69,10 @@ class AddressRange(Endable):
     @property
     def ptr(self) -> int:
         """The first address."""
-        return self._live().pointer
+        try:
+            return self._live().pointer
+        except IndexError:
+            raise self._ended() from None
 
     def map(self, memory: Allocation | Import, *, at: int) -> "Piece":
         """Map the whole capacity of some memory at an offset.

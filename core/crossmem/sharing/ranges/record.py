@@ -11,7 +11,13 @@ from typing_extensions import override
 
 from crossmem.driver import AddressRanges, Block, Imported, Mapped, Reserved
 from crossmem.driver.recording import call_into
-from crossmem.errors import BusyError, CrossmemError, InvalidSizeError, UnsupportedError
+from crossmem.errors import (
+    BusyError,
+    ClosedError,
+    CrossmemError,
+    InvalidSizeError,
+    UnsupportedError,
+)
 from crossmem.guards import shorten
 from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.deferred import Record
@@ -82,6 +88,9 @@ class PieceRecord(Record):
         """Map the memory at its offset in the address range."""
         addresses, source = self.addresses, self.source
         with source.lock:
+            if self.is_done:
+                msg = "the memory was unmapped, because this process is exiting"
+                raise ClosedError(msg, operation="map")
             call_into(
                 self.mapped,
                 addresses.driver.map_at,

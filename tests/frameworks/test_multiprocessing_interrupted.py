@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A receive that does not succeed reserves nothing in the sender."""
+
+import pickle
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+
+import crossmem
+import crossmem.multiprocessing
+
+pytest.importorskip("numpy")
+crossmem.install()
+
+
+def held() -> int:
+    """Return how many messages of this process hold its memory."""
+    return sum(one.in_message for export in crossmem.exports() for one in export.leases)
+
+
+@pytest.mark.parametrize("step", ["register", "attach_reserved", "build"])
+def test_a_receive_that_a_signal_handler_interrupts_reserves_nothing(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = crossmem.empty(10, "uint8")
+    before = held()
+    message = ForkingPickler.dumps(array)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(crossmem.multiprocessing, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pickle.loads(message)  # noqa: S301 - this test made it
+
+    assert held() == before
