@@ -5,6 +5,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from crossmem.errors import ConfigurationError
@@ -37,6 +38,21 @@ _release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]  # type: ignore[attr-defi
 _release_buffer.restype = None  # type: ignore[attr-defined]
 
 
+class _Kept:
+    """Keeps the buffer of an object of which Python makes no view, such as NumPy's dates."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, data: Any) -> None:
+        self._buffer = _PyBuffer()
+        _get_buffer(data, ctypes.byref(self._buffer), 0)
+
+    def release(self) -> None:
+        _release_buffer(ctypes.byref(self._buffer))
+
+    __del__ = release
+
+
 class HostBuffer:
     """A contiguous buffer of a Python object, possibly read-only, and its address.
 
@@ -46,39 +62,43 @@ class HostBuffer:
         Any object with a contiguous buffer. The object cannot change its size before
         :meth:`release`.
 
+    Attributes
+    ----------
+    address
+        Address of the first byte.
+    nbytes
+        Size in bytes.
+
     Raises
     ------
     ConfigurationError
         ``data`` has no contiguous buffer.
     """
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_kept", "address", "nbytes")
 
     def __init__(self, data: Any) -> None:
-        self._buffer = _PyBuffer()
+        buffer = _PyBuffer()
+        pointer = ctypes.byref(buffer)
         try:
-            _get_buffer(data, ctypes.byref(self._buffer), 0)
+            # A view needs no finaliser that is written in Python, which would swallow exceptions of
+            # signal handlers.
+            try:
+                self._kept: memoryview | _Kept = memoryview(data)
+            except (BufferError, ValueError):
+                self._kept = _Kept(data)
+            _get_buffer(data, pointer, 0)
+            self.address = int(buffer.buf or 0)
+            self.nbytes = int(buffer.len)
         except (TypeError, BufferError, ValueError) as error:
             msg = f"data must be a contiguous buffer, such as bytes: {error}"
             raise ConfigurationError(msg, operation="write") from error
-
-    @property
-    def address(self) -> int:
-        """Address of the first byte."""
-        return self._buffer.buf or 0
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return int(self._buffer.len)
+        finally:
+            _release_buffer(pointer)
 
     def release(self) -> None:
         """Release the buffer. A second call does nothing."""
-        buffer = getattr(self, "_buffer", None)
-        if buffer is not None:
-            _release_buffer(ctypes.byref(buffer))
-
-    __del__ = release
+        self._kept.release()
 
 
 @contextmanager
@@ -124,8 +144,9 @@ class ViewAnchor:
 
     def note(self, view: Any) -> None:
         """Record an array or tensor, for the error that names the users of the memory."""
+        # The callback is C code. An exception of a signal handler would be lost in Python code.
         key, views = id(view), self._views
-        views[key] = weakref.ref(view, lambda _: views.pop(key, None))
+        views[key] = weakref.ref(view, partial(views.pop, key))
 
     def describe_views(self) -> str:
         """Return a text that names the live arrays and tensors; empty if there are none."""

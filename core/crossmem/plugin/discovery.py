@@ -20,6 +20,7 @@ from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import API_VERSION, PROJECT_NAME
 from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo, conflict
 from crossmem.settings import VARIABLES
+from crossmem.signals import raise_if_of_handler
 
 __all__ = ["Catalog"]
 
@@ -157,6 +158,8 @@ class Catalog:
             self._fail(info, error)
 
     def _fail(self, info: PluginInfo, error: BaseException | str) -> None:
+        if isinstance(error, BaseException):
+            raise_if_of_handler(error)
         words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self.failures.append(PluginFailure(info.plugin, info.distribution, info.version, words))
         _log.warning("plugin %s: %s", info, words)
@@ -166,7 +169,8 @@ class Catalog:
     def _installed(self) -> Iterable[EntryPoint]:
         try:
             return importlib.metadata.entry_points(group=PROJECT_NAME)
-        except PLUGIN_FAULTS:
+        except PLUGIN_FAULTS as error:
+            raise_if_of_handler(error)
             # One distribution with broken metadata, even an unrelated one, makes this search fail.
             # The slower search leaves out only the broken distributions.
             return self._installed_one_by_one()

@@ -13,6 +13,7 @@ from crossmem.driver import DRIVER_API_VERSION, Driver
 from crossmem.errors import BackendUnavailableError, ConfigurationError, CrossmemError
 from crossmem.guards import clause, shorten
 from crossmem.plugin.backend import Availability, Backend
+from crossmem.signals import raise_if_of_handler
 
 __all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
 
@@ -148,6 +149,7 @@ class Offer:
             try:
                 answer = self.backend.probe()
             except PLUGIN_FAULTS as error:
+                raise_if_of_handler(error)
                 _log.debug("probe of %s failed", self.backend.name, exc_info=True)
                 words = f"its probe raised {type(error).__name__}: {error}"
                 answer = Availability("unusable", words)
@@ -191,6 +193,7 @@ class Offer:
         except CrossmemError:
             raise
         except PLUGIN_FAULTS as error:
+            raise_if_of_handler(error)
             fault = f"{type(error).__name__}: {error}"
             raise BackendUnavailableError(
                 f"{which} cannot be loaded: {clause(fault, 100)}",

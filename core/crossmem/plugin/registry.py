@@ -21,6 +21,7 @@ from crossmem.models import Event
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo, conflict
 from crossmem.settings import VARIABLES, Settings
+from crossmem.signals import raise_if_of_handler
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -303,8 +304,8 @@ class Registry:
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                # If no plugin answers, the caller gets the error of a wrong request. So the level
-                # DEBUG is enough.
+                raise_if_of_handler(error)
+                # If no plugin answers, the caller gets the error of a wrong request.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
@@ -374,7 +375,8 @@ class Registry:
         for name, function, takes_event in self._observers:
             try:
                 function(*((event,) if takes_event else ()))
-            except PLUGIN_FAULTS:
+            except PLUGIN_FAULTS as error:
+                raise_if_of_handler(error)
                 _log.exception("plugin %s raised while it observed %s", name, event.kind)
 
     def _observe(self, catalog: "Catalog") -> None:
@@ -383,8 +385,6 @@ class Registry:
             for impl in catalog.implementations("crossmem_event")
         )
         self.observed = bool(self._observers)
-
-    # -- fork ---------------------------------------------------------------------------------
 
     def after_fork_in_child(self) -> list[Driver]:
         """Return the drivers that the parent had loaded. The child does not use them.

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from crossmem.control.threads import LOOK_AGAIN_S, PassingThread
 from crossmem.errors import BusyError, CrossmemError
+from crossmem.signals import raise_if_of_handler
 
 __all__ = ["Call", "DeferredWork", "Record", "StreamsWaitError"]
 
@@ -182,7 +183,8 @@ class DeferredWork:
             # in the queue for the next attempt.
             if isinstance(error, StreamsWaitError):
                 self.start_reaper()
-        except Exception:  # noqa: BLE001 - logged with its traceback
+        except Exception as error:  # noqa: BLE001 - logged with its traceback
+            raise_if_of_handler(error)
             # The caller did not cause this fault of a driver, so the fault is only logged.
             _log.exception("the release of a resource failed")
         finally:

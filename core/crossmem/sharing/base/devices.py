@@ -31,6 +31,7 @@ from crossmem.sharing.base.process import (
     refuse_forked_backend,
 )
 from crossmem.sharing.base.streams import Landing
+from crossmem.signals import raise_if_of_handler
 
 __all__ = [
     "LocalDevice",
@@ -211,6 +212,7 @@ def list_devices(process: Process) -> list[LocalDevice]:
         try:
             found.extend(_devices_of(process, backend, None))
         except PLUGIN_FAULTS as error:
+            raise_if_of_handler(error)
             # A backend that fails to load must not hide the devices of other backends.
             _log.warning("backend %r has no devices: %s", backend, error)
             _log.debug("backend %r failed here:", backend, exc_info=True)
@@ -366,6 +368,7 @@ def _made(process: Process, driver: Driver, runtime: str | None) -> tuple[LocalD
     except CrossmemError:
         raise
     except PLUGIN_FAULTS as error:
+        raise_if_of_handler(error)
         _log.debug("the driver of backend %r failed here:", driver.backend, exc_info=True)
         fault = f"{type(error).__name__}: {error}"
     if fault:

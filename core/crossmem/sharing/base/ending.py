@@ -6,13 +6,27 @@ The same call then releases the resources. A finaliser only moves the record.
 """
 
 import warnings
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, Self, TypeVar
+
+from typing_extensions import override
 
 from crossmem.errors import BusyError, ClosedError
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.process import Process, may_release, refuse_foreign
 
 __all__ = ["Endable", "end_because", "end_later", "leave_to_references"]
+
+
+def _reduce_ended(one: "Endable") -> NoReturn:
+    raise one._ended()
+
+
+_OF_ENDED: Final = {
+    "__slots__": (),
+    "__del__": object.__hash__,
+    "__reduce__": _reduce_ended,
+    "_when_ended": None,
+}
 
 
 class Endable:
@@ -30,6 +44,17 @@ class Endable:
     _record: Record | None
     _why_ended: str
     """The reason why crossmem itself ended the object. Unset in all other cases."""
+
+    _when_ended: ClassVar[Any] = None
+    """The class that an object gets at its end. It differs only in its finaliser, which is C code:
+    Python swallows an exception that a signal handler raises in a finaliser written in Python."""
+
+    @override
+    def __init_subclass__(cls) -> None:
+        if "_when_ended" not in cls.__dict__:
+            cls._when_ended = type(cls.__name__, (cls,), {**_OF_ENDED, "__doc__": cls.__doc__})
+            cls._when_ended.__module__ = cls.__module__
+            cls._when_ended.__qualname__ = cls.__qualname__
 
     @property
     def closed(self) -> bool:
@@ -73,9 +98,10 @@ class Endable:
             self._refuse_if_used(self._ended_by)
             if self._record is None:
                 return
-            # No signal handler runs between these two statements, so the record is never lost.
+            # No signal handler runs between these statements, so the record is never lost.
             self._record = None
             ready[record] = None
+            self.__class__ = self._when_ended
             if record.is_shared and record.leave_to_others():
                 ready.pop(record, None)
                 return
@@ -155,9 +181,10 @@ def end_later(one: Endable) -> None:
             return
         record = one._record
         if record is not None:
-            # No signal handler runs between these two statements, so the record is never lost.
+            # No signal handler runs between these statements, so the record is never lost.
             one._record = None
             process.deferred.ready[record] = None
+            one.__class__ = one._when_ended
 
 
 def end_because(one: Endable, why: str) -> None:

@@ -6,6 +6,7 @@ of the same entry changes nothing.
 """
 
 import weakref
+from functools import partial
 from typing import Protocol
 
 __all__ = ["Usage"]
@@ -35,7 +36,7 @@ class Usage:
         if viewed is None:
             viewed = self._viewed = {}
         key = id(memory)
-        viewed[key] = weakref.ref(memory, lambda _: viewed.pop(key, None))
+        viewed[key] = weakref.ref(memory, partial(viewed.pop, key))
 
     @property
     def is_active(self) -> bool:

@@ -256,6 +256,7 @@ class Allocation(Memory):
                     # The end follows in the same step, so no view can begin after the retirement.
                     self._record = None
                     process.deferred.ready[record] = None
+                    self.__class__ = self._when_ended
                     break
             turns += 1
             left_s = max(0.0, deadline - time.monotonic())

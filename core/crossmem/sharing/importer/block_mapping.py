@@ -121,6 +121,7 @@ class BlockMapping(Mapping):
                 row[at] = 0
                 del holders[index]
                 self._record = None
+                self.__class__ = self._when_ended
                 hold.is_done = True
                 if arena.control[at] <= word + 1:
                     return

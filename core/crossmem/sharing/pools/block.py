@@ -309,6 +309,7 @@ class Block(Memory):
                     arena.free += one
                 record.is_done = True
                 self._record = None
+                self.__class__ = self._when_ended
                 return
         super()._end()
 

@@ -327,6 +327,7 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
         and not (process.is_inherited or process.is_closed)
     ):
         buffer._record = None
+        buffer.__class__ = buffer._when_ended
         return record
     # This check comes before the lock, which may be held for ever in a forked child.
     buffer._usable()

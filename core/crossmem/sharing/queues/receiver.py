@@ -79,6 +79,7 @@ class Receiver(Place):
             del held[record]
             record.is_done = True
             buffer._record = None
+            buffer.__class__ = buffer._when_ended
         else:
             return False
         self._tell(record.producer)
