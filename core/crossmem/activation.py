@@ -16,8 +16,9 @@ def install() -> None:
 
     Arrays, tensors and trees in memory of crossmem then travel without a copy through
     ``multiprocessing``, ``concurrent.futures``, ``torch.multiprocessing``, and everything else that
-    uses the pickler of ``multiprocessing``. Ray sends them without a copy too, if this process has
-    imported Ray. Nothing changes for other arrays or for plain ``pickle``.
+    uses the pickler of ``multiprocessing``. If this process has imported Ray, Ray also sends them
+    without a copy to receivers on the same node. Nothing changes for other arrays or for plain
+    ``pickle``.
 
     Call this function once in each process that sends. Call it after the import statements, because
     it registers with Ray only if Ray is already imported. A forked child inherits the effect. A

@@ -50,8 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--crossmem-core",
         action="store_true",
-        help="run the core of the kit only: one test for each law and each way in which a device "
-        "can keep the law",
+        help="run only the core of the kit: a few tests for each law, which together cover the "
+        "ways in which a device can keep it",
     )
     group.addoption(
         "--crossmem-blocks",

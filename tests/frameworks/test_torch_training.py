@@ -104,7 +104,10 @@ def test_an_array_of_another_library_updates_no_tensor() -> None:
 def test_a_tensor_that_is_expanded_or_made_for_inference_is_not_updated() -> None:
     with torch.inference_mode():
         born = crossmem.empty(2, torch.float32)
-    for tensor, words in ((torch.ones(1).expand(3), "several places"), (born, "inference mode")):
+    for tensor, words in (
+        (torch.ones(1).expand(3), "several indices refer to one element"),
+        (born, "inference mode"),
+    ):
         with (
             crossmem.share([tensor], copy="allow") as shared,
             pytest.raises(ConfigurationError, match=words),

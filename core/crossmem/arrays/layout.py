@@ -122,7 +122,8 @@ class Layout:
         Raises
         ------
         InvalidSizeError
-            The array covers bytes outside the memory.
+            The array covers bytes outside the memory, or is empty and begins past the end of the
+            memory.
         """
         if self.extent is None:
             if self.offset <= limit_nbytes:

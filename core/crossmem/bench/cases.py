@@ -35,7 +35,7 @@ def run_case(
     path = str(Path(__file__).with_name(f"{program}.py"))
     try:
         done = subprocess.run(
-            # With -m, Python would first import crossmem.bench, and with it most of crossmem. The
+            # With -m, Python would first import crossmem.bench, and with it a part of crossmem. The
             # cold times of copies.py must include the first import of these modules.
             [sys.executable, "-P", path, name, json.dumps(arguments)],
             check=True,

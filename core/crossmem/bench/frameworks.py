@@ -58,8 +58,9 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     if kind == "crossmem":
         pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
         memory = pool.as_tensor()
-        # This write causes the page faults before the measurement. For PyTorch, torch.ones()
-        # causes them.
+        # This write causes the page faults of the shared memory before the measurement. With
+        # PyTorch, they are a part of the measurement: torch.ones() touches only private memory, and
+        # the send moves each tensor into new shared memory.
         memory.fill_(1)
     for _ in range(rounds):
         if pool is not None:

@@ -37,8 +37,9 @@ class Row:
     nbytes
         Size of the memory in bytes, None if the size is fixed or does not matter.
     rounds
-        The value of each round, in ``unit``. A row of a 99th percentile has one value for all
-        rounds. Rows of the sections ``copies`` and ``updates`` have the value of each repetition.
+        The value of each round, in ``unit``. A 99th percentile is computed from the samples of all
+        rounds together, so its row has one value. Rows of the sections ``copies`` and ``updates``
+        have the value of each repetition.
     """
 
     section: str
@@ -97,8 +98,8 @@ class Report:
     settings
         Device, CPUs and plan of this run.
     absent
-        The ways of the section ``copies`` whose package is missing. The key is the way's title, and
-        the value is the text in place of figures: ``"not installed"``.
+        The ways to share a dict that were not measured, because their package is missing. The key
+        is the way's title. The value, ``"not installed"``, appears in the table instead of times.
     peers
         Title, version and state of each peer. The key is the peer's name. The state is
         ``"measured"``, ``"not installed"`` or ``"failed"``.

@@ -233,7 +233,11 @@ class Suite:
                 self.report.add("life", peer, metric, values, "us", nbytes=nbytes)
 
     def _churn_and_held(self) -> None:
-        """Measure many allocations: without a consumer (loop), in turn (churn), at once (held)."""
+        """Measure many small allocations.
+
+        In the section ``loop``, one follows another without a consumer; in ``churn``, one follows
+        another with a consumer; in ``held``, all are alive at once.
+        """
         plan = self.plan
         self.say(f"{plan.batch} allocations, churned and held")
         rounds: dict[tuple[str, str, str], list[float]] = {}

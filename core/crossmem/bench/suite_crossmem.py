@@ -38,9 +38,10 @@ def run(suite: Suite) -> None:
 
 
 def _collect(rounds: dict[str, list[float]], times: dict[str, Any] | None) -> None:
-    """Append each time, or the median of a list of times, to the list of its name in ``rounds``.
+    """For each name in ``times``, append one number to the list of that name in ``rounds``.
 
-    ``times`` has seconds, and ``rounds`` has microseconds.
+    The number is the time, or the median of several times. ``times`` has seconds, and ``rounds``
+    has microseconds.
     """
     for name, value in (times or {}).items():
         each = median(value) if isinstance(value, list) else value

@@ -30,11 +30,16 @@ def _measure() -> float:
     return max(1.0, statistics.median(times) / _REFERENCE_S)
 
 
-if VARIABLE not in os.environ:
-    os.environ[VARIABLE] = f"{_measure():.2f}"
-try:
-    SLOWNESS: Final = float(os.environ[VARIABLE])
-except ValueError:
-    msg = f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number, 1 on a usual machine"
-    raise ValueError(msg) from None
+def _read() -> float:
+    """Return the value of the variable, after a measurement if it is not set."""
+    if VARIABLE not in os.environ:
+        os.environ[VARIABLE] = f"{_measure():.2f}"
+    try:
+        return float(os.environ[VARIABLE])
+    except ValueError:
+        msg = f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number, 1 on a usual machine"
+        raise ValueError(msg) from None
+
+
+SLOWNESS: Final = _read()
 """Time of a program on this machine, divided by its time on the reference machine."""

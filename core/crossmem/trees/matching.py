@@ -18,7 +18,8 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""By operation, the name that errors use for the argument with the other tree."""
+"""The key is the operation. The value is the name of the argument that passes the other tree;
+errors use it."""
 
 
 class Match(NamedTuple):
@@ -43,14 +44,14 @@ class Match(NamedTuple):
 def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
     """Yield each array of a shared tree with the array at the same place of another tree.
 
-    For an update, the plain values of both trees must be equal, because readers keep the values of
-    the message.
+    An update changes only arrays. Readers keep the plain values that they received, so the plain
+    values of both trees must be equal.
 
     Raises
     ------
     ConfigurationError
         The trees differ in a container, a shape, a dtype or, for an update, a plain value. The
-        message names the place.
+        error names the place.
     UnsupportedError
         Something in the other tree cannot be shared.
     """
@@ -82,7 +83,9 @@ def refuse_unwritable(
     if kind == "numpy" and not array.flags.writeable:
         obstacle = "it is read-only"
     elif layout.nbytes and any(map(_repeats, layout.shape, layout.strides)):
-        obstacle = f"strides {shorten(layout.strides, 40)} show elements in several places"
+        obstacle = (
+            f"with strides {shorten(layout.strides, 40)}, several indices refer to one element"
+        )
     elif kind == "torch" and array.is_inference() and not _infers():
         obstacle = "a PyTorch inference tensor can only be written in inference mode"
     if obstacle is not None:

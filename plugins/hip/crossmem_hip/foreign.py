@@ -101,13 +101,15 @@ def _why_of_no_device(
         return _NO_SUCH
     if attributes.type != _DEVICE or _is_hosts(vendor, pointer):
         return _IS_HOSTS
+    if attributes.device < 0:
+        return "is memory of no device that this process sees"
     if attributes.device != ordinal:
-        return f"is memory of device {attributes.device}, or of no device"
+        return f"is memory of device {attributes.device}, not of this device"
     return None
 
 
 def _is_hosts(vendor: Vendor, pointer: int) -> bool:
-    """Whether memory that CuPy reports as a device's is pinned host memory.
+    """Whether memory that CuPy reports as device memory is pinned host memory.
 
     CuPy translates the numbers of memory types as if every release had the numbers of ROCm 5.
     """

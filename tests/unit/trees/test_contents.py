@@ -309,7 +309,7 @@ def test_an_array_that_is_repeated_is_not_updated() -> None:
     wide = np.broadcast_to(np.ones(1), (3,))
     with (
         crossmem.share([wide], copy="allow") as shared,
-        pytest.raises(ConfigurationError, match="in several places"),
+        pytest.raises(ConfigurationError, match="several indices refer to one element"),
     ):
         shared.update([np.zeros(3)])
 

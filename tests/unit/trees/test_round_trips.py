@@ -307,7 +307,10 @@ def test_nothing_is_filled_where_one_is_read_only() -> None:
             {"w": {"a": np.zeros(2), "b": np.zeros(3)}},
             "into['w']['b'] has dtype float64 and shape (3,)",
         ),
-        ({"w": {"a": np.zeros(2), "b": as_strided(np.zeros(1), (2,), (0,))}}, "several places"),
+        (
+            {"w": {"a": np.zeros(2), "b": as_strided(np.zeros(1), (2,), (0,))}},
+            "several indices refer to one element",
+        ),
     ],
 )
 def test_what_is_not_filled_is_named_by_its_place(into: Any, words: str) -> None:

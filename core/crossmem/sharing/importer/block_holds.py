@@ -31,7 +31,7 @@ _LOOK_S: Final = 0.5
 """Seconds for which attaches rely on the last check of the owner."""
 ASK_S: Final = 5.0
 """Time limit, in seconds, of a request about an open pool. Such a request asks whether the owner
-still has the pool, or which generation of a block a message reserves."""
+still has the pool, or which generation the reservation of a message has for a block."""
 
 
 class ArenaImport:
@@ -44,9 +44,10 @@ class ArenaImport:
     handle
         The handle of any block.
     holders
-        The holders of each block. While a block has a holder, its word in the row is not 0. All
-        imports of one pool share the row and the holders, including imports that are read-only or
-        for other devices.
+        The holders of each block. While a block has a holder, its word in the row is not 0. There
+        is one exception: a signal handler has interrupted :meth:`BlockHold.take`. All imports of
+        one pool share the row and the holders, including imports that are read-only or for other
+        devices.
     """
 
     def __init__(self, use: Use, handle: BlockHandle, holders: "Holders") -> None:
@@ -81,8 +82,8 @@ class ArenaImport:
         self.awaited: list[int] = []
         """Blocks whose hold has ended, and for which the owner waits for a hint."""
         self.look_at = 0.0
-        """From this time on, an attach of a block that this process does not hold first checks the
-        owner."""
+        """After this time, the next attach checks the owner first, unless this process already
+        holds the block."""
         connection = record.connection if isinstance(record, RemoteImport) else None
         self.link = None if connection is None else connection.open_link
         """The connection to the program that made the pool."""
@@ -209,7 +210,7 @@ class BlockHold(Use):
 
     @override
     def leave_to_others(self) -> bool:
-        """End the hold. Return False if the owner waits for a hint.
+        """End the hold. Return True if nothing is left to do, False if a hint must still be sent.
 
         The caller holds the lock of the state.
         """
@@ -234,13 +235,15 @@ class BlockHold(Use):
             del holders[index]
         word = row[at]
         if not word:
-            # A signal handler raised before the hold began.
+            # The word is 0 already, because an exception of a signal handler interrupted take()
+            # before its store, or an earlier call of this method after its store.
             self.is_done = True
             return True
         row[at] = 0
         if arena.is_fenced:
             words.fence()
-        # No signal handler runs between these statements.
+        # No signal handler runs from the assignment of is_awaited to the assignment of is_done, so
+        # the hint is not added twice.
         is_awaited = words.load(arena.control, at) > word + 1
         if is_awaited:
             arena.awaited += (index,)
@@ -327,6 +330,7 @@ class LinkedHold(BlockHold):
 
     @override
     def leave_to_others(self) -> bool:
+        """Leave the end of the hold to :meth:`give_back`, and return False."""
         return False
 
 

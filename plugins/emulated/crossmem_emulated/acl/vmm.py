@@ -147,7 +147,10 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
 
 
 def has_small_pages(index: int, attribute: int) -> bool:
-    """Whether memory has pages of the system's page size. Only host memory can have them."""
+    """Whether physical memory has small pages, which have the system's page size.
+
+    Of physical memory, only host memory can have them.
+    """
     return index == HOST and attribute in _NORMAL
 
 
@@ -174,7 +177,7 @@ def _malloc_physical(process: AclProcess, size: int, prop: dict[str, Any], flags
     index, attribute = _check_properties(process, prop)
     granularity = _granularity(index, attribute)
     if size > LARGEST_NBYTES:
-        raise Refused(Code.RT_MEMORY_ALLOCATION, f"the device has no room for {size} bytes")
+        raise _no_room(index, size)
     if granularity == GRANULARITY_1G_NBYTES:
         size = -(-size // granularity) * granularity
     if size % granularity:
@@ -184,12 +187,15 @@ def _malloc_physical(process: AclProcess, size: int, prop: dict[str, Any], flags
     try:
         pages = process.store.allocate(index, size)
     except NoRoomError:
-        raise Refused(
-            Code.RT_MEMORY_ALLOCATION, f"the device has no room for {size} bytes"
-        ) from None
+        raise _no_room(index, size) from None
     made = Physical(next(process.handles), index, attribute, pages, Origin.PHYSICAL)
     process.physical[made.handle] = made
     return made.handle
+
+
+def _no_room(index: int, size: int) -> Refused:
+    place = "host" if index == HOST else "device"
+    return Refused(Code.RT_MEMORY_ALLOCATION, f"the {place} has no room for {size} bytes")
 
 
 @entry("rt.free_physical", "k")
@@ -274,9 +280,10 @@ def _map_mem(
 def map_physical(
     process: AclProcess, extent: tuple[int, int], offset: int, handle: int, flags: int
 ) -> Physical:
-    """Map physical memory. No device may use the mapping yet.
+    """Map physical memory.
 
-    ``extent`` is the mapping's address and size in bytes.
+    After this call, no device has access to the mapping; the caller grants it. ``extent`` is the
+    mapping's address and size in bytes.
     """
     check_vmm(process)
     pointer, size = extent

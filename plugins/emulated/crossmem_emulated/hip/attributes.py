@@ -50,7 +50,8 @@ _BEFORE_6: Final = {
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
     """Return the memory that contains an address.
 
-    The open of a handle maps whole pages, of which only the exported allocation counts.
+    Opening a handle maps whole pages. An address in these pages but outside the exported allocation
+    belongs to no memory.
     """
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is not Origin.IPC:
@@ -75,7 +76,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the device that the attributes of memory name, by its number in this process.
+    """Return this process's number of the device that the memory's attributes report.
 
     For imported memory, this is the device that was current at the last open; for pinned memory, it
     is the current device. For other memory, it is the memory's device, or -1 if this process does

@@ -58,8 +58,8 @@ field. A property without an entry is 0, unless ``devices.py`` adds it."""
 
 _FIRST_OF_AMD: Final = 10_000
 # The names of the attributes in the order of their numbers. The numbers begin at 0 in _COMMON, and
-# at _FIRST_OF_AMD in _OF_AMD. A dash marks a number that AMD's runtime refuses too. A digit after a
-# dot is the index in a field with several values.
+# at _FIRST_OF_AMD in _OF_AMD. A dash marks a number that the emulation refuses, as AMD's runtime
+# does. A digit after a dot is the index in a field with several values.
 _COMMON: Final = """
 ECCEnabled accessPolicyMaxWindowSize asyncEngineCount canMapHostMemory
 canUseHostPointerForRegisteredMem clockRate computeMode computePreemptionSupported
