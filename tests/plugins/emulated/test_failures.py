@@ -357,8 +357,9 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 before = descriptors()
 try:
     driver.allocate(0, 1, "memfd")
-except DriverError as error:
-    assert (error.call, error.name) == ("ftruncate", "EFBIG"), error
+except OutOfMemoryError as error:
+    assert "ftruncate failed with EFBIG" in error.message, error
+    assert "ulimit -f" in error.hint, error
 else:
     sys.exit("the limit on file sizes did not hold")
 assert (descriptors(), mappings()) == (before, 0)
