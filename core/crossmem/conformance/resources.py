@@ -23,6 +23,7 @@ __all__ = [
     "descriptors",
     "lease_words",
     "limit_descriptors",
+    "mapped",
     "named_files",
     "remaining",
     "shared_nbytes",
@@ -78,6 +79,13 @@ def lease_words() -> list[str]:
     names = (CONTROL_NAME, ROW_NAME)
     lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     return [line for line in lines if any(f"/memfd:{name} " in line for name in names)]
+
+
+def mapped(addresses: Iterable[int]) -> set[int]:
+    """Return those of the addresses at which this process has a mapping or a reservation."""
+    lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+    ranges = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in lines]
+    return {one for one in addresses if any(first <= one < last for first, last in ranges)}
 
 
 def shared_nbytes(*, only_open: bool = False) -> int:
