@@ -177,7 +177,9 @@ def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> in
         if left_s <= 0:
             of = max(len(found), readers)
             msg = f"{done} of {of} readers have acknowledged value {awaited.value} in time"
-            hint = "let each reader call done(value), or let readers that are no longer needed close"
+            hint = (
+                "let each reader call done(value), or let readers that are no longer needed close"
+            )
             raise WaitTimeoutError(msg, operation="wait_for_readers", hint=hint)
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _LONGEST_S)
