@@ -63,3 +63,8 @@ def c27_an_unmapped_import_stays_mapped() -> None:
     def _(old: Any, self: Any, mapped: Any) -> None:
         mapped.pointer = 0
         old(self, mapped)
+
+
+@mutant
+def c30_a_driver_does_not_record_what_it_gets() -> None:
+    instead(kernel, "call_into")(lambda _old, _box, call, *arguments: call(*arguments))

@@ -126,7 +126,7 @@ def change_export(change: str) -> None:
             raise InvalidHandleError(f"the export cannot have {change}", backend=driver.backend)
         return inner(ordinal, exported, capacity=capacity, **options)
 
-    driver.import_ = import_  # type: ignore[method-assign,assignment]
+    driver.import_ = import_  # type: ignore[method-assign]
 
 
 def _pipe() -> int:

@@ -51,6 +51,7 @@ def dies_of_writing(peer: Peer, name: str, offset: int) -> None:
     pointer = peer.call(actions.attribute, name, "ptr")
     with pytest.raises(PeerDiedError) as caught:
         peer.call(actions.poke, pointer + offset, 7)
+        pytest.fail(f"a write at offset {offset} of the read-only memory succeeded")
 
     assert caught.value.exitcode == -signal.SIGSEGV
 
