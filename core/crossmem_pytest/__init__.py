@@ -67,6 +67,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "not survive a fork",
     )
     group.addoption(
+        "--crossmem-mask",
+        default=None,
+        metavar="VARIABLE",
+        help="environment variable that selects and orders the backend's visible devices, like "
+        "CUDA_VISIBLE_DEVICES; default: the variable of crossmem's own backends",
+    )
+    group.addoption(
         "--crossmem-require",
         action="extend",
         type=_names,

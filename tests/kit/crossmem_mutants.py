@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mutants_devices  # noqa: F401 - registers its own
+import mutants_drivers  # noqa: F401 - registers its own
 import mutants_ends  # noqa: F401 - registers its own
 import mutants_foreign
 import mutants_forks  # noqa: F401 - the same

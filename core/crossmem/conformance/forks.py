@@ -27,6 +27,8 @@ __all__ = [
 _WITHIN_S: Final = 30.0
 _GO: Final = "go"
 _ANSWER: Final = "answer"
+_SHM: Final = "/dev/shm/"  # noqa: S108 - compared, not opened
+_IGNORED: Final = ("pipe", "/dev/")
 
 _descriptors: list[str] = []
 
@@ -188,10 +190,10 @@ def unexpected_descriptors() -> list[str]:
     """Return the descriptors that were opened since the call of :func:`remember_descriptors`.
 
     Pipes are ignored, because a child replies through a pipe. Device files are ignored, because
-    only the vendor's library may close them.
+    only the vendor's library may close them. Files in ``/dev/shm`` are no device files.
     """
     found = resources.descriptors()
     for known in _descriptors:
         if known in found:
             found.remove(known)
-    return [one for one in found if not one.startswith(("pipe", "/dev/"))]
+    return [one for one in found if one.startswith(_SHM) or not one.startswith(_IGNORED)]

@@ -40,6 +40,9 @@ class Interrupts:
         A function that is called with the file of each frame on the stack. It returns True for a
         file under test, False for a file whose calls must not be interrupted, and else None. A
         place counts if the function returns True for at least one frame, and False for none.
+    innermost
+        Whether a place counts only if the file under test has the innermost frame, so that calls of
+        other files are not interrupted.
 
     Attributes
     ----------
@@ -49,11 +52,14 @@ class Interrupts:
         Description of the place of the exception, for messages; empty before the exception.
     """
 
-    def __init__(self, number: int, counts: Callable[[str], bool | None]) -> None:
+    def __init__(
+        self, number: int, counts: Callable[[str], bool | None], *, innermost: bool = False
+    ) -> None:
         self.count = 0
         self.place = ""
         self._number = number
         self._counts = counts
+        self._innermost = innermost
         self._is_over = True
         self._again = _Again()
         self._before: Any = None
@@ -94,6 +100,8 @@ class Interrupts:
 
     def _is_counted(self, frame: FrameType | None) -> bool:
         is_counted = False
+        if self._innermost:
+            return frame is not None and self._counts(frame.f_code.co_filename) is True
         while frame is not None:
             counts = self._counts(frame.f_code.co_filename)
             if counts is False:

@@ -5,15 +5,16 @@ The functions replace methods of the peer's tracing driver, some of them until t
 may call them only in fresh peers.
 """
 
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from crossmem.conformance import actions
-from crossmem.driver import CopyKind
+from crossmem.driver import CopyKind, Exported
 from crossmem.driver.buffers import address_of
-from crossmem.errors import DriverError
+from crossmem.errors import DriverError, InvalidHandleError
 
-__all__ = ["fail_once", "issue_work", "journal", "start_journal"]
+__all__ = ["CHANGES", "change_export", "fail_once", "issue_work", "journal", "start_journal"]
 
 _METHODS = (
     "allocate",
@@ -33,6 +34,18 @@ _METHODS = (
 )
 
 _journal: list[str] = []
+
+CHANGES: Final = (
+    "no payload",
+    "an extra payload",
+    "an empty payload",
+    "a longer payload",
+    "no descriptor",
+    "an extra descriptor",
+    "a pipe for a descriptor",
+    "a larger capacity",
+)
+"""The changes of :func:`change_export`."""
 
 
 def start_journal() -> None:
@@ -85,3 +98,51 @@ def issue_work(name: str, data: bytes) -> None:
         inner(ordinal)
 
     driver.synchronize = synchronize  # type: ignore[method-assign]
+
+
+def change_export(change: str) -> None:
+    """Change the export that the next call of ``import_`` gets, as an untrusted exporter can.
+
+    If the change does not apply to the driver's exports, this call of ``import_`` raises
+    ``InvalidHandleError`` before it reaches the driver.
+    """
+    driver = actions.tracer()
+    inner = driver.import_
+
+    def import_(ordinal: int, exported: Exported, *, capacity: int, **options: Any) -> Any:
+        driver.import_ = inner  # type: ignore[method-assign]
+        payloads, descriptors = exported.payloads, exported.descriptors
+        if change == "a larger capacity":
+            capacity *= 2
+        elif "payload" in change:
+            exported.payloads = _PAYLOADS[change](payloads)
+        else:
+            exported.descriptors = _DESCRIPTORS[change](descriptors)
+            for one in set(descriptors).difference(exported.descriptors):
+                os.close(one)
+        if (payloads, descriptors) == (exported.payloads, exported.descriptors) and (
+            change != "a larger capacity"
+        ):
+            raise InvalidHandleError(f"the export cannot have {change}", backend=driver.backend)
+        return inner(ordinal, exported, capacity=capacity, **options)
+
+    driver.import_ = import_  # type: ignore[method-assign]
+
+
+def _pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
+
+
+_PAYLOADS: Final[dict[str, Callable[[tuple[bytes, ...]], tuple[bytes, ...]]]] = {
+    "no payload": lambda _found: (),
+    "an extra payload": lambda found: (*found, b"extra"),
+    "an empty payload": lambda found: (b"", *found[1:]) if found else (),
+    "a longer payload": lambda found: (found[0] + b"\0", *found[1:]) if found else (),
+}
+_DESCRIPTORS: Final[dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]]] = {
+    "no descriptor": lambda _found: (),
+    "an extra descriptor": lambda found: (*found, _pipe()),
+    "a pipe for a descriptor": lambda found: (_pipe(), *found[1:]) if found else (),
+}

@@ -129,6 +129,9 @@ def put_buffer(
 def read_item(buffer: crossmem.SharedBuffer) -> Item:
     """Check the data of the item in a buffer, and return the item."""
     label = user_data_of(buffer, _LABEL.size)
+
+    assert len(label) == _LABEL.size, f"the buffer has no item, but the user data {label!r}"
+
     who, number = _LABEL.unpack(label)
     data = buffer.read(buffer.data_length)
 

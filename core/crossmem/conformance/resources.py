@@ -23,6 +23,8 @@ __all__ = [
     "descriptors",
     "lease_words",
     "limit_descriptors",
+    "mapped",
+    "mappings",
     "named_files",
     "remaining",
     "shared_nbytes",
@@ -76,8 +78,18 @@ def threads() -> list[str]:
 def lease_words() -> list[str]:
     """Return the lines of ``/proc/self/maps`` for control segments and rows."""
     names = (CONTROL_NAME, ROW_NAME)
-    lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
-    return [line for line in lines if any(f"/memfd:{name} " in line for name in names)]
+    return [line for line in mappings() if any(f"/memfd:{name} " in line for name in names)]
+
+
+def mappings() -> list[str]:
+    """Return the lines of ``/proc/self/maps``."""
+    return Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+
+
+def mapped(addresses: Iterable[int]) -> set[int]:
+    """Return those of the addresses at which this process has a mapping or a reservation."""
+    ranges = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in mappings()]
+    return {one for one in addresses if any(first <= one < last for first, last in ranges)}
 
 
 def shared_nbytes(*, only_open: bool = False) -> int:
@@ -96,10 +108,9 @@ def shared_nbytes(*, only_open: bool = False) -> int:
 
 def named_files() -> set[NamedFile]:
     """Return the named regular files that this process maps shared or has open for writing."""
-    lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     # Fields: address, permissions, offset, device, inode, path. The fourth permission is
     # ``s`` for a shared mapping.
-    rows = [line.split(maxsplit=5) for line in lines]
+    rows = [line.split(maxsplit=5) for line in mappings()]
     paths = {row[5] for row in rows if len(row) > 5 and row[1].endswith("s")}
     for entry in Path("/proc/self/fd").iterdir():
         try:

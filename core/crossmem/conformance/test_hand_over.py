@@ -97,6 +97,51 @@ def test_c21_a_dead_owner_is_reported_to_who_waits_for_its_work(
     assert time.monotonic() - start < SOON_S
 
 
+def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
+    """In a peer, issue work and do at once what waits for it; return whether the work is complete.
+
+    The work writes memory that this peer allocates, or that it imports from ``blob``.
+    """
+    objects = actions.objects
+    if blob is None:
+        actions.allocate("work", NBYTES)
+    else:
+        actions.attach("work", blob)
+    zeros = bytes(NBYTES)
+    for name, data in (("work-source", streams.data_of()), ("work-decoy", zeros), ("copy", zeros)):
+        actions.allocate(name, NBYTES)
+        actions.write(name, data)
+    streams.new_stream("stream")
+    # The first export starts the lease server, during which the work could end.
+    actions.export("copy")
+    streams.issue_work("work", "stream")
+    # The operation may release the written memory, so the last work copies its contents.
+    objects["stream"].copy(objects["copy"], objects["work"], NBYTES)
+    if operation == "synchronize":
+        actions.device().synchronize()
+    else:
+        getattr(objects["work"], operation)()
+    return streams.is_written("copy")
+
+
+@pytest.mark.parametrize("operation", ["export", "synchronize"])
+@pytest.mark.crossmem_core
+def test_c21_the_work_of_every_stream_is_complete(
+    make_stream: MakeStream, fresh_peer: FreshPeer, operation: str
+) -> None:
+    assert fresh_peer().call(is_complete_after, operation)
+
+
+@pytest.mark.parametrize("operation", ["free", "unmap"])
+@pytest.mark.crossmem_core
+def test_c09_the_work_of_every_stream_is_complete_before_memory_ends(
+    allocate: Allocate, make_stream: MakeStream, fresh_peer: FreshPeer, operation: str
+) -> None:
+    blob = allocate(NBYTES).export().to_bytes() if operation == "unmap" else None
+
+    assert fresh_peer().call(is_complete_after, operation, blob)
+
+
 def test_c09_an_unmapping_on_a_stream_keeps_the_memory_until_its_work_is_done(
     word: TimelineLevel, make_timeline: MakeTimeline, make_stream: MakeStream, fresh_peer: FreshPeer
 ) -> None:

@@ -66,6 +66,18 @@ def fill(device: crossmem.Device) -> tuple[list[crossmem.Allocation], crossmem.O
     raise AssertionError(f"{device} allocated {nbytes} bytes a thousand times")
 
 
+def largest(device: crossmem.Device) -> int:
+    """Return the size of an allocation that succeeds, of which twice the size is too large."""
+    nbytes = device.capabilities.max_allocation_nbytes
+    while True:
+        try:
+            device.allocate(nbytes).free()
+        except crossmem.OutOfMemoryError:
+            nbytes //= 2
+        else:
+            return nbytes
+
+
 @pytest.mark.crossmem_core
 def test_c16_a_full_device_gives_nothing_and_recovers(
     device: crossmem.Device, tracer: TracingDriver
@@ -80,7 +92,10 @@ def test_c16_a_full_device_gives_nothing_and_recovers(
             one.free()
 
     assert tracer.live == live
-
+    # Together, these allocations are larger than the device.
+    nbytes = largest(device) // 2
+    for _ in range(4 * len(held) + 5):
+        device.allocate(nbytes).free()
     again, _ = fill(device)
     for one in again:
         one.free()

@@ -2,6 +2,7 @@
 """Laws C24 and C25: the right device, and the requested mechanism."""
 
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -65,24 +66,32 @@ def test_c24_a_pickled_device_is_the_same_device(device: crossmem.Device) -> Non
     assert pickle.loads(pickle.dumps(device)) is device  # noqa: S301 - just made
 
 
-def masked(device: crossmem.Device, fresh_peer: FreshPeer, *ordinals: int) -> Peer:
-    """Start a peer that sees only these devices, in this order, or skip the test.
+@pytest.fixture
+def masked(
+    device: crossmem.Device, fresh_peer: FreshPeer, pytestconfig: pytest.Config
+) -> Callable[..., Peer]:
+    """Return ``masked(*ordinals)``, which starts a peer that sees only these devices, in order.
 
-    ``ordinals`` are the devices' ordinals in this process.
+    ``ordinals`` are the devices' ordinals in this process. Skip the test if the backend's mask is
+    unknown.
     """
-    variable = MASKS.get(device.backend)
+    variable = pytestconfig.getoption("crossmem_mask") or MASKS.get(device.backend)
     if variable is None:
-        pytest.skip(f"the kit does not know the variable that masks devices of {device.backend}")
-    environment: dict[str, Any] = {variable: ",".join(map(str, ordinals))}
-    return fresh_peer(**environment)
+        pytest.skip(f"--crossmem-mask does not name the variable that masks {device.backend}")
+
+    def start(*ordinals: int) -> Peer:
+        environment: dict[str, Any] = {variable: ",".join(map(str, ordinals))}
+        return fresh_peer(**environment)
+
+    return start
 
 
 @pytest.mark.crossmem_core
 def test_c24_a_mask_never_selects_another_device(
-    device: crossmem.Device, allocate: Allocate, fresh_peer: FreshPeer
+    device: crossmem.Device, allocate: Allocate, masked: Callable[..., Peer]
 ) -> None:
     other = other_device(device)
-    importer = masked(device, fresh_peer, other.ordinal, device.ordinal)
+    importer = masked(other.ordinal, device.ordinal)
 
     assert importer.call(driver_identities) == [other.identity, device.identity]
 
@@ -94,10 +103,10 @@ def test_c24_a_mask_never_selects_another_device(
 
 
 def test_c24_a_masked_exporter_names_the_device_that_it_used(
-    device: crossmem.Device, fresh_peer: FreshPeer
+    device: crossmem.Device, masked: Callable[..., Peer]
 ) -> None:
     other = other_device(device)
-    exporter = masked(device, fresh_peer, other.ordinal)
+    exporter = masked(other.ordinal)
     exporter.call(actions.use_device, f"{device.backend}:0")
     blob = exporter.call(actions.offer, "a", NBYTES, b"there")
     with crossmem.attach(blob) as mapping:
@@ -113,10 +122,10 @@ def place(name: str) -> tuple[str, int]:
 
 
 def test_c24_the_error_names_a_masked_device(
-    device: crossmem.Device, allocate: Allocate, fresh_peer: FreshPeer
+    device: crossmem.Device, allocate: Allocate, masked: Callable[..., Peer]
 ) -> None:
     other = other_device(device)
-    importer = masked(device, fresh_peer, other.ordinal)
+    importer = masked(other.ordinal)
     importer.call(actions.use_device, f"{device.backend}:0")
     with pytest.raises(crossmem.DeviceNotFoundError) as caught:
         importer.call(actions.attach, "m", allocate(NBYTES).export().to_bytes())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Laws C28 and C3: exports are withdrawn while their memory lives on."""
 
+import os
+
 import pytest
 
 import crossmem
@@ -139,10 +141,11 @@ def test_c28_parts_are_withdrawn_with_their_export(
 @pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"other")
-    handle, other = allocation.export(), allocation.export(allow=crossmem.Allow(uids=[54321]))
+    allow = crossmem.Allow(pids=[peer.pid])
+    handle, other = allocation.export(), allocation.export(allow=allow)
     allocation.withdraw(handle)
 
-    assert allocation.export(allow=crossmem.Allow(uids=[54321])) == other
+    assert allocation.export(allow=allow) == other
     # The peer holds the memory through the other handle, but never held the withdrawn one.
     peer.call(actions.attach, "other", other.to_bytes())
     refuses(peer, handle.to_bytes())
@@ -220,7 +223,8 @@ def test_c28_nobody_sends_it_on(allocate: Allocate, peer: Peer) -> None:
 @pytest.mark.crossmem_core
 def test_c28_in_the_exporting_process_too(allocate: Allocate) -> None:
     allocation = allocate(NBYTES, b"mine")
-    handle, other = allocation.export(), allocation.export(allow=crossmem.Allow(uids=[54321]))
+    allow = crossmem.Allow(pids=[os.getpid()])
+    handle, other = allocation.export(), allocation.export(allow=allow)
     with crossmem.attach(handle) as mapping:
         allocation.withdraw(handle)
         with crossmem.attach(handle) as again:
@@ -252,7 +256,8 @@ def test_c28_a_process_that_was_admitted_by_pid(allocate: Allocate, peer: Peer) 
 @pytest.mark.crossmem_not_of_blocks("all blocks of a pool are exported with the same rights")
 def test_c28_withdrawing_twice_is_harmless(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES)
-    held, handle = allocation.export(allow=crossmem.Allow(uids=[54321])), allocation.export()
+    allow = crossmem.Allow(pids=[peer.pid])
+    held, handle = allocation.export(allow=allow), allocation.export()
     peer.call(actions.attach, "mapped", held.to_bytes())
     for one in (held, handle, held, handle, handle.to_bytes()):
         allocation.withdraw(one)

@@ -334,8 +334,9 @@ class Driver(ABC):
         """Map an import at an address of this process.
 
         Not called while the import has a mapping from an earlier call. With ``remappable=False``,
-        core does not call this method again for the import. The driver may then release at once
-        everything that only a further mapping needs, such as a descriptor. Core keeps the mapping
+        core does not call this method again for the import after a success. The driver then
+        releases everything that only a further mapping needs, such as a descriptor, because many
+        mappings would exhaust the process's descriptors (law C16). Core keeps the mapping
         as long as it may call :meth:`crossmem.driver.AddressRanges.map_at` for the import.
         """
 

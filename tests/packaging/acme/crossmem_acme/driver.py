@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of crossmem, translated to the memory of Acme's boards."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -8,35 +9,44 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from pathlib import Path
+from typing import Final
 
 from typing_extensions import override
 
 from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Mapped
-from crossmem.errors import DriverError, InvalidHandleError, OutOfMemoryError
+from crossmem.driver.recording import call_into
+from crossmem.errors import CrossmemError, DriverError, InvalidHandleError, OutOfMemoryError
 from crossmem.models import Access, Capabilities, DeviceInfo
 
 BOARDS: Final = 2
 BOARD_NBYTES: Final = 4 << 30
 PAGE: Final = mmap.PAGESIZE
 PAYLOAD: Final = struct.Struct("<4sQQ")
-"""What goes with a descriptor: a magic, and the capacity in bytes."""
+"""What goes with a descriptor: a magic, the capacity in bytes, and the number of the export."""
+
+NAME: Final = "crossmem-acme"
+LINK: Final = f"/memfd:{NAME} (deleted)"
+"""The target of each link in /proc/self/fd that is memory of this driver."""
 
 # With these seals, no process can shrink the file under another one's mapping.
 SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+READ_WRITE: Final[int] = mmap.PROT_READ | mmap.PROT_WRITE
+FAILED: Final = -1
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_mmap: Final[Callable[..., int | None]] = _libc.mmap
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_mmap: Final = _libc.mmap
+_mmap.restype = ctypes.c_ssize_t
+_mmap.argtypes = [ctypes.c_size_t, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+_munmap: Final = _libc.munmap
+_munmap.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
 
 
-def _fail(call: str, code: int) -> NoReturn:
+def _error(call: str, code: int | None) -> CrossmemError:
+    code = code or 0
     if code in {errno.ENOMEM, errno.ENOSPC}:
-        raise OutOfMemoryError(f"{call}: {os.strerror(code)}", backend="acme")
-    raise DriverError(
+        return OutOfMemoryError(f"{call}: {os.strerror(code)}", backend="acme")
+    return DriverError(
         f"Acme's memory: {os.strerror(code)}",
         call=call,
         code=code,
@@ -47,30 +57,35 @@ def _fail(call: str, code: int) -> NoReturn:
 
 
 def _map(descriptor: int, nbytes: int, protection: int) -> int:
-    pointer = _mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
-    if pointer in {None, ctypes.c_void_p(-1).value}:
-        _fail("mmap", ctypes.get_errno())
     # Forked children keep the mapping: the memory is host-visible, so they may have views of it.
-    return pointer or 0
-
-
-def _unmap(pointer: int, nbytes: int) -> None:
-    if _libc.munmap(pointer, nbytes):
-        _fail("munmap", ctypes.get_errno())
+    made: list[int] = []
+    try:
+        pointer = call_into(made, _mmap, 0, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
+        if pointer == FAILED:
+            raise _error("mmap", ctypes.get_errno())
+        return pointer
+    except BaseException:
+        for one in made:
+            if one != FAILED:
+                _munmap(one, nbytes)
+        raise
 
 
 class AcmeDriver(Driver):
     backend = "acme"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may allocate while the interrupted thread holds this lock.
+        self._lock = threading.RLock()
         self._used = [0] * BOARDS
-        self._open: set[int] = set()
 
     @override
     def after_fork_in_child(self) -> None:
-        for descriptor in self._open:
-            os.close(descriptor)
+        for entry in Path("/proc/self/fd").iterdir():
+            # One of the entries is the descriptor of the listing itself, which is closed.
+            with contextlib.suppress(OSError):
+                if str(entry.readlink()) == LINK:
+                    os.close(int(entry.name))
 
     @override
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -101,33 +116,40 @@ class AcmeDriver(Driver):
     @override
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         capacity = -(-nbytes // PAGE) * PAGE
-        self._charge(ordinal, capacity)
-        descriptor = -1
+        # The capacity stays 0 until it is charged, so that `free` refunds only a charged capacity.
+        block = Block(ordinal, 0, nbytes, 0)
+        opened: list[int] = []
         try:
-            descriptor = os.memfd_create("acme", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self._open.add(descriptor)
-            os.ftruncate(descriptor, capacity)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SIZE_SEALS | fcntl.F_SEAL_SEAL)
-            pointer = _map(descriptor, capacity, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._charge(block, capacity)
+            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            block.reference = call_into(opened, os.memfd_create, NAME, flags)
+            os.ftruncate(block.reference, capacity)
+            fcntl.fcntl(block.reference, fcntl.F_ADD_SEALS, SIZE_SEALS | fcntl.F_SEAL_SEAL)
+            block.pointer = _map(block.reference, capacity, READ_WRITE)
         except BaseException as error:
-            if descriptor >= 0:
-                self._close(descriptor)
-            self._charge(ordinal, -capacity)
+            if opened:
+                block.reference = opened[0]
+            self.free(block)
             if isinstance(error, OSError):
-                _fail("memfd_create", error.errno or 0)
+                raise _error("memfd_create", error.errno) from None
             raise
-        return Block(ordinal, pointer, nbytes, capacity, descriptor)
+        return block
 
     @override
     def free(self, block: Block) -> None:
-        # Each is forgotten before it is given back: core may call this again after an interrupt.
-        pointer, block.pointer = block.pointer, 0
+        # Each record is cleared right before its resource is released: after an interrupt, core
+        # calls this method again, and no signal handler runs between the two statements.
+        pointer, capacity, descriptor = block.pointer, block.capacity, block.reference
         if pointer:
-            _unmap(pointer, block.capacity)
-        descriptor, block.reference = block.reference, None
+            block.pointer = 0
+            if _munmap(pointer, capacity):
+                block.pointer = pointer
+                raise _error("munmap", ctypes.get_errno())
         if descriptor is not None:
-            self._close(descriptor)
-            self._charge(block.ordinal, -block.capacity)
+            block.reference = None
+            os.close(descriptor)
+        if capacity:
+            self._refund(block)
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
@@ -147,32 +169,62 @@ class AcmeDriver(Driver):
         capacity: int,
         access: Access,
     ) -> Imported:
-        (payload,) = exported.payloads
+        sent = len(exported.payloads), len(exported.descriptors)
+        if sent != (1, 1):
+            raise InvalidHandleError(
+                f"an export of Acme's has 1 payload and 1 descriptor, not {sent[0]} and {sent[1]}",
+                backend="acme",
+            )
+        (payload,), (descriptor,) = exported.payloads, exported.descriptors
         if len(payload) != PAYLOAD.size or PAYLOAD.unpack(payload)[:2] != (b"ACME", capacity):
             raise InvalidHandleError("the payload is not one of Acme's", backend="acme")
-        (descriptor,) = exported.descriptors
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        if os.fstat(descriptor).st_size != capacity or seals & SIZE_SEALS != SIZE_SEALS:
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            actual = os.fstat(descriptor).st_size
+        except OSError:
+            raise InvalidHandleError("the descriptor is not a memfd", backend="acme") from None
+        if seals & SIZE_SEALS != SIZE_SEALS or not nbytes <= capacity == actual:
             raise InvalidHandleError("the file is not what its exporter says", backend="acme")
-        self._open.add(descriptor)
         return Imported(ordinal, capacity, access, descriptor)
 
     @override
     def close(self, imported: Imported) -> None:
-        descriptor, imported.reference = imported.reference, None
-        self._close(descriptor)
+        reference = imported.reference
+        if isinstance(reference, Mapped):
+            # If `map` was interrupted, core does not know its mapping.
+            self.unmap(reference)
+        elif reference is not None:
+            imported.reference = None
+            os.close(reference)
 
     @override
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:
-        write = 0 if imported.access == "ro" else mmap.PROT_WRITE
-        return Mapped(imported, _map(imported.reference, imported.capacity, mmap.PROT_READ | write))
+        if isinstance(imported.reference, Mapped) and imported.reference.pointer:
+            # An earlier call was interrupted after it had closed the descriptor.
+            return imported.reference
+        mapped = Mapped(imported, 0)
+        protection = mmap.PROT_READ if imported.access == "ro" else READ_WRITE
+        try:
+            mapped.pointer = _map(imported.reference, imported.capacity, protection)
+            if not remappable:
+                # The mapping keeps the memory. If each import held a descriptor, too, many imports
+                # would exhaust the descriptors of the process.
+                descriptor, imported.reference = imported.reference, mapped
+                os.close(descriptor)
+        except BaseException:
+            if imported.reference is not mapped:
+                self.unmap(mapped)
+            raise
+        return mapped
 
     @override
     def unmap(self, mapped: Mapped) -> None:
-        # Forgotten before it is given back: core may call this again after an interrupt.
-        pointer, mapped.pointer = mapped.pointer, 0
+        pointer, capacity = mapped.pointer, mapped.source.capacity
         if pointer:
-            _unmap(pointer, mapped.source.capacity)
+            mapped.pointer = 0
+            if _munmap(pointer, capacity):
+                mapped.pointer = pointer
+                raise _error("munmap", ctypes.get_errno())
 
     @override
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
@@ -182,14 +234,18 @@ class AcmeDriver(Driver):
     def synchronize(self, ordinal: int) -> None:
         """Return at once: the boards work while the caller waits."""
 
-    def _charge(self, ordinal: int, nbytes: int) -> None:
+    def _charge(self, block: Block, capacity: int) -> None:
         with self._lock:
-            if self._used[ordinal] + nbytes > BOARD_NBYTES:
-                left = BOARD_NBYTES - self._used[ordinal]
-                raise OutOfMemoryError(f"{nbytes} bytes asked for, {left} are left", backend="acme")
-            self._used[ordinal] += nbytes
+            left = BOARD_NBYTES - self._used[block.ordinal]
+            if capacity > left:
+                raise OutOfMemoryError(
+                    f"{capacity} bytes asked for, {left} are left", backend="acme"
+                )
+            # No signal handler runs between these two statements.
+            self._used[block.ordinal] += capacity
+            block.capacity = capacity
 
-    def _close(self, descriptor: Any) -> None:
-        if descriptor is not None:
-            self._open.discard(descriptor)
-            os.close(descriptor)
+    def _refund(self, block: Block) -> None:
+        with self._lock:
+            self._used[block.ordinal] -= block.capacity
+            block.capacity = 0
