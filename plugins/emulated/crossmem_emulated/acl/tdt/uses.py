@@ -2,7 +2,6 @@
 """The use of a queue: the check of this process's permissions, and the wait for the queue."""
 
 import os
-import signal
 import sqlite3
 import time
 from collections.abc import Callable
@@ -117,7 +116,7 @@ def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
             queue = find_queue(process, tables, pool, qid)
             statement = "UPDATE acl_queue SET busy = busy | ? WHERE number = ?"
             tables.execute(statement, (bit, queue.number))
-        os.kill(os.getpid(), signal.Signals(number))
+        os.kill(os.getpid(), number)
 
 
 def until(
