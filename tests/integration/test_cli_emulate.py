@@ -333,3 +333,9 @@ def test_the_fixture_in_a_project(tmp_path: Path, environ: dict[str, str], progr
     )
 
     assert done.returncode == 0, done.stdout
+
+
+def test_crossmem_finds_the_emulated_npus_by_itself(run: Run) -> None:
+    script = "import crossmem; print(crossmem.device('ascend:0').allocate(1).nbytes)"
+
+    assert run("ascend", "--", sys.executable, "-c", script).stdout == "1\n"
