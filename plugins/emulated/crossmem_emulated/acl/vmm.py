@@ -16,7 +16,7 @@ from crossmem_emulated.acl.codes import (
 )
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.addresses import Piece, Region
-from crossmem_emulated.pages import HOST, NoRoomError, Pages
+from crossmem_emulated.pages import HOST, DeviceFullError, Pages
 
 __all__ = [
     "Physical",
@@ -183,7 +183,7 @@ def _malloc_physical(process: AclProcess, size: int, prop: dict[str, Any], flags
         raise Refused(code, f"{size} bytes are not a multiple of {granularity}", "ACL-E2")
     try:
         pages = process.store.allocate(index, size)
-    except NoRoomError:
+    except DeviceFullError:
         raise Refused(
             Code.RT_MEMORY_ALLOCATION, f"the device has no room for {size} bytes"
         ) from None

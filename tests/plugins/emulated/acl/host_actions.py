@@ -6,6 +6,7 @@ import resource
 import sys
 import threading
 from contextlib import suppress
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -79,7 +80,7 @@ def without_descriptors(acl: Any, name: str, *arguments: Any) -> Any:
         with suppress(OSError):
             while True:
                 fillers.append(os.open(os.devnull, os.O_RDONLY))
-        return getattr(acl.rt, name)(*arguments)
+        return attrgetter(name)(acl)(*arguments)
     finally:
         for descriptor in fillers:
             os.close(descriptor)
