@@ -134,11 +134,12 @@ def prepare(
             # An existing emulated host must not keep the faults after this run.
             number = _ask(machine, partial(_add_fault, faults, library, text))
             stack.callback(_remove_fault, faults, number)
-        start = len(_ask(machine, Journal(machine).read))
+        journal = Journal(machine)
+        start = _ask(machine, journal.last)
         close = stack.pop_all().close
 
     def report() -> EmulationReport:
-        found = _ask(machine, Journal(machine).read)[start:]
+        found = _ask(machine, partial(journal.read, start))
         return EmulationReport(
             violations=tuple(Breach(*one) for one in found),
             calls=read_calls(calls) if calls else {},
