@@ -30,6 +30,7 @@ pytestmark = [
 __all__ = ["alone_with_hosts"]
 
 DEADLINE_S = 60 * SLOWNESS
+FAULTS = "a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT"
 # Calls the library through ctypes, so that it takes no compiler.
 PROGRAM = """
 import ctypes, sys
@@ -234,7 +235,11 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         (("hip", "--profile", "cuda", "--", "true"), "hip has no profile 'cuda'"),
         (
             ("hip", "--fault", "hipMalloc", "--", "true"),
-            "a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT, not 'hipMalloc'\nhint:",
+            f"{FAULTS}, not 'hipMalloc'\nhint: hipMalloc=2:3 makes",
+        ),
+        (
+            ("ascend", "--fault", "aclrtMalloc=OOM", "--", "true"),
+            f"{FAULTS}, not 'aclrtMalloc=OOM'\nhint: aclrtMalloc=207001:3 makes",
         ),
         (
             ("hip", "--fault", "hipMaloc=1", "--", "true"),

@@ -54,8 +54,7 @@ def _add_fault(faults: Faults, library: Library, text: str) -> int:
     match = _FAULT.fullmatch(text)
     if match is None:
         msg = f"a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT, not {shorten(text)}"
-        hint = "hipMalloc=2:3 makes the fourth call of hipMalloc fail with code 2"
-        raise ConfigurationError(msg, hint=hint)
+        raise ConfigurationError(msg, hint=library.fault_hint)
     entry = library.entry_of(match["call"])
     if entry is None:
         raise _no_fault_in(library, match["call"])
