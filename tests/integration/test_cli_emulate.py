@@ -344,3 +344,12 @@ def test_crossmem_finds_the_emulated_npus_by_itself(run: Run) -> None:
     script = "import crossmem; print(crossmem.device('ascend:0').allocate(1).nbytes)"
 
     assert run("ascend", "--", sys.executable, "-c", script).stdout == "1\n"
+
+
+@pytest.mark.parametrize(("mode", "is_told"), [("--strict", True), ("--lax", False)])
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 11)", "sys.exit(139)"])
+def test_an_end_by_sigsegv_is_explained(run: Run, mode: str, is_told: bool, end: str) -> None:
+    done = run("ascend", mode, "--", sys.executable, "-c", f"import os, sys; {end}")
+
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert ("an access of the CPU to a device address ends like this" in done.stderr) == is_told

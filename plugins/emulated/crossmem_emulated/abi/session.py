@@ -31,6 +31,10 @@ _Answer = TypeVar("_Answer")
 _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(?P<count>\d+))?)?")
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
 _OWN: Final = "crossmem-emulate-"
+_SEGFAULT_NOTE: Final = (
+    "an access of the CPU to a device address ends like this, and is not listed as misuse; with "
+    "--lax, such accesses work"
+)
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
 """Some programs search the folders that these variables name before the loader's folders."""
 
@@ -144,7 +148,13 @@ def prepare(
             calls=read_calls(calls) if calls else {},
         )
 
-    return Emulation(library_path=tuple(folders), variables=variables, report=report, close=close)
+    return Emulation(
+        library_path=tuple(folders),
+        variables=variables,
+        report=report,
+        segfault_note=_SEGFAULT_NOTE if options.strict else None,
+        close=close,
+    )
 
 
 def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
