@@ -32,6 +32,14 @@ def test_examples_run(page_with_examples: Any, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_npus_are_shared_as_the_guide_shows(tmp_path: Path) -> None:
+    shown = ROOT / "docs/how-to/ascend/share.py"
+    host = str(tmp_path / "host")
+    done = script(shown, CROSSMEM_RUNTIME="ascend=emulated", CROSSMEM_EMULATED_STATE=host)
+
+    assert re.fullmatch(r"b'weights' at 0x[0-9a-f]+\n", done.stdout), done.stderr
+
+
 def test_the_observer_observes(page: GetPage, tmp_path: Path) -> None:
     (module,) = page("reference/hooks.md").blocks("python")
     (tmp_path / "observer.py").write_text(module)

@@ -30,6 +30,7 @@ pytestmark = [
 __all__ = ["alone_with_hosts"]
 
 DEADLINE_S = 60 * SLOWNESS
+FAULTS = "a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT"
 # Calls the library through ctypes, so that it takes no compiler.
 PROGRAM = """
 import ctypes, sys
@@ -234,7 +235,11 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         (("hip", "--profile", "cuda", "--", "true"), "hip has no profile 'cuda'"),
         (
             ("hip", "--fault", "hipMalloc", "--", "true"),
-            "a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT, not 'hipMalloc'\nhint:",
+            f"{FAULTS}, not 'hipMalloc'\nhint: hipMalloc=2:3 makes",
+        ),
+        (
+            ("ascend", "--fault", "aclrtMalloc=OOM", "--", "true"),
+            f"{FAULTS}, not 'aclrtMalloc=OOM'\nhint: aclrtMalloc=207001:3 makes",
         ),
         (
             ("hip", "--fault", "hipMaloc=1", "--", "true"),
@@ -333,3 +338,18 @@ def test_the_fixture_in_a_project(tmp_path: Path, environ: dict[str, str], progr
     )
 
     assert done.returncode == 0, done.stdout
+
+
+def test_crossmem_finds_the_emulated_npus_by_itself(run: Run) -> None:
+    script = "import crossmem; print(crossmem.device('ascend:0').allocate(1).nbytes)"
+
+    assert run("ascend", "--", sys.executable, "-c", script).stdout == "1\n"
+
+
+@pytest.mark.parametrize(("mode", "is_told"), [("--strict", True), ("--lax", False)])
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 11)", "sys.exit(139)"])
+def test_an_end_by_sigsegv_is_explained(run: Run, mode: str, is_told: bool, end: str) -> None:
+    done = run("ascend", mode, "--", sys.executable, "-c", f"import os, sys; {end}")
+
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert ("an access of the CPU to a device address ends like this" in done.stderr) == is_told

@@ -65,7 +65,10 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
             forwarding.begin(program)
             _await_end(program.pid)
             status = program.wait()
-    return status if status >= 0 else _SIGNALLED - status
+    status = status if status >= 0 else _SIGNALLED - status
+    if status == _SIGNALLED + signal.SIGSEGV and emulation.segfault_note:
+        print(f"crossmem: the program ended by SIGSEGV: {emulation.segfault_note}", file=sys.stderr)
+    return status
 
 
 def _await_end(pid: int) -> None:

@@ -96,6 +96,8 @@ class Emulation:
         Environment variables to set.
     report
         Returns the report so far.
+    segfault_note
+        One line for the user of a program that SIGSEGV ended, if the emulation may be the reason.
     close
         Releases the resources of this emulation. Called once: after the program has ended, or,
         for a lasting emulation, after its environment was printed.
@@ -104,6 +106,7 @@ class Emulation:
     library_path: tuple[Path, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     report: Callable[[], EmulationReport]
+    segfault_note: str | None = None
     close: Callable[[], None]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:

@@ -212,10 +212,36 @@ _REFUSALS: Final = {
 }
 """The usual cause of code 507899. The key is the call."""
 
+_DEVICE_MEM_ERROR: Final = 507053
 _LOST: Final = (
     "the process that allocated the buffer ended before a consumer received it: keep producers "
     "alive until their buffers were received"
 )
+_NO_GROUP: Final = (
+    "this process may be in no memory group: another process must add it to one; the emulation "
+    "adds it to the group that CROSSMEM_EMULATED_ACL_GROUP names"
+)
+_STREAM: Final = "stream= is no living stream of this process: pass a stream of the same device"
+_MEMORY_GONE: Final = (
+    "with mechanism 'key', the owner is dead or closed the key (see owner_alive): attach again to "
+    "memory of a living owner; otherwise see `npu-smi info` for the device's health"
+)
+
+_HINTS: Final = {
+    ("tdt.dequeue", _RESOURCE_ALLOC_FAIL): _LOST,
+    ("tdt.create_queue", FAILURE): _NO_GROUP,
+    ("tdt.attach_queue", FAILURE): _NO_GROUP,
+    # Only the application chooses the streams.
+    **{
+        (f"rt.{function}", PARAM_INVALID): _STREAM
+        for function in ("synchronize_stream", "value_wait", "value_write")
+    },
+    **{
+        (f"rt.{function}", _DEVICE_MEM_ERROR): _MEMORY_GONE
+        for function in ("memcpy", "memcpy_async", "synchronize_device", "synchronize_stream")
+    },
+}
+"""The usual causes of other codes. The key is the call and the code."""
 
 
 def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
@@ -239,8 +265,7 @@ def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
         hint = "the exporter freed the memory, or is dead"
     if code == DRV_INTERNAL_ERROR and call in _REFUSALS:
         hint = f"{_REFUSALS[call]}; see also the plog files of CANN (~/ascend/log)"
-    if (call, code) == ("tdt.dequeue", _RESOURCE_ALLOC_FAIL):
-        hint = _LOST
+    hint = _HINTS.get((call, code), hint)
     said = f"; CANN says: {clause(detail, 80)}" if detail else ""
     if kind is DriverError:
         message = f"ACL refused {call}{said}"

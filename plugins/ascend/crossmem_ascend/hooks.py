@@ -32,9 +32,28 @@ def _probe() -> Availability:
     fault, details = _fault_of_both()
     if fault:
         return Availability("not_installed", fault, details)
-    if not any(_DEV.glob(_DEVICE_FILES)):
-        return Availability("unusable", f"no NPU found: no file {_DEV / _DEVICE_FILES}")
+    if not any(_DEV.glob(_DEVICE_FILES)) and not _has_devices():
+        return Availability(
+            "unusable",
+            f"no NPU found: no file {_DEV / _DEVICE_FILES}, and aclrtGetDeviceCount finds none",
+        )
     return Availability("available")
+
+
+def _has_devices() -> bool:
+    """Whether ACL finds devices. The emulation has devices without device files.
+
+    The count needs neither aclInit nor a context, and the probe makes neither.
+    """
+    with PLUGINS:
+        from crossmem_ascend.library import open_acl  # noqa: PLC0415
+
+    try:
+        acl = cast("Acl", sys.modules["acl"]) if "acl" in sys.modules else open_acl()
+        count, code = acl.rt.get_device_count()
+    except (BackendUnavailableError, AttributeError):
+        return False
+    return code == 0 and count > 0
 
 
 def _fault_of_both() -> tuple[str, str]:

@@ -48,6 +48,10 @@ def obstacle(
 ) -> UnsupportedError | None:
     """Return why processes cannot use the vendor's queues on a device, None if they can."""
     code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
+    hint = (
+        f"crossmem.device('{BACKEND}:{ordinal}').queue(...) makes a queue of crossmem's own, over "
+        "shareable handles"
+    )
     missing = [f"tdt.{name}" for name in NEEDS if not hasattr(tdt, name)]
     missing += ["rt.get_run_mode"] if not vendor.has("get_run_mode") else []
     mode, failure = (0, 0) if missing else vendor.rt.get_run_mode()
@@ -59,14 +63,16 @@ def obstacle(
         reason = f"{code} buffers of acltdt in run mode host"
     elif _SHARE_GROUP not in environ:
         reason = f"{code} acltdtGrantQueue without a share group ({_SHARE_GROUP})"
+        # Products that run programs on the device have no shareable handles.
+        hint = f"set {_SHARE_GROUP}=1 in all processes, and put them into one memory group"
     elif ordinal:
         reason = "acltdt can use only device 0"
+        hint = f"make the queue on {BACKEND}:0"
     else:
         return None
     return UnsupportedError(
         f"{BACKEND}:{ordinal} does not offer mechanism {NAME!r}: {reason}",
-        hint=f"crossmem.device('{BACKEND}:{ordinal}').queue(...) makes a queue of crossmem's own, "
-        "over shareable handles",
+        hint=hint,
         backend=BACKEND,
     )
 

@@ -2,8 +2,9 @@
 """The recorded violations and the injected faults of a whole emulated host."""
 
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from crossmem.models.identity import process_start_time
 from crossmem_emulated.machine import Machine
 
 __all__ = ["Faults", "Journal", "Violation"]
@@ -22,6 +23,12 @@ class Violation(NamedTuple):
     """A description, with the values of the call."""
 
 
+_OF_PROCESS: Final = (
+    "(pid IS NULL OR (pid, start_time) = (SELECT pid, start_time FROM process WHERE number = ?))"
+)
+"""The condition for the faults of a process."""
+
+
 class Journal:
     """The violations of all processes of one host, in the order in which they happened."""
 
@@ -36,11 +43,18 @@ class Journal:
                 (os.getpid(), call, rule, text),
             )
 
-    def read(self) -> list[Violation]:
-        """Return all violations."""
+    def read(self, after: int = 0) -> list[Violation]:
+        """Return the violations that were recorded after :meth:`last` returned ``after``."""
+        query = "SELECT pid, call, rule, text FROM violation WHERE number > ? ORDER BY number"
         with self._machine.transaction() as tables:
-            rows = tables.execute("SELECT pid, call, rule, text FROM violation ORDER BY number")
-            return [Violation(*row) for row in rows]
+            return [Violation(*row) for row in tables.execute(query, (after,))]
+
+    def last(self) -> int:
+        """Return the number of the last violation. Numbers are not used again."""
+        with self._machine.transaction() as tables:
+            query = "SELECT COALESCE(MAX(number), 0) FROM violation"
+            found: int = tables.execute(query).fetchone()[0]
+            return found
 
     def clear(self) -> None:
         """Forget all violations."""
@@ -49,7 +63,10 @@ class Journal:
 
 
 class Faults:
-    """The injected faults of one host. Each is for one process or for all processes."""
+    """The injected faults of one host. Each is for one process or for all processes.
+
+    A fault ends with the process that added it.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -72,17 +89,21 @@ class Faults:
         count
             Number of calls that fail after the skipped calls.
         pid
-            The process whose calls fail; None: the calls of all processes, counted together.
+            The living process whose calls fail; None: the calls of all processes, counted
+            together.
 
         Returns
         -------
         int
             The number for :meth:`remove`.
         """
+        # A later process with the same pid is another process.
+        started = None if pid is None else process_start_time(pid)
         with self._machine.transaction() as tables:
             made = tables.execute(
-                "INSERT INTO fault (call, code, skip, count, pid) VALUES (?, ?, ?, ?, ?)",
-                (call, code, skip, count, pid),
+                "INSERT INTO fault (call, code, skip, count, pid, start_time, process) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (call, code, skip, count, pid, started, self._machine.me(tables)),
             )
             self._version = None
             return int(made.lastrowid or 0)
@@ -104,9 +125,8 @@ class Faults:
         version = self._machine.version
         if version != self._version:
             with self._machine.transaction() as tables:
-                rows = tables.execute(
-                    "SELECT DISTINCT call FROM fault WHERE pid IS NULL OR pid = ?", (os.getpid(),)
-                )
+                query = f"SELECT DISTINCT call FROM fault WHERE {_OF_PROCESS}"  # noqa: S608
+                rows = tables.execute(query, (self._machine.me(tables),))
                 self._calls = frozenset(name for (name,) in rows)
             self._version = version
         return self._take(call) if call in self._calls else None
@@ -114,14 +134,15 @@ class Faults:
     def _take(self, call: str) -> int | None:
         self._version = None
         with self._machine.transaction() as tables:
-            row = tables.execute(
-                "SELECT number, code, skip, count FROM fault "
-                "WHERE call = ? AND (pid IS NULL OR pid = ?) ORDER BY number LIMIT 1",
-                (call, os.getpid()),
-            ).fetchone()
+            query = (
+                "SELECT number, code, skip, count, process FROM fault "  # noqa: S608 - our own
+                f"WHERE call = ? AND {_OF_PROCESS} ORDER BY number"
+            )
+            rows = tables.execute(query, (call, self._machine.me(tables))).fetchall()
+            row = next((one for one in rows if self._machine.lives(tables, one[-1])), None)
             if row is None:
                 return None
-            number, code, skip, count = row
+            number, code, skip, count, _ = row
             if skip:
                 tables.execute("UPDATE fault SET skip = skip - 1 WHERE number = ?", (number,))
                 return None

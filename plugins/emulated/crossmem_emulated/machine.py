@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 from crossmem.errors import ConfigurationError, CrossmemError, OutOfMemoryError
 from crossmem.guards import clause, shorten
 from crossmem.models.identity import process_start_time
+from crossmem_emulated.options import default_state
 
 __all__ = ["HostLostError", "Machine", "log_fault", "ticks_since_boot"]
 
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 _BUSY_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
-_VERSION: Final = 2
+_VERSION: Final = 3
 _SPARE_NBYTES: Final = 128 << 10
 """If a call of SQLite fails while fewer bytes are free, the disk counts as full: the call may have
 needed several pages."""
@@ -71,8 +72,10 @@ CREATE TABLE IF NOT EXISTS violation (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS fault (
     number INTEGER PRIMARY KEY AUTOINCREMENT, call TEXT NOT NULL, code INTEGER NOT NULL,
-    skip INTEGER NOT NULL, count INTEGER NOT NULL, pid INTEGER
+    skip INTEGER NOT NULL, count INTEGER NOT NULL, pid INTEGER, start_time INTEGER,
+    process INTEGER NOT NULL REFERENCES process ON DELETE CASCADE
 ) STRICT;
+CREATE INDEX IF NOT EXISTS fault_by_process ON fault (process);
 CREATE TABLE IF NOT EXISTS pending_write (
     number INTEGER PRIMARY KEY AUTOINCREMENT, pages INTEGER NOT NULL, first INTEGER NOT NULL,
     nbytes INTEGER NOT NULL, call TEXT NOT NULL,
@@ -136,6 +139,9 @@ class Machine:
 
     def __init__(self, folder: Path, schema: str) -> None:
         self.folder = folder
+        self._is_shared = folder == default_state()
+        """Whether this is the default host. Its next run must not see the misuse of the last run,
+        which had nothing to do with it. A host that the user named keeps its violations."""
         self._schema = schema
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -208,7 +214,10 @@ class Machine:
         return self._connection
 
     def _begin(self) -> None:
-        """Remove the entries of dead processes, and this process's entries from before an exec."""
+        """Enter this process, and remove the entries of dead processes.
+
+        The entries of this process from before an exec are removed too.
+        """
         me = (*self.identity, os.getpid())
         with _beginning:
             with self.transaction() as tables:
@@ -219,6 +228,9 @@ class Machine:
                     tables.execute("DELETE FROM process WHERE pid = ? AND start_time = ?", started)
                     tables.execute(_DELETE_UNHELD)
                 self.reap(tables)
+                if self._is_shared and not tables.execute("SELECT 1 FROM process").fetchone():
+                    tables.execute("DELETE FROM violation")
+                self.me(tables)
             _known.add(me)
 
     def _open(self) -> sqlite3.Connection:

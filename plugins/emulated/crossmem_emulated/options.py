@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self, get_args
 from crossmem.errors import ConfigurationError
 from crossmem.guards import check_fields, field_error, is_flag, is_within, read_flag, shorten
 
-__all__ = ["VARIABLES", "Options"]
+__all__ = ["VARIABLES", "Options", "default_state"]
 
 _SIZE: Final = re.compile(r"(\d+)\s*(?:([KMGT])iB|B)?", re.ASCII | re.IGNORECASE)
 _SHIFTS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -69,7 +69,8 @@ def _default_capacity() -> int:
     return max(memory // 2 // step, 1) * step
 
 
-def _default_state() -> Path:
+def default_state() -> Path:
+    """Return the folder of the host that processes of this user share if nobody names another."""
     # A reboot ends the processes of the emulated host. It also deletes a folder in /dev/shm, which
     # lies in memory, but perhaps not a folder in /tmp.
     shared = Path("/dev/shm")  # noqa: S108 - Machine checks the owner of the folder
@@ -120,7 +121,7 @@ class Options:
     """Devices that this process sees, in the order of their ordinals in this process; None for all
     (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). The devices keep their identities (law C24)."""
 
-    state: Path = field(default_factory=_default_state)
+    state: Path = field(default_factory=default_state)
     """Folder of the emulated host (``CROSSMEM_EMULATED_STATE``), for all vendors' emulations."""
 
     strict: bool = True

@@ -14,7 +14,7 @@ from typing import Final
 from crossmem_emulated import memory
 from crossmem_emulated.machine import Machine
 
-__all__ = ["HOST", "NoRoomError", "PageStore", "Pages"]
+__all__ = ["HOST", "DeviceFullError", "NoRoomError", "PageStore", "Pages"]
 
 HOST: Final = -1
 """Used instead of a device's index for host memory, which is charged to no device."""
@@ -28,6 +28,10 @@ _MAGIC: Final = b"crossmem pages"
 
 class NoRoomError(Exception):
     """The device, the host or this process has no room."""
+
+
+class DeviceFullError(NoRoomError):
+    """The device has no room. Other processes can free memory of the device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,14 +94,16 @@ class PageStore:
 
         Raises
         ------
+        DeviceFullError
+            The device has no room.
         NoRoomError
-            The device, the host or this process has no room.
+            The host has no room, or this process has no descriptor or no addresses left.
         """
         with self.machine.transaction() as tables:
             if device != HOST and _used(tables, device) + nbytes > self.capacity_nbytes:
                 self.machine.reap(tables)
                 if _used(tables, device) + nbytes > self.capacity_nbytes:
-                    raise NoRoomError
+                    raise DeviceFullError
             try:
                 spare = memory.PAGE_NBYTES if is_labelled else 0
                 descriptor, address = memory.create(

@@ -145,6 +145,23 @@ def test_the_catch_all_means_something_else_after_each_call() -> None:
     assert len(hints) == 4
 
 
+@pytest.mark.parametrize(
+    ("call", "code", "cause"),
+    [
+        ("rt.value_write", 107000, "stream= is no living stream"),
+        ("rt.value_wait", 107000, "stream= is no living stream"),
+        ("rt.synchronize_stream", 107000, "stream= is no living stream"),
+        ("rt.memcpy", 507053, "the owner is dead"),
+        ("rt.memcpy_async", 507053, "the owner is dead"),
+        ("tdt.create_queue", 500001, "in no memory group"),
+        ("tdt.dequeue", 207005, "keep producers alive"),
+    ],
+)
+def test_some_calls_have_causes_of_their_own(call: str, code: int, cause: str) -> None:
+    assert cause in str(error_for(call, code).hint)
+    assert cause not in str(error_for("rt.map_mem", code).hint)
+
+
 @pytest.mark.parametrize("code", [107000, 207000])
 def test_what_cann_says_is_kept(code: int) -> None:
     assert "CANN says: EE1001: no" in str(error_for("rt.map_mem", code, "EE1001: no"))

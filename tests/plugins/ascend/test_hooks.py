@@ -174,12 +174,37 @@ def test_the_probe_looks_for_the_module_and_the_devices(
     monkeypatch.setattr(hooks, "find_spec", lambda _: None)
     absent = backend.probe()
     monkeypatch.setitem(sys.modules, "acl", acl)
+    acl.rt.devices = 0
     no_device = backend.probe()
     (tmp_path / "davinci0").touch()
 
     assert (absent.state, no_device.state) == ("not_installed", "unusable")
     assert "davinci" in no_device.reason
+    assert "aclrtGetDeviceCount" in no_device.reason
     assert backend.probe().available
+
+
+@pytest.mark.parametrize("source", ["pyacl", "library"])
+@pytest.mark.usefixtures("no_pyacl")
+def test_devices_may_have_no_files(
+    source: str, backend: Backend, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_DEV", tmp_path)
+    if source == "pyacl":
+        monkeypatch.setitem(sys.modules, "acl", opened)
+
+    assert backend.probe().available
+    assert opened.inits == []
+
+
+@pytest.mark.usefixtures("no_pyacl")
+def test_a_count_that_fails_finds_no_device(
+    backend: Backend, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_DEV", tmp_path)
+    opened.rt.get_device_count = lambda: (2, 507899)
+
+    assert backend.probe().state == "unusable"
 
 
 def test_discovery_imports_nothing_of_the_vendors() -> None:

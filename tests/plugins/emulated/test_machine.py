@@ -89,6 +89,26 @@ if sys.argv[2] != "0":
 """
 
 
+# A program on the default host, or on one that the user named, and perhaps a child beside it.
+MISUSE = """
+import subprocess
+from pathlib import Path
+import crossmem_emulated.machine as module
+from crossmem_emulated.acl import Acl
+
+folder = Path(sys.argv[1])
+if sys.argv[2] == "default":
+    module.default_state = lambda: folder
+acl = Acl(options=Options(state=folder))
+before = len(acl.violations)
+acl.rt.free(64)
+print(before, len(acl.violations), flush=True)
+if sys.argv[3] != "0":
+    words = Path("/proc/self/cmdline").read_bytes().split(b"\\0")[:-1]
+    subprocess.run([sys.executable, *words[1:-1], b"0"], check=True)
+"""
+
+
 @pytest.fixture
 def locked(tmp_path: Path) -> tuple[Machine, sqlite3.Connection]:
     """Return a host that nobody opened yet, and a connection that keeps others out of it."""
@@ -129,7 +149,7 @@ def test_a_program_that_replaces_itself_gives_back_what_it_had(run: Run, tmp_pat
 
     assert ended.returncode == 0, ended.stderr
     full = f"[1, 2, 2, 2] {2 << 20}"
-    assert ended.stdout.splitlines() == ["[0, 0, 0, 0] 0", full, full] * 2
+    assert ended.stdout.splitlines() == ["[1, 0, 0, 0] 0", full, full] * 2
 
 
 def test_a_host_that_was_removed(tmp_path: Path) -> None:
@@ -163,3 +183,14 @@ def test_a_process_that_ends_is_known_by_having_no_memory() -> None:
 
     assert _is_ending(child.pid)
     assert not _is_ending(os.getpid())
+
+
+@pytest.mark.parametrize(("host", "later"), [("default", "0 1\n"), ("named", "2 3\n")])
+def test_the_default_host_forgets_the_violations_of_earlier_runs(
+    run: Run, tmp_path: Path, host: str, later: str
+) -> None:
+    folder = tmp_path / "host"
+
+    # Processes that run at the same time are one run.
+    assert run(MISUSE, folder, host, 1, fresh=True).stdout == "0 1\n1 2\n"
+    assert run(MISUSE, folder, host, 0, fresh=True).stdout == later

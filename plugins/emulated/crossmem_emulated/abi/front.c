@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <locale.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -159,6 +160,13 @@ static int cm_start_python(void *handle)
     if (program)
         set_program_name(program);
     cm_python.Py_InitializeEx(0); /* 0: Python installs no signal handlers */
+    /* The first import of this module replaces the default action of SIGINT all the same. So the
+     * import happens here, where the action can be restored. Later imports change nothing. */
+    struct sigaction interrupt;
+    int is_default = !sigaction(SIGINT, NULL, &interrupt) && interrupt.sa_handler == SIG_DFL;
+    cm_python.PyRun_SimpleString("import _signal");
+    if (is_default)
+        sigaction(SIGINT, &interrupt, NULL);
     if (locale) {
         setlocale(LC_ALL, locale);
         free(locale);

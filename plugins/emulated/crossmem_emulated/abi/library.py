@@ -108,6 +108,8 @@ class Library:
     entry_of
         A function that returns the emulation's name of a C function, None if no fault can be
         injected.
+    fault_hint
+        An example of a fault, and its effect.
     bind
         A function that makes the binding. Its arguments are the ``FFI`` object with all
         declarations, and the name of the file that the program loaded.
@@ -126,6 +128,7 @@ class Library:
     profiles: tuple[str, ...]
     profile_field: str
     entry_of: Callable[[str], str | None]
+    fault_hint: str
     bind: Callable[[Any, str], Binding]
 
     def functions(self) -> list[Prototype]:

@@ -31,6 +31,10 @@ _Answer = TypeVar("_Answer")
 _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(?P<count>\d+))?)?")
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
 _OWN: Final = "crossmem-emulate-"
+_SEGFAULT_NOTE: Final = (
+    "an access of the CPU to a device address ends like this, and is not listed as misuse; with "
+    "--lax, such accesses work"
+)
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
 """Some programs search the folders that these variables name before the loader's folders."""
 
@@ -54,8 +58,7 @@ def _add_fault(faults: Faults, library: Library, text: str) -> int:
     match = _FAULT.fullmatch(text)
     if match is None:
         msg = f"a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT, not {shorten(text)}"
-        hint = "hipMalloc=2:3 makes the fourth call of hipMalloc fail with code 2"
-        raise ConfigurationError(msg, hint=hint)
+        raise ConfigurationError(msg, hint=library.fault_hint)
     entry = library.entry_of(match["call"])
     if entry is None:
         raise _no_fault_in(library, match["call"])
@@ -134,17 +137,24 @@ def prepare(
             # An existing emulated host must not keep the faults after this run.
             number = _ask(machine, partial(_add_fault, faults, library, text))
             stack.callback(_remove_fault, faults, number)
-        start = len(_ask(machine, Journal(machine).read))
+        journal = Journal(machine)
+        start = _ask(machine, journal.last)
         close = stack.pop_all().close
 
     def report() -> EmulationReport:
-        found = _ask(machine, Journal(machine).read)[start:]
+        found = _ask(machine, partial(journal.read, start))
         return EmulationReport(
             violations=tuple(Breach(*one) for one in found),
             calls=read_calls(calls) if calls else {},
         )
 
-    return Emulation(library_path=tuple(folders), variables=variables, report=report, close=close)
+    return Emulation(
+        library_path=tuple(folders),
+        variables=variables,
+        report=report,
+        segfault_note=_SEGFAULT_NOTE if options.strict else None,
+        close=close,
+    )
 
 
 def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:

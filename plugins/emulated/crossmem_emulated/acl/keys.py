@@ -11,6 +11,7 @@ from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, KEY_NBYTES, Code
 from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.release import end_key
 from crossmem_emulated.acl.schema import BARE_TGID_BASE
 from crossmem_emulated.acl.shares import is_admitted
 from crossmem_emulated.addresses import Piece
@@ -303,11 +304,7 @@ def _ipc_mem_close(process: AclProcess, text: str) -> None:
         key = _find_key(tables, text)
         if key.owner != process.machine.me(tables):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E26")
-        query = "SELECT count(*) FROM acl_key_opener WHERE key = ?"
-        openers = tables.execute(query, (key.number,)).fetchone()[0]
-        # If the key still has importers, its record stays and is marked as closed.
-        change = "UPDATE acl_key SET is_closed = 1" if openers else "DELETE FROM acl_key"
-        tables.execute(f"{change} WHERE number = ?", (key.number,))
+        openers = end_key(tables, text)
     for piece in process.space.pieces.values():
         piece.keys.discard(text)
     if openers:
@@ -333,13 +330,14 @@ def _close_import(process: AclProcess, opened: KeyImport) -> None:
 def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
     """Return why imported memory is gone, None if it still exists.
 
-    ``"dead"``: this call found the exporter dead. ``"closed"``: the exporter closed the key or
-    released the memory, or an earlier call found the exporter dead and deleted the key.
+    ``"dead"``: the exporter is dead. ``"closed"``: the exporter closed the key or released the
+    memory.
     """
     with process.machine.transaction() as tables:
         row = tables.execute(
-            "SELECT owner FROM acl_key WHERE number = ? AND NOT is_closed", (opened.number,)
+            "SELECT owner, is_closed FROM acl_key WHERE number = ?", (opened.number,)
         ).fetchone()
-        if row is None:
-            return "closed"
-        return None if process.machine.lives(tables, row[0]) else "dead"
+        # The record of a key ends with its exporter.
+        if row is None or not process.machine.lives(tables, row[0]):
+            return "dead"
+        return "closed" if row[1] else None

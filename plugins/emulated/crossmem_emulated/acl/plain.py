@@ -11,7 +11,7 @@ from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Attr
 from crossmem_emulated.acl.process import AclProcess, Again
 from crossmem_emulated.acl.release import drop_keys
 from crossmem_emulated.addresses import Piece, Region
-from crossmem_emulated.pages import NoRoomError, Pages
+from crossmem_emulated.pages import DeviceFullError, Pages
 
 __all__ = ["Slab", "check_attributes"]
 
@@ -39,7 +39,7 @@ class Slab:
 def _allocate_pages(process: AclProcess, index: int, nbytes: int) -> Pages:
     try:
         return process.store.allocate(index, nbytes)
-    except NoRoomError:
+    except DeviceFullError:
         raise Refused(
             Code.RT_MEMORY_ALLOCATION, f"the device has no room for {nbytes} bytes"
         ) from None
@@ -49,9 +49,9 @@ def _new_slab(process: AclProcess, index: int) -> Slab:
     pages = _allocate_pages(process, index, GRANULARITY_NBYTES)
     try:
         region = process.space.reserve(GRANULARITY_NBYTES, is_reservation=False)
-    except memory.SystemCallError as error:
+    except memory.SystemCallError:
         process.store.release(pages)
-        raise Refused(Code.RT_MEMORY_ALLOCATION, str(error)) from None
+        raise
     process.space.show(pages.address, pages.nbytes, region.start)
     slab = Slab(pages, region)
     process.slabs.append(slab)
@@ -110,9 +110,9 @@ def _allocate(process: AclProcess, size: int, policy: int) -> int:
         process.space.attach(
             Piece(region.start, nbytes, region, pages, 0, Origin.MALLOC, is_small=is_normal)
         )
-    except memory.SystemCallError as error:
+    except memory.SystemCallError:
         process.store.release(pages)
-        raise Refused(Code.RT_MEMORY_ALLOCATION, str(error)) from None
+        raise
     return region.start
 
 

@@ -8,12 +8,14 @@ events, notifies and TDT's buffers stay. Calls refuse the handles and addresses 
 unknown.
 """
 
+import sqlite3
+
 from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.tdt.pools import close_device
 from crossmem_emulated.addresses import Piece
 
-__all__ = ["drop_keys", "release_device"]
+__all__ = ["drop_keys", "end_key", "release_device"]
 
 
 def release_device(process: AclProcess, device: int) -> None:
@@ -79,5 +81,20 @@ def drop_keys(process: AclProcess, call: str, piece: Piece) -> None:
     )
     with process.machine.transaction() as tables:
         for text in piece.keys:
-            tables.execute("DELETE FROM acl_key WHERE text = ?", (text,))
+            end_key(tables, text)
     piece.keys.clear()
+
+
+def end_key(tables: sqlite3.Connection, text: str) -> int:
+    """End a key, and return how many processes have its memory imported.
+
+    The key's record stays for them, marked as closed. If an importer finds no record, the exporter
+    is dead.
+    """
+    query = (
+        "SELECT count(*) FROM acl_key_opener JOIN acl_key ON acl_key.number = key WHERE text = ?"
+    )
+    openers: int = tables.execute(query, (text,)).fetchone()[0]
+    change = "UPDATE acl_key SET is_closed = 1" if openers else "DELETE FROM acl_key"
+    tables.execute(f"{change} WHERE text = ?", (text,))
+    return openers

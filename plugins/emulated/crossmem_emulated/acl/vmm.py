@@ -16,7 +16,7 @@ from crossmem_emulated.acl.codes import (
 )
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.addresses import Piece, Region
-from crossmem_emulated.pages import HOST, NoRoomError, Pages
+from crossmem_emulated.pages import HOST, DeviceFullError, Pages
 
 __all__ = [
     "Physical",
@@ -186,7 +186,7 @@ def _malloc_physical(process: AclProcess, size: int, prop: dict[str, Any], flags
         raise Refused(code, f"{size} bytes are not a multiple of {granularity}", "ACL-E2")
     try:
         pages = process.store.allocate(index, size)
-    except NoRoomError:
+    except DeviceFullError:
         raise _no_room(index, size) from None
     made = Physical(next(process.handles), index, attribute, pages, Origin.PHYSICAL)
     process.physical[made.handle] = made

@@ -16,7 +16,7 @@ from crossmem_emulated.hip.process import Again, HipProcess, Quirk
 from crossmem_emulated.hip.reserves import Pool
 from crossmem_emulated.hip.shares import check_from_pool, close_once
 from crossmem_emulated.hip.streams import check_idle, check_safe, finish_device
-from crossmem_emulated.pages import NoRoomError, Pages
+from crossmem_emulated.pages import DeviceFullError, Pages
 
 __all__ = [
     "HostBlock",
@@ -81,7 +81,7 @@ def _allocate_pages(process: HipProcess, index: int, nbytes: int) -> Pages:
         raise Refused(Status.OUT_OF_MEMORY, f"the device has no room for {nbytes} bytes")
     try:
         return process.store.allocate(index, -(-nbytes // BLOCK_NBYTES) * BLOCK_NBYTES)
-    except NoRoomError:
+    except DeviceFullError:
         raise Refused(Status.OUT_OF_MEMORY, f"the device has no room for {nbytes} bytes") from None
 
 

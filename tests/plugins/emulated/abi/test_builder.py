@@ -67,6 +67,7 @@ LIBRARY = Library(
     profiles=("documented",),
     profile_field="hip_profile",
     entry_of=lambda _name: None,
+    fault_hint="",
     bind=Toy,
 )
 

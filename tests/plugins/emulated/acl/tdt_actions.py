@@ -252,3 +252,23 @@ def consume(acl: Any, qid: int) -> None:
         ok(acl.rt.synchronize_stream(stream))
         assert place.raw == user.raw * length
         ok(acl.tdt.free_buf(buffer))
+
+
+def reset_while_threads_wait(acl: Any, qid: int) -> list[tuple[int, int]]:
+    """Return how waits for data end when another thread resets the device."""
+    found: list[tuple[int, int]] = []
+
+    def wait() -> None:
+        acl.rt.set_device(0)
+        place = ctypes.create_string_buffer(8)
+        found.append(acl.tdt.dequeue_data(qid, ctypes.addressof(place), 8, 0, 0, FOR_EVER))
+
+    # The second thread waits for the first one.
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(2)]
+    for one in threads:
+        one.start()
+        one.join(0.1)
+    acl.rt.reset_device_force(0)
+    for one in threads:
+        one.join(DEADLINE_S)
+    return found

@@ -79,6 +79,29 @@ def test_faults_are_cleared(acl: Actor, start: Start) -> None:
     assert answers(acl, 1) == answers(other, 1) == [0]
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_fault_ends_with_the_process_that_added_it(
+    start: Start,
+    is_running: bool,
+) -> None:
+    other = start()
+    third = start() if is_running else None
+    other.call("fail", "rt.malloc", 507899, {"count": 9})
+    if third is not None:
+        assert answers(third, 1) == [507899]
+    other.kill()
+
+    assert answers(third or start(), 1) == [0]
+
+
+def test_a_fault_is_for_one_process_and_not_for_its_pid(acl: Actor, start: Start) -> None:
+    other = start()
+    acl.call("fail", "rt.malloc", 507899, {"pid": other.pid})
+    acl.call("run", "host_actions", "age_faults")
+
+    assert answers(other, 1) == [0]
+
+
 def test_every_call_can_fail_before_it_does_anything(acl: Actor) -> None:
     handle, pointer = acl.physical()
     acl.write(pointer, b"mapped")

@@ -77,6 +77,15 @@ def test_b3_a_buffer_has_at_most_4_gib(acl: Actor, code: int) -> None:
     assert made == [0, 0, 207001]
 
 
+@on_device
+def test_a_lack_of_descriptors_is_no_lack_of_memory(acl: Actor) -> None:
+    ok(acl.tdt.free_buf(ok(acl.tdt.alloc_buf(64, NORMAL))))
+    call = ("tdt.alloc_buf", 64, NORMAL)
+
+    assert acl.call("run", "host_actions", "without_descriptors", *call) == (0, 207005)
+    assert "Too many open files" in acl.acl.get_recent_err_msg()
+
+
 @differs({"310b-rc": 107000})
 def test_b5_lengths(acl: Actor, code: int) -> None:
     buffer = ok(acl.tdt.alloc_buf(1000, NORMAL))

@@ -137,6 +137,15 @@ def test_q24_a_reset_ends_queues(acl: Actor, code: int) -> None:
     assert acl.call("rows")["acl_queue_user"] == 0
 
 
+@differs({"documented": 507899, "310b-rc": 507899})
+def test_q24_a_reset_ends_waits(acl: Actor, code: int) -> None:
+    qid = new_queue(acl)
+
+    ended = acl.call("run", "tdt_actions", "reset_while_threads_wait", qid)
+    assert ended == [(0, code), (0, code)]
+    acl.check_broken()
+
+
 @on_device
 def test_q24_buffers_stay(acl: Actor) -> None:
     buffer = new_buffer(acl, b"kept")

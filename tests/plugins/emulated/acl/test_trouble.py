@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.plugins.emulated.acl.acl_actor import GRANULARITY, Actor, emulation_only, ok
+    from tests.plugins.emulated.acl.acl_actor import (
+        GRANULARITY,
+        Actor,
+        emulation_only,
+        ok,
+        properties,
+    )
     from tests.plugins.emulated.acl.conftest import Start
 else:
-    from acl_actor import GRANULARITY, Actor, emulation_only, ok
+    from acl_actor import GRANULARITY, Actor, emulation_only, ok, properties
 
     Start = Any
 
@@ -75,7 +81,7 @@ def test_who_is_out_of_descriptors_declares_nobody_dead(exporter: Actor, start: 
     free, rows = exporter.free_nbytes, exporter.call("rows")
 
     assert poor.call(
-        "run", ACTIONS, "without_descriptors", "get_mem_info", 1
+        "run", ACTIONS, "without_descriptors", "rt.get_mem_info", 1
     ) == poor.rt.get_mem_info(1)
     assert exporter.call("rows") == rows
     assert exporter.free_nbytes == free
@@ -87,7 +93,10 @@ def test_who_is_out_of_descriptors_declares_nobody_dead(exporter: Actor, start: 
 
 def test_memory_is_not_gone_where_a_descriptor_lacks(exporter: Actor, importer: Actor) -> None:
     share, key = share_by_both(exporter)
-    calls = (("mem_import_from_shareable_handle", share, 0), ("ipc_mem_import_by_key", key, 0))
+    calls = (
+        ("rt.mem_import_from_shareable_handle", share, 0),
+        ("rt.ipc_mem_import_by_key", key, 0),
+    )
     # Else it is its own entry that it cannot make.
     ok(importer.rt.free(ok(importer.rt.malloc(GRANULARITY, 0))))
     for call in calls:
@@ -97,7 +106,21 @@ def test_memory_is_not_gone_where_a_descriptor_lacks(exporter: Actor, importer: 
         assert "no room" in importer.acl.get_recent_err_msg()
     assert importer.call("memory_held") == 0
     for name, *arguments in calls:
-        ok(importer.call(f"acl.rt.{name}", *arguments))
+        ok(importer.call(f"acl.{name}", *arguments))
+
+
+def test_an_allocation_that_lacks_a_descriptor_does_not_call_the_device_full(acl: Actor) -> None:
+    # Else it is its own entry that it cannot make.
+    ok(acl.rt.free(ok(acl.rt.malloc(GRANULARITY, 0))))
+    calls = (
+        ("rt.malloc", GRANULARITY, 0),
+        ("rt.malloc", 64, 0),
+        ("rt.malloc_physical", GRANULARITY, properties(), 0),
+    )
+    for call in calls:
+        assert acl.call("run", ACTIONS, "without_descriptors", *call) == (0, NO_ROOM)
+        assert "Too many open files" in acl.acl.get_recent_err_msg()
+        ok(acl.call(f"acl.{call[0]}", *call[1:]))
 
 
 def test_two_threads_fork_at_once(acl: Actor) -> None:

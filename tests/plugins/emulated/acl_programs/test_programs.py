@@ -114,3 +114,8 @@ def test_a_setting_without_meaning_is_told(compile_program: Compile, run: Run) -
         RuntimeError, match="CROSSMEM_EMULATED_STRICT must be 1 or 0, not 'perhaps'"
     ):
         run(compile_program("order"), CROSSMEM_EMULATED_STRICT="perhaps")
+
+
+def test_signals_stay_the_program_s(compile_program: Compile, run: Run) -> None:
+    with pytest.raises(RuntimeError, match=r"ended with -2: $"):
+        run(compile_program("signals"))

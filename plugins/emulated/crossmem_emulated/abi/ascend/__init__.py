@@ -63,5 +63,6 @@ LIBRARY: Final = Library(
     profile_field="acl_profile",
     # No fault can be injected into a function that CALLED lacks, such as an unsupported one.
     entry_of=CALLED.get,
+    fault_hint="aclrtMalloc=207001:3 makes the fourth call of aclrtMalloc fail with code 207001",
     bind=_bind,
 )

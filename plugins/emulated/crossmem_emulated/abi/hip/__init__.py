@@ -87,6 +87,7 @@ def _library() -> Library:
         profiles=tuple(name for name, profile in PROFILES.items() if profile.is_hip),
         profile_field="hip_profile",
         entry_of=_entry_of,
+        fault_hint="hipMalloc=2:3 makes the fourth call of hipMalloc fail with code 2",
         bind=HipBinding,
     )
     rest = sorted(nodes.keys() - set(library.exports()))

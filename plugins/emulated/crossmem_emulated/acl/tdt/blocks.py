@@ -17,7 +17,7 @@ from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.tdt.state import Block
 from crossmem_emulated.addresses import Piece
-from crossmem_emulated.pages import NoRoomError, Pages
+from crossmem_emulated.pages import DeviceFullError, Pages
 
 __all__ = ["allocate_block", "open_block", "release_unused", "show_block"]
 
@@ -33,7 +33,7 @@ def allocate_block(
     span = -(-nbytes // memory.PAGE_NBYTES) * memory.PAGE_NBYTES
     try:
         pages = process.store.allocate(device, span, is_labelled=True)
-    except NoRoomError:
+    except DeviceFullError:
         text = f"the device has no room for {nbytes} bytes"
         raise Refused(Code.RT_MEMORY_ALLOCATION, text) from None
     (address,) = tables.execute(

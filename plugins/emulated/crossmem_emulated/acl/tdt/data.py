@@ -11,7 +11,7 @@ from crossmem_emulated.acl.copies import side_of
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.tdt.blocks import allocate_block, open_block
 from crossmem_emulated.acl.tdt.elements import first_element, is_full, next_element
-from crossmem_emulated.acl.tdt.pools import READ, WRITE, Pool, check_processor
+from crossmem_emulated.acl.tdt.pools import READ, WRITE, Pool, check_processor, device_of
 from crossmem_emulated.acl.tdt.programs import read, write
 from crossmem_emulated.acl.tdt.router import pump
 from crossmem_emulated.acl.tdt.state import USER_NBYTES
@@ -97,7 +97,7 @@ def _enqueue_data(  # noqa: PLR0917 - the vendor's order
         return True
 
     late = Refused(Code.RT_QUEUE_FULL, f"the queue {qid} stayed full for {timeout_ms} ms")
-    until(process, timeout_ms, attempt, late)
+    until(process, timeout_ms, attempt, late, device=device_of(process))
 
 
 @entry("tdt.dequeue_data", "Ikkkki", 0)
@@ -113,6 +113,7 @@ def _dequeue_data(  # noqa: PLR0917 - the vendor's order
     _check(process, _Area(data, nbytes), _Area(user, user_nbytes))
     check_id(qid)
     die_inside(process, "tdt.dequeue_data", qid, DEQUEUE)
+    device = device_of(process)
     # In the vendor's library, a thread that waits for data holds the queue's mutex, so a second
     # thread waits for the first.
     while qid in process.tdt.dequeuing:
@@ -126,6 +127,7 @@ def _dequeue_data(  # noqa: PLR0917 - the vendor's order
                 process, (tables, pool), qid, _Area(data, nbytes), _Area(user, user_nbytes)
             ),
             Refused(Code.RT_QUEUE_EMPTY, f"the queue {qid} stayed empty for {timeout_ms} ms"),
+            device=device,
         )
     finally:
         process.tdt.dequeuing.discard(qid)

@@ -19,7 +19,16 @@ from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.tdt.blocks import release_unused
 from crossmem_emulated.acl.tdt.state import Processor
 
-__all__ = ["ALLOC", "READ", "WRITE", "Pool", "check_processor", "close_device", "tables_of"]
+__all__ = [
+    "ALLOC",
+    "READ",
+    "WRITE",
+    "Pool",
+    "check_processor",
+    "close_device",
+    "device_of",
+    "tables_of",
+]
 
 ADMIN, READ, WRITE, ALLOC = 1, 2, 4, 8
 _EVERYTHING: Final = ADMIN | READ | WRITE | ALLOC
@@ -62,14 +71,24 @@ def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ())
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this driver has no queues")
 
 
+def device_of(process: AclProcess) -> int:
+    """Return the number in this process of the device whose queues a call of this thread uses."""
+    return process.current().device if _processor(process) is Processor.HOST else 0
+
+
 @contextmanager
-def tables_of(process: AclProcess) -> Iterator[tuple[sqlite3.Connection, Pool]]:
+def tables_of(
+    process: AclProcess, device: int | None = None
+) -> Iterator[tuple[sqlite3.Connection, Pool]]:
     """Yield the tables in a transaction, and this process's pool.
+
+    A call that waits passes the device that :func:`device_of` returned at its begin, because
+    another thread may reset the device meanwhile.
 
     Before that, release the blocks that this process need not keep, and from time to time free the
     buffers of dead processes; see ``_recycle``.
     """
-    device = process.current().device if _processor(process) is Processor.HOST else 0
+    device = device_of(process) if device is None else device
     with process.machine.transaction() as tables:
         now = time.monotonic()
         if now - process.tdt.recycled_s >= process.recycle_s / 4:

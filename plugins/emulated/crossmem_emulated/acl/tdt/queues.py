@@ -15,7 +15,7 @@ from crossmem_emulated.acl.tdt.blocks import open_block
 from crossmem_emulated.acl.tdt.buffers import adopt, check_unwritten, find_head, forget
 from crossmem_emulated.acl.tdt.elements import Header, first_element, is_full, next_element
 from crossmem_emulated.acl.tdt.objects import find_object
-from crossmem_emulated.acl.tdt.pools import READ, WRITE, Pool, check_processor, tables_of
+from crossmem_emulated.acl.tdt.pools import READ, WRITE, Pool, check_processor, device_of, tables_of
 from crossmem_emulated.acl.tdt.router import pump
 from crossmem_emulated.acl.tdt.state import Block, Processor, QueueAttr
 from crossmem_emulated.acl.tdt.uses import (
@@ -123,7 +123,7 @@ def _enqueue(process: AclProcess, qid: int, handle: int, timeout_ms: int) -> Non
         return queue
 
     late = Refused(Code.FAILURE, f"the queue {qid} stayed full for {timeout_ms} ms")
-    queue = until(process, timeout_ms, attempt, late)
+    queue = until(process, timeout_ms, attempt, late, device=device_of(process))
     head = find_head(process, handle)
     process.tdt.handed_over.extend(one.handle for one in head.chain)
     forget(process, "tdt.enqueue", head)
@@ -160,7 +160,7 @@ def _dequeue(process: AclProcess, qid: int, timeout_ms: int) -> int:
         return queue, headers
 
     late = Refused(Code.FAILURE, f"the queue {qid} stayed empty for {timeout_ms} ms")
-    queue, headers = until(process, timeout_ms, attempt, late)
+    queue, headers = until(process, timeout_ms, attempt, late, device=device_of(process))
     record_use(process, "tdt.dequeue", queue, DEQUEUE)
     found = [(header, block) for header, block in headers if block is not None]
     if len(found) < len(headers):

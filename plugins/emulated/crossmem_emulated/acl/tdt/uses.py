@@ -2,7 +2,6 @@
 """The use of a queue: the check of this process's permissions, and the wait for the queue."""
 
 import os
-import signal
 import sqlite3
 import time
 from collections.abc import Callable
@@ -117,7 +116,7 @@ def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
             queue = find_queue(process, tables, pool, qid)
             statement = "UPDATE acl_queue SET busy = busy | ? WHERE number = ?"
             tables.execute(statement, (bit, queue.number))
-        os.kill(os.getpid(), signal.Signals(number))
+        os.kill(os.getpid(), number)
 
 
 def until(
@@ -125,15 +124,18 @@ def until(
     timeout_ms: int,
     attempt: Callable[[sqlite3.Connection, Pool], _Result | None],
     late: Refused,
+    *,
+    device: int,
 ) -> _Result:
     """Repeat an attempt until it returns a result. Other threads can make calls between attempts.
 
-    A negative timeout means no timeout. After the timeout, ``late`` is raised.
+    A negative timeout means no timeout. After the timeout, ``late`` is raised. ``device`` is the
+    device at the begin of the call.
     """
     started = time.monotonic()
     end = started + timeout_ms / 1000 if timeout_ms >= 0 else None
     while True:
-        with tables_of(process) as (tables, pool):
+        with tables_of(process, device) as (tables, pool):
             result = attempt(tables, pool)
             version = process.machine.version
         if result is not None:
