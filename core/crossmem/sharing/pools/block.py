@@ -297,29 +297,34 @@ class Block(Memory):
     def _await_holders(self, record: BlockRecord, wait_s: float, landing: Landing | None) -> None:
         """Free the block when no process holds it; raise if it is still held after the wait."""
         arena, index = record.arena, record.index
-        view, at = arena.words, arena.at + index
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_PAUSE_S
         call = object()
         try:
             # From here on, no thread frees the block without the lock.
             arena.waiting[call] = None
-            while not self.closed:
+            while True:
                 if not arena.is_held(index):
                     with self._process.state:
                         self._refuse_if_used("free")
+                        if self.closed:
+                            # Another thread has freed the block, which may be in its next life.
+                            break
+                        is_retired, generation = False, record.generation
                         try:
-                            # If another thread has freed the block, it may be in its next life.
-                            if not self.closed:
-                                arena.retire_if_idle(index, record.generation)
+                            is_retired = arena.retire_if_idle(index, generation)
+                        except BaseException:
+                            # If a signal handler has raised after the retirement, the next call of
+                            # crossmem frees the block.
+                            is_retired = arena.words[arena.at + index] == generation + 1
+                            raise
                         finally:
-                            # The lock is held since the check, so no view has begun. If a signal
-                            # handler has raised, the next call of crossmem frees the block.
-                            if view[at] == record.generation + 1 and not self.closed:
+                            # The lock is held since the check, so no view has begun.
+                            if is_retired:
                                 if landing is not None:
                                     record.landing = landing
                                 self._detach(record)
-                    if self.closed:
+                    if is_retired:
                         break
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
