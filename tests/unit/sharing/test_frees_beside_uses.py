@@ -222,18 +222,21 @@ def test_a_use_of_an_address_range_beside_its_release(
 
 
 class Moving(list[int]):
-    """A list whose length is read just before another thread changes the lists of the arena."""
+    """A list whose first read of the length meets a change of the arena's lists."""
 
-    def __init__(self, values: list[int], change: Callable[[], object]) -> None:
+    def __init__(
+        self, values: list[int], change: Callable[[], object], *, is_late: bool = False
+    ) -> None:
         super().__init__(values)
         self.changes = [change]
+        self.is_late = is_late
 
     @override
     def __len__(self) -> int:
         found = super().__len__()
         if self.changes:
             self.changes.pop()()
-        return found
+        return found if self.is_late else super().__len__()
 
 
 def arena_of(pool: Pool) -> Arena:
@@ -245,7 +248,7 @@ def test_a_pool_that_is_closed_while_blocks_are_reclaimed_keeps_its_memory(
     device: crossmem.Device,
 ) -> None:
     pool = device.pool(NBYTES, 6)
-    live, *freed = (pool.allocate() for _ in range(3))
+    live, other, *freed = (pool.allocate() for _ in range(4))
     live.write(b"alive")
     mappings = [crossmem.attach(one.export()) for one in freed]
     for one in freed:
@@ -253,14 +256,15 @@ def test_a_pool_that_is_closed_while_blocks_are_reclaimed_keeps_its_memory(
     arena, record = arena_of(pool), pool._record
     assert record is not None
     # A reclaim moves both blocks from one list to another.
-    arena.freed = Moving(arena.freed, arena.reclaim)
+    arena.freed = Moving(arena.freed, arena.reclaim, is_late=True)
 
     pool.close()
 
-    assert (len(arena.held), arena.live) == (2, 1)
+    assert (len(arena.held), arena.live) == (2, 2)
     assert not record.is_done
     assert live.read(5) == b"alive"
     live.free()
+    other.free()
     for mapping in mappings:
         mapping.unmap()
 

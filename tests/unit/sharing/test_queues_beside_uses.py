@@ -71,6 +71,8 @@ def test_a_get_that_waits_during_the_close_receives_nothing(
 ) -> None:
     one, halt = opened(queue, "consume"), Halt()
     consumer = one._consumer()
+    # A first use would continue with deferred work, and so with the close.
+    queue._producer()
     waiter = threads.submit(one.get, timeout=10 * DEADLINE_S)
     while not consumer.sleepers:
         pass
@@ -177,6 +179,7 @@ def test_a_first_get_after_the_check_of_the_close(
 ) -> None:
     """The consumer joins when the queue object has ended, and its places were not read yet."""
     one, joins, closes = opened(queue, "consume"), Halt(), Halt()
+    queue._producer()
     monkeypatch.setattr(Place, "join", joins.after(Place.join))
     with inside(threads, joins, one.get, timeout=0) as caller:
         monkeypatch.setattr(QueueRecord, "give_back", closes.before(QueueRecord.give_back))
