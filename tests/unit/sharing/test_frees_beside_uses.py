@@ -19,6 +19,7 @@ from crossmem.control.arenas import Arena
 from crossmem.control.registry import LeaseRegistry
 from crossmem.sharing.base.process import Process, current
 from crossmem.sharing.exporter import exporting
+from crossmem.sharing.exporter.allocation import record_of
 from crossmem.sharing.exporter.record import AllocationRecord, Allocations
 from crossmem.sharing.ranges.record import RangeRecord
 
@@ -116,7 +117,8 @@ def test_a_first_export_beside_the_free(
     device: crossmem.Device, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, halt, entered = device.allocate(NBYTES), Halt(), threading.Event()
-    before, free_now = [one.handle for one in crossmem.exports()], AllocationRecord.free_now
+    leases, free_now = current().start_server().leases, AllocationRecord.free_now
+    before = leases.exports.units()
 
     def free_when_seen(self: AllocationRecord, *, blocking: bool) -> None:
         entered.set()
@@ -131,7 +133,7 @@ def test_a_first_export_beside_the_free(
     with pytest.raises(ClosedError):
         exporter.result(DEADLINE_S)
     freer.result(DEADLINE_S)
-    assert [one.handle for one in crossmem.exports()] == before
+    assert leases.exports.units() == before
 
 
 class Owner:
@@ -185,7 +187,7 @@ def test_a_use_of_memory_beside_its_free(
         caller.result(DEADLINE_S)
 
 
-@pytest.mark.parametrize("use", ["ptr", "repr", "map"])
+@pytest.mark.parametrize("use", ["ptr", "repr"])
 def test_a_use_of_an_address_range_beside_its_release(
     use: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,25 +199,29 @@ def test_a_use_of_an_address_range_beside_its_release(
         "ptr": lambda: addresses.ptr,
         "repr": lambda: repr(addresses),
     }
-    memory = device.allocate(NBYTES)
-    if use == "map":
-        monkeypatch.undo()
-        is_usable = Process.is_usable.fget  # type: ignore[attr-defined]
-        monkeypatch.setattr(Process, "is_usable", property(halt.after(is_usable)))
-        uses["map"] = lambda: addresses.map(memory, at=0)
     with inside(threads, halt, uses[use]) as caller:
-        if use == "map":
-            memory.free()
-        else:
-            addresses.release()
+        addresses.release()
 
     if use == "repr":
         assert "released" in caller.result(DEADLINE_S)
     else:
         with pytest.raises(ClosedError):
             caller.result(DEADLINE_S)
+
+
+def test_the_record_of_memory_is_read_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = crossmem.device("host").allocate(NBYTES)
+    pointer = Allocation.ptr.fget  # type: ignore[attr-defined]
+
+    def read_then_free(self: Allocation) -> Any:
+        found = pointer(self)
+        self.free()
+        return found
+
+    monkeypatch.setattr(Allocation, "ptr", property(read_then_free))
+
+    assert record_of(memory).nbytes == NBYTES
     memory.free()
-    addresses.release()
 
 
 # The count of live blocks -----------------------------------------------------------------
