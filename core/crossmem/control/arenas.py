@@ -111,10 +111,10 @@ class Arena:
     def live(self) -> int:
         """Number of blocks that are allocated and not freed."""
         while True:
-            # A reclaim between two of these reads would count a block twice.
-            number = self._reclaims
-            live = self.fresh - len(self.free) - len(self.freed) - len(self.held)
-            if number == self._reclaims:
+            # A reclaim or refill between two of these reads would count blocks twice.
+            number, fresh = self._reclaims, self.fresh
+            live = fresh - len(self.free) - len(self.freed) - len(self.held)
+            if number == self._reclaims and fresh == self.fresh:
                 return live
 
     # The life of a block ----------------------------------------------------------------------

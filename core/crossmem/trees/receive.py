@@ -2,6 +2,7 @@
 """Receiving: from the description of a shared tree to its arrays and tensors, without a copy."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar, overload
 
 from crossmem.arrays.adapters import describe
@@ -102,8 +103,9 @@ def receive(
     if isinstance(device, str):
         # A message without memory needs no device, so only this check detects an unknown backend.
         process.registry.backend(DeviceSpec.parse(device).backend)
-    message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)
-    mappings = attach_all(message, readonly=readonly, device=device, timeout=timeout)
+    with shared.refusing_closed() if isinstance(shared, Shared) else nullcontext():
+        message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)
+        mappings = attach_all(message, readonly=readonly, device=device, timeout=timeout)
     if into is not None:
         _overwrite(into, message, mappings)
         return into

@@ -2,13 +2,13 @@
 """Shared trees: nested arrays and tensors that other processes receive without a copy."""
 
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, Self, TypeVar
 
 from typing_extensions import override
 
-from crossmem.errors import ClosedError
+from crossmem.errors import ClosedError, StaleHandleError
 from crossmem.sharing.base.deferred import Call
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
@@ -156,7 +156,8 @@ class Shared(Published, Generic[_T_co]):
         message = self.take()
         if found is None:
             # This runs without the lock, because close() must not wait for the exporter.
-            made = contents.tree() if contents else build(message, attach_all(message))
+            with self.refusing_closed():
+                made = contents.tree() if contents else build(message, attach_all(message))
             with self._lock:
                 self.check()
                 self._value = found = self._value or (made,)
@@ -198,7 +199,8 @@ class Shared(Published, Generic[_T_co]):
         # Another thread may have closed this object after the check in _own().
         self.take()
         assert contents is not None  # noqa: S101 - set with the timeline
-        contents.overwrite(tree)
+        with self.refusing_closed():
+            contents.overwrite(tree)
         return self.publish()
 
     def take(self) -> Message:
@@ -212,6 +214,16 @@ class Shared(Published, Generic[_T_co]):
         self.check()
         self._is_taken = True
         return self.message
+
+    @contextmanager
+    def refusing_closed(self) -> Iterator[None]:
+        """Raise ClosedError if a close of this object makes its handles stale inside the block."""
+        try:
+            yield
+        except StaleHandleError:
+            # Another thread may have closed this object after the caller's check.
+            self.check()
+            raise
 
     # The end ------------------------------------------------------------------------------
 

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """An object is closed in one thread while another thread is inside a call of the same object."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
+from halts import DEADLINE_S, Halt
 from in_use import assert_in_use, in_use
 
 import crossmem
 from crossmem import Block, ClosedError, Pool
-from crossmem.conformance.speed import SLOWNESS
 from crossmem.sharing.timelines.timeline import Timeline
-
-_DEADLINE_S = 20 * SLOWNESS
 
 
 @pytest.fixture(autouse=True)
@@ -30,24 +26,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
-class Halt:
-    """Holds a thread inside a call."""
-
-    def __init__(self) -> None:
-        self.reached, self.left = threading.Event(), threading.Event()
-
-    def stop(self) -> None:
-        self.reached.set()
-        assert self.left.wait(_DEADLINE_S)
-
-    def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def halted(*arguments: Any) -> Any:
-            self.stop()
-            return call(*arguments)
-
-        return halted
-
-
 def allocate_all(pool: Pool) -> list[Block]:
     return [pool.allocate() for _ in range(pool.blocks)]
 
@@ -61,13 +39,13 @@ def test_a_thread_that_waits_for_a_block_gets_none_of_a_closed_pool(
     if exported:
         for block in blocks:
             block.export()
-    waiter = threads.submit(pool.allocate, timeout=10 * _DEADLINE_S)
+    waiter = threads.submit(pool.allocate, timeout=10 * DEADLINE_S)
     while not pool._record.arena.waiting:  # type: ignore[union-attr]
         pass
     pool.close()
 
     with pytest.raises(ClosedError, match="closed"):
-        waiter.result(_DEADLINE_S)
+        waiter.result(DEADLINE_S)
     for block in blocks:
         block.write(b"alive")
         block.free()
@@ -79,14 +57,14 @@ def test_a_thread_between_its_check_and_its_block_gets_none_of_a_closed_pool(
     pool, halt = crossmem.device("host").pool(4096, 2), Halt()
     monkeypatch.setattr(Pool, "_wait_for_block", halt.before(Pool._wait_for_block))
     caller = threads.submit(pool.allocate)
-    assert halt.reached.wait(_DEADLINE_S)
+    assert halt.reached.wait(DEADLINE_S)
     pool.close()
     with crossmem.device("host").allocate(8192) as other:
         other.write(b"other")
         halt.left.set()
 
         with pytest.raises(ClosedError):
-            caller.result(_DEADLINE_S)
+            caller.result(DEADLINE_S)
         assert other.read(5) == b"other"
 
 
@@ -99,19 +77,11 @@ def test_a_timeline_that_is_closed_inside_a_call(
         made.signal(1)
         opened = crossmem.open_timeline(made.export())
         one = opened if call in {"done", "wait"} else made
-        usable = Timeline._usable
-
-        def usable_then_halt(self: Timeline) -> Any:
-            found = usable(self)
-            if not halt.reached.is_set():
-                halt.stop()
-            return found
-
-        monkeypatch.setattr(Timeline, "_usable", usable_then_halt)
+        monkeypatch.setattr(Timeline, "_usable", halt.after(Timeline._usable))
         # A NumPy-like value leaves the hot paths.
         number = type("Number", (), {"__index__": lambda _: 2})()
         caller = threads.submit(getattr(one, call), number)
-        assert halt.reached.wait(_DEADLINE_S)
+        assert halt.reached.wait(DEADLINE_S)
         one.close()
         opened.close()
         # The new timeline may have the words of the closed one.
@@ -119,5 +89,5 @@ def test_a_timeline_that_is_closed_inside_a_call(
             halt.left.set()
 
             with pytest.raises(ClosedError):
-                caller.result(_DEADLINE_S)
+                caller.result(DEADLINE_S)
             assert new.value == 0

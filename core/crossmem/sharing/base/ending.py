@@ -96,22 +96,37 @@ class Endable:
                 process.drain(patient=True)
         with process.state:
             self._refuse_if_used(self._ended_by)
-            if self._record is None:
+            if not self._detach(record):
                 return
-            # No signal handler runs between these statements, so the record is never lost.
-            self._record = None
-            ready[record] = None
-            self.__class__ = self._when_ended
             if record.is_shared and record.leave_to_others():
                 ready.pop(record, None)
                 return
-        if process.is_inside:
+        self._release(record)
+
+    def _detach(self, record: Record) -> bool:
+        """Move the record to the queue of deferred work. Return False if it was moved before.
+
+        The caller holds the lock of the state, and has checked that the object is not in use.
+        """
+        if self._record is None:
+            return False
+        ready = self._process.deferred.ready
+        # No signal handler runs between these statements, so the record is never lost.
+        self._record = None
+        ready[record] = None
+        self.__class__ = self._when_ended
+        return True
+
+    def _release(self, record: Record) -> None:
+        """Release the resources of a record in the queue of deferred work."""
+        deferred = self._process.deferred
+        if self._process.is_inside:
             # This call runs in a signal handler or finaliser, and the thread that it interrupted
             # holds a lock. So the reaper releases the resource.
             deferred.start_reaper()
             return
         deferred.run(record)
-        if ready or deferred.idle:
+        if deferred.ready or deferred.idle:
             deferred.drain()
 
     def _refuse_if_used(self, operation: str) -> None:

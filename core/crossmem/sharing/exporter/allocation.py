@@ -250,14 +250,16 @@ class Allocation(Memory):
                 process.server.catch_up(CATCH_UP_S)
             with process.state:
                 self._refuse_if_used("free")
-                if self._record is None:
-                    return
-                if leases.retire(unit, even_if_leased=False):
-                    # The end follows in the same step, so no view can begin after the retirement.
-                    self._record = None
-                    process.deferred.ready[record] = None
-                    self.__class__ = self._when_ended
-                    break
+                try:
+                    if self._record is not None:
+                        leases.retire(unit, even_if_leased=False)
+                finally:
+                    # The lock is held since the check, so no view has begun. If a signal handler
+                    # has raised, the next call of crossmem frees the retired memory.
+                    if unit.is_retired:
+                        self._detach(record)
+            if self._record is None:
+                break
             turns += 1
             left_s = max(0.0, deadline - time.monotonic())
             # If new leases begin while old ones end, the wait still ends at the deadline.
@@ -271,7 +273,7 @@ class Allocation(Memory):
                     details=holders,
                 )
         if self._record is None:
-            process.deferred.run(record)
+            self._release(record)
 
     @override
     def _refuse_if_used(self, operation: str) -> None:

@@ -256,12 +256,13 @@ class AllocationRecord(Record):
         for export in self.loose_exports:
             allocations.exported.pop(export, None)
         allocations.live.pop(self, None)
-        unit, self.unit = self.unit, None
+        unit, server = self.unit, self.process.server
         if unit is not None:
-            server = self.process.server
             if not unit.is_retired and server is not None:
-                # Another thread has made the unit since give_back() looked for it.
-                server.leases.retire(unit, even_if_leased=True)
+                # Another thread has made the unit since give_back() looked for it. That thread has
+                # returned no handle, so the unit has no leases.
+                server.leases.retire(unit, even_if_leased=False)
+            self.unit = None
             # The unit and its exports refer to each other. This statement breaks the cycle.
             unit.exports.clear()
         self.is_done = True

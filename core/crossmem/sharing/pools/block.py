@@ -16,6 +16,7 @@ from crossmem.guards import check_choice, check_flag, check_timeout, shorten
 from crossmem.models import Access, BlockHandle, ReadyHandle, ShareableHandle
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.exporter.allocation import Busy
 from crossmem.sharing.importer.pickling import attach_again
 from crossmem.sharing.pools.block_record import BlockRecord
@@ -230,51 +231,32 @@ class Block(Memory):
         UnsupportedError
             The device has no streams. Nothing has changed then.
         """
-        if timeout is not None or busy is not _DEFER:
-            self._prepare_free(busy, timeout)
-        record = self._record
-        try:
-            if stream is None:
-                self._end()
-            else:
-                self._end_on(stream)
-        except BusyError:
-            if busy != "defer" and record is not None:
-                self._reopen(record)
-            raise
-
-    def _reopen(self, record: BlockRecord) -> None:
-        """Undo the retirement by a free that was refused."""
-        arena, index = record.arena, record.index
-        with self._process.state:
-            view, at = arena.words, arena.at + index
-            # One step: no signal handler and no other thread runs between check and store.
-            if self._record is record and record.generation and view[at] == record.generation + 1:
-                view[at] = record.generation
-
-    def _end_on(self, stream: Any) -> None:
-        record = self._record
-        if record is None or not self._process.is_usable:
+        if timeout is None and busy is _DEFER and stream is None:
+            self._end()
+            return
+        record, process = self._record, self._process
+        if record is None or not process.is_usable:
             # This call raises in a forked child.
             super()._end()
             return
-        record.landing = self.device._landing_of(stream)
+        check_choice("busy", busy, ("defer", "raise", "wait"), "free")
+        wait_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+        landing = None if stream is None else self.device._landing_of(stream)
+        if busy != "defer" and record.generation:
+            self._await_holders(record, wait_s if busy == "wait" else 0.0, landing)
+        elif landing is None:
+            self._end()
+        else:
+            self._end_on(record, landing)
+
+    def _end_on(self, record: BlockRecord, landing: Landing) -> None:
+        record.landing = landing
         try:
             super()._end()
         finally:
             if self._record is record:
                 # The block was not freed. Later work may use it, so this landing is not valid.
                 del record.landing
-
-    def _prepare_free(self, busy: object, timeout: object) -> None:
-        """Check the arguments of free(). Depending on ``busy``, wait for the holders, or raise."""
-        record, process = self._record, self._process
-        if record is None or (process.is_closed and not process.is_inherited):
-            return
-        check_choice("busy", busy, ("defer", "raise", "wait"), "free")
-        wait_s = check_timeout(timeout, default_s=process.settings.timeout_s)
-        if busy != "defer" and process.is_usable and record.generation:
-            self._await_holders(record, wait_s if busy == "wait" else 0.0)
 
     @override
     def _end(self) -> None:
@@ -313,8 +295,8 @@ class Block(Memory):
                 return
         super()._end()
 
-    def _await_holders(self, record: BlockRecord, wait_s: float) -> None:
-        """Retire the block when no process holds it; raise if it is still held after the wait."""
+    def _await_holders(self, record: BlockRecord, wait_s: float, landing: Landing | None) -> None:
+        """Free the block when no process holds it; raise if it is still held after the wait."""
         arena, index = record.arena, record.index
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_PAUSE_S
@@ -326,9 +308,25 @@ class Block(Memory):
                 if not arena.is_held(index):
                     with self._process.state:
                         self._refuse_if_used("free")
-                        # Another thread may have freed the block, which may be in its next life.
-                        if self._record is None or arena.retire_if_idle(index, record.generation):
-                            return
+                        if self.closed:
+                            # Another thread has freed the block, which may be in its next life.
+                            break
+                        is_retired, generation = False, record.generation
+                        try:
+                            is_retired = arena.retire_if_idle(index, generation)
+                        except BaseException:
+                            # If a signal handler has raised after the retirement, the next call of
+                            # crossmem frees the block.
+                            is_retired = arena.words[arena.at + index] == generation + 1
+                            raise
+                        finally:
+                            # The lock is held since the check, so no view has begun.
+                            if is_retired:
+                                if landing is not None:
+                                    record.landing = landing
+                                self._detach(record)
+                    if is_retired:
+                        break
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     found = arena.holders([index])
@@ -342,6 +340,7 @@ class Block(Memory):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
             arena.waiting.pop(call, None)
+        self._release(record)
 
 
 def _reduce_block(block: Block) -> tuple[Any, ...]:

@@ -115,6 +115,7 @@ class Consumer(Receiver):
             # One step: no other thread takes the buffer, and no signal handler runs.
             one = kept[0]
             del kept[0]
+            self.held[one._record] = False  # type: ignore[index]  # only close() ends kept buffers
             one._is_left = False
             return one
         # Polling an empty queue takes no lock and no fence.
@@ -323,7 +324,7 @@ class Consumer(Receiver):
             self.check()
         end = opened.end
         # With ``redeliver``, ENDED follows the last release, so a holder cannot wait for ENDED.
-        if (end == ENDED or (end == FINISHED and self.held)) and not (
+        if (end == ENDED or (end == FINISHED and (self.held or self.kept))) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)
             or any(

@@ -42,12 +42,14 @@ class Places(Record):
         By role, the handles of the places that this process may take.
     """
 
-    __slots__ = ("_joining", "is_finished", "mappings", "mine", "process")
+    __slots__ = ("_joining", "is_ending", "is_finished", "mappings", "mine", "process")
 
     def __init__(self, process: Process, mine: dict[QueueRole, list[ShareableHandle]]) -> None:
         super().__init__()
         self.process = process
         self.mine = mine
+        self.is_ending = False
+        """Whether the queue object has ended, and this process takes no more places."""
         self.is_finished = False
         """Whether this process has called finish(), and cannot put anything more."""
         self.mappings: list[Mapping] = []
@@ -82,12 +84,19 @@ class Places(Record):
                     msg = f"this process opened the queue to {next(iter(self.mine))}, not to {role}"
                     hint = f"open it with the handle of queue.export(role={role!r})"
                     raise AccessDeniedError(msg, operation=role, hint=hint)
-                if self.is_finished and role == "produce":
-                    msg = "this process has called finish(), and cannot put anything more"
-                    raise ClosedError(msg, operation="put", hint="open the queue again")
+                self.check_role(role)
                 self.begin(role, timeout_s)
         finally:
             self._joining.pop(role, None)
+
+    def check_role(self, role: QueueRole) -> None:
+        """Raise if this process takes no place for a role any more."""
+        if self.is_ending:
+            msg = "this process has closed the queue"
+            raise ClosedError(msg, hint="open its handle again, or make a new queue")
+        if self.is_finished and role == "produce":
+            msg = "this process has called finish(), and cannot put anything more"
+            raise ClosedError(msg, operation="put", hint="open the queue again")
 
     def leave(self, mappings: list[Mapping]) -> None:
         """Unmap places as soon as no view of them is alive."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues. One process owns a queue, and other processes take places as producers and consumers."""
 
-import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -10,19 +9,19 @@ from typing import Any, ClassVar, NoReturn
 
 from typing_extensions import override
 
-from crossmem.errors import BusyError, ConfigurationError, UnsupportedError, WaitTimeoutError
-from crossmem.guards import check_choice, check_wait, is_within, shorten
+from crossmem.errors import BusyError, UnsupportedError
+from crossmem.guards import check_choice, check_wait
 from crossmem.models.queue_handle import ROLES, QueueHandle, QueueRole
+from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.queues import waiting
 from crossmem.sharing.queues.buffer import SharedBuffer, stream_on, taken_from
 from crossmem.sharing.queues.consumer import Consumer, QueueEndedError
 from crossmem.sharing.queues.copies import copied
 from crossmem.sharing.queues.owner import QueueOwner
-from crossmem.sharing.queues.place import PAUSE_S
 from crossmem.sharing.queues.producer import Producer
 from crossmem.sharing.queues.record import QueueRecord
-from crossmem.sharing.queues.stats import QueueStats, members_of, stats_of
+from crossmem.sharing.queues.stats import QueueStats, stats_of
 
 __all__ = ["Queue"]
 
@@ -31,7 +30,7 @@ class Queue(Endable):
     """A bounded queue of device buffers between processes.
 
     Made by :meth:`crossmem.Device.queue` in its owner, and by :func:`crossmem.open_queue` in other
-    processes. A context manager. Iteration lasts until the queue ends.
+    processes. A context manager. The owner may put and get, too. Iteration ends with the queue.
 
     Attributes
     ----------
@@ -122,8 +121,9 @@ class Queue(Endable):
             This process opened the queue to consume, or nothing can be put any more.
         """
         record = self._record
-        if record is not None and record.producer is not None:
-            free = record.producer.hand_out() if waiting.may_look(self._process, timeout) else None
+        known = None if record is None else record.producer
+        if known is not None:
+            free = known.hand_out() if waiting.may_look(self._process, timeout) else None
             if free is not None:
                 return free
         timeout_s = check_wait(timeout, default_s=inf)
@@ -229,8 +229,9 @@ class Queue(Endable):
             The process opened the queue to produce, lost its role, or is a forked child.
         """
         record = self._record
-        if stream is None and record is not None and record.consumer is not None:
-            found = record.consumer.look() if waiting.may_look(self._process, timeout) else None
+        known = None if record is None else record.consumer
+        if stream is None and known is not None:
+            found = known.look() if waiting.may_look(self._process, timeout) else None
             if found is not None:
                 return found
         timeout_s = check_wait(timeout, default_s=inf)
@@ -316,18 +317,8 @@ class Queue(Endable):
         InvalidSizeError
             The queue has fewer places, or a number is not an integer from 0 on.
         """
-        opened = self._usable().opened
-        waiting.check_numbers(opened.terms, producers=producers, consumers=consumers)
-        end = time.monotonic() + check_wait(timeout, default_s=self._process.settings.timeout_s)
-        while True:
-            found = members_of(self._usable().tended())
-            if found[0] >= producers and found[1] >= consumers:
-                return
-            opened.check_owner()
-            if time.monotonic() > end:
-                msg = f"there are only {found[0]} producers and {found[1]} consumers"
-                raise WaitTimeoutError(msg, operation="wait_for", hint="pass a longer timeout")
-            time.sleep(PAUSE_S)
+        timeout_s = check_wait(timeout, default_s=self._process.settings.timeout_s)
+        waiting.for_members(lambda: self._usable().tended(), producers, consumers, timeout_s)
 
     def finish(self) -> None:
         """Declare that this process puts nothing more.
@@ -335,10 +326,7 @@ class Queue(Endable):
         The queue ends when all ``producers=`` producers have joined, and then have finished, closed
         or died. After the owner's call of this method, the queue waits for no further producer.
         """
-        record = self._usable()
-        record.finish()
-        if record.owner is not None:
-            record.owner.finish()
+        self._usable().finish()
 
     def revoke(self, pid: int) -> None:
         """Revoke the roles of a process. The process cannot open this queue again.
@@ -360,10 +348,7 @@ class Queue(Endable):
             ``pid`` is not the id of a process.
         """
         owner = self._owner("revoke")
-        if not is_within(pid, 1, 2**31 - 1):
-            msg = f"pid is {shorten(pid)}; it must be the id of a process"
-            raise ConfigurationError(msg, operation="revoke", hint="pass os.getpid() of a peer")
-        owner.revoke(pid)
+        owner.revoke(waiting.checked_pid(pid))
 
     def stats(self) -> QueueStats:
         """Return the state of the queue at this moment."""
@@ -387,12 +372,27 @@ class Queue(Endable):
     def _refuse_if_used(self, operation: str) -> None:
         record = self._record
         consumer = None if record is None else record.consumer
-        # One step: no other thread receives a buffer after the check. The caller ends the queue.
-        if consumer is not None and not consumer.held:
-            consumer.session = 0
-        elif consumer is not None and (count := consumer.in_use):
+        if consumer is not None and (count := len(consumer.held)):
             msg = f"{self!r} has {count} buffers that were not released"
             raise BusyError(msg, operation=operation, hint="release them first")
+
+    @override
+    def _detach(self, record: Record) -> bool:
+        ready = self._process.deferred.ready
+        while (mine := self._record) is not None:
+            consumer = mine.consumer
+            # One step: no other thread receives a buffer or gets a place, and no signal handler
+            # runs, between the check and the last of these statements.
+            if consumer is None or not consumer.held:
+                if consumer is not None:
+                    consumer.session = 0
+                mine.is_ending = True
+                self._record = None
+                ready[record] = None
+                self.__class__ = self._when_ended
+                return True
+            self._refuse_if_used(self._ended_by)
+        return False
 
     @override
     def __reduce__(self) -> NoReturn:

@@ -22,18 +22,12 @@ class Receiver(Place):
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
         self.held: dict[BufferRecord, bool] = {}
-        """The buffers that this process has received and not released. The value says whether a
+        """The buffers that the application has received and not released. The value says whether a
         thread is giving the release to a stream."""
         self.kept: list[SharedBuffer] = []
         """Received buffers that no caller has, because a signal handler raised. The next calls
         return them first."""
         self._released = opened.terms.released(0, 0)
-
-    @property
-    def in_use(self) -> int:
-        """Number of buffers that the application holds."""
-        kept = len(self.kept)
-        return max(0, len(self.held) - kept)
 
     @override
     def keep(self, found: object) -> None:
@@ -42,11 +36,15 @@ class Receiver(Place):
 
     def keep_all(self, found: list[Any]) -> None:
         """Keep received buffers for the next calls, before the buffers that are kept already."""
-        buffers = [one for one in found if isinstance(one, SharedBuffer)]
-        for one in buffers:
-            # No caller has the buffer, so its end without release() must not warn.
-            one._is_left = True
-        self.kept[:0] = buffers
+        kept, held = self.kept, self.held
+        for one in reversed(found):
+            if isinstance(one, SharedBuffer) and one._record in held:
+                # No caller has the buffer, so its end without release() must not warn.
+                one._is_left = True
+                first = (one,)
+                # No signal handler and no other thread runs between these two statements.
+                del held[one._record]
+                kept[:0] = first
         if self.kept:
             # Another thread may wait for a buffer.
             ring(self._bell)

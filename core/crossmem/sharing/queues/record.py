@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a queue's resources in one process."""
 
+import time
 from contextlib import ExitStack, suppress
+from threading import get_ident
 
 from typing_extensions import override
 
-from crossmem.errors import ClosedError
 from crossmem.models import QueueRole, ShareableHandle
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.queues.consumer import Consumer
@@ -13,6 +14,7 @@ from crossmem.sharing.queues.layout import MAX_STAMP, TAIL
 from crossmem.sharing.queues.opened import Opened
 from crossmem.sharing.queues.opening import Queues
 from crossmem.sharing.queues.owner import QueueOwner
+from crossmem.sharing.queues.place import PAUSE_S
 from crossmem.sharing.queues.places import Places, take_place
 from crossmem.sharing.queues.producer import Producer
 
@@ -32,7 +34,7 @@ class QueueRecord(Places):
         The owner's side of the queue, if this process owns it.
     """
 
-    __slots__ = ("consumer", "is_ending", "is_releasing", "opened", "owner", "producer")
+    __slots__ = ("_releasing", "consumer", "opened", "owner", "producer")
 
     def __init__(
         self,
@@ -45,10 +47,8 @@ class QueueRecord(Places):
         self.owner = owner
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
-        self.is_ending = False
-        """Whether the queue object has ended. Set before the places are read."""
-        self.is_releasing = False
-        """Whether a thread is releasing the places."""
+        self._releasing: int | None = None
+        """The thread that is releasing the places."""
 
     @override
     def has_place(self, role: QueueRole) -> bool:
@@ -57,15 +57,17 @@ class QueueRecord(Places):
 
     def produce(self, timeout_s: float) -> Producer:
         """Return this process's producer. The first call takes a ring; see :meth:`join`."""
-        self.join("produce", timeout_s)
-        assert self.producer is not None  # noqa: S101 - join() has set it
-        return self.producer
+        while (found := self.producer) is None:
+            # If another thread closes the queue after join(), the next call of join() raises.
+            self.join("produce", timeout_s)
+        return found
 
     def consume(self, timeout_s: float) -> Consumer:
         """Return this process's consumer. The first call takes a place; see :meth:`join`."""
-        self.join("consume", timeout_s)
-        assert self.consumer is not None  # noqa: S101 - join() has set it
-        return self.consumer
+        while (found := self.consumer) is None:
+            # As in produce().
+            self.join("consume", timeout_s)
+        return found
 
     @override
     def begin(self, role: QueueRole, timeout_s: float) -> None:
@@ -82,36 +84,35 @@ class QueueRecord(Places):
             ]
             return sorted(usable, key=lambda one: opened.member(first + one) > 0)
 
-        self._refuse_ended()
         index, mapping = take_place(self.process, role, self.mine[role], timeout_s, order)
         index += first
         self.mappings.append(mapping)
-        made: Producer | Consumer | None = None
         try:
             view = mapping.view()
             if role == "produce":
-                made = producer = Producer(self.opened, index, view, mapping.ptr)
+                producer = Producer(self.opened, index, view, mapping.ptr)
                 producer.join(timeout_s)
-                self.producer = producer
+                # One step: a thread that ends the queue sets the flag before it reads the places.
+                if not (self.is_ending or self.is_finished):
+                    self.producer = producer
+                    return
+                producer.leave()
             else:
-                made = consumer = Consumer(self.opened, index, view, mapping.ptr)
+                consumer = Consumer(self.opened, index, view, mapping.ptr)
                 consumer.join(timeout_s)
-                self.consumer = consumer
-            # The thread that ends the queue sets the flag and then reads the places.
-            self._refuse_ended()
+                # One step, as for a producer.
+                if not self.is_ending:
+                    self.consumer = consumer
+                    return
+                consumer.leave()
+            self.check_role(role)
         except BaseException:
-            if self.is_ending and made is not None:
-                made.leave()
+            # A thread that ends the queue leaves the same places.
             with suppress(ValueError):
                 self.mappings.remove(mapping)
             self.leave([mapping])
             self.process.drain()
             raise
-
-    def _refuse_ended(self) -> None:
-        if self.is_ending:
-            msg = "this process has closed the queue"
-            raise ClosedError(msg, hint="open its handle again, or make a new queue")
 
     def tended(self) -> Opened:
         """Return the queue. The owner first handles the latest changes."""
@@ -121,10 +122,13 @@ class QueueRecord(Places):
         return self.opened
 
     def finish(self) -> None:
-        """End the session of the producer."""
+        """End the session of the producer. In the owner, no further producer is awaited."""
         self.is_finished = True
-        if self.producer is not None:
-            self.producer.leave()
+        producer = self.producer
+        if producer is not None:
+            producer.leave()
+        if self.owner is not None:
+            self.owner.finish()
 
     @override
     def give_back(self, *, blocking: bool) -> None:
@@ -133,14 +137,20 @@ class QueueRecord(Places):
         Each segment has a record of its own, which repeats a release that the vendor refused.
         """
         self.is_ending = True
-        # One step: no other thread begins the release between the check and the store.
-        if self.is_done or self.is_releasing:
-            return
-        self.is_releasing = True
+        me = get_ident()
+        # A lock would be held during the waits and the releases below. If a signal handler has
+        # interrupted a release by this thread, it leaves the rest to that release.
+        while (other := self._releasing) is not None:
+            if other == me or not blocking:
+                return
+            time.sleep(PAUSE_S)
+        # One step: no other thread begins the release between the last check and this statement.
+        self._releasing = me
         try:
-            self._release()
+            if not self.is_done:
+                self._release()
         finally:
-            self.is_releasing = False
+            self._releasing = None
 
     def _release(self) -> None:
         owner, places = self.owner, (self.producer, self.consumer)

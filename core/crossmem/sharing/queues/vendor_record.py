@@ -86,6 +86,9 @@ class VendorQueueRecord(Places):
         "usage",
     )
 
+    consumer: ClassVar = None
+    """A received buffer belongs to this process, and outlives the queue."""
+
     def __init__(
         self,
         process: Process,

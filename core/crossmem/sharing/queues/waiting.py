@@ -2,24 +2,36 @@
 """Checks of queues' arguments, the errors of waits, and waits in an event loop."""
 
 import os
+import time
 from collections.abc import Callable
 from math import inf
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from crossmem.control.limits import name_limit
 from crossmem.driver.recording import call_into
 from crossmem.errors import (
+    ConfigurationError,
     InvalidSizeError,
     QueueEmptyError,
     QueueFullError,
+    WaitTimeoutError,
 )
 from crossmem.guards import is_within, plain_integer, shorten
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.queues.layout import Terms
-from crossmem.sharing.queues.opened import LOOK_S
+from crossmem.sharing.queues.opened import LOOK_S, Opened
 from crossmem.sharing.queues.place import PAUSE_S, Place
+from crossmem.sharing.queues.stats import members_of
 
-__all__ = ["check_numbers", "checked_most", "empty", "full", "may_look", "repeat"]
+__all__ = [
+    "checked_most",
+    "checked_pid",
+    "empty",
+    "for_members",
+    "full",
+    "may_look",
+    "repeat",
+]
 
 _T = TypeVar("_T")
 _NUMBERS: Final = (float, int)
@@ -73,6 +85,38 @@ def checked_most(most: object) -> int:
         msg = f"most is {shorten(most)}; it must be an integer, 1 or more"
         raise InvalidSizeError(msg, operation="get_many", hint="ask for at least one buffer")
     return int(number)
+
+
+def checked_pid(pid: Any) -> int:
+    """Return ``pid``.
+
+    Raises
+    ------
+    ConfigurationError
+        It is not the id of a process.
+    """
+    if not is_within(pid, 1, 2**31 - 1):
+        msg = f"pid is {shorten(pid)}; it must be the id of a process"
+        raise ConfigurationError(msg, operation="revoke", hint="pass os.getpid() of a peer")
+    return int(pid)
+
+
+def for_members(
+    look: Callable[[], Opened], producers: int, consumers: int, timeout_s: float
+) -> None:
+    """Wait until there are enough members; see :meth:`crossmem.Queue.wait_for`."""
+    check_numbers(look().terms, producers=producers, consumers=consumers)
+    end = time.monotonic() + timeout_s
+    while True:
+        opened = look()
+        found = members_of(opened)
+        if found[0] >= producers and found[1] >= consumers:
+            return
+        opened.check_owner()
+        if time.monotonic() > end:
+            msg = f"there are only {found[0]} producers and {found[1]} consumers"
+            raise WaitTimeoutError(msg, operation="wait_for", hint="pass a longer timeout")
+        time.sleep(PAUSE_S)
 
 
 async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) -> _T:
