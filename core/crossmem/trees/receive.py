@@ -17,7 +17,7 @@ from crossmem.trees.building import attach_all, build, maker_of_rows
 from crossmem.trees.matching import match, refuse_unwritable
 from crossmem.trees.message import Message
 from crossmem.trees.nodes import read
-from crossmem.trees.shared import Shared
+from crossmem.trees.shared import Shared, refusing_closed
 
 __all__ = ["receive"]
 
@@ -103,7 +103,7 @@ def receive(
     if isinstance(device, str):
         # A message without memory needs no device, so only this check detects an unknown backend.
         process.registry.backend(DeviceSpec.parse(device).backend)
-    with shared.refusing_closed() if isinstance(shared, Shared) else nullcontext():
+    with refusing_closed(shared) if isinstance(shared, Shared) else nullcontext():
         message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)
         mappings = attach_all(message, readonly=readonly, device=device, timeout=timeout)
     if into is not None:

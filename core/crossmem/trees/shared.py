@@ -22,11 +22,22 @@ from crossmem.trees.pool_blocks import let_go
 from crossmem.trees.publishing import Published
 from crossmem.trees.tree_memory import TreeMemory
 
-__all__ = ["Shared"]
+__all__ = ["Shared", "refusing_closed"]
 
 # The type is covariant, so update() takes any tree. update() compares its argument with the shared
 # tree, and refuses a tree with another structure.
 _T_co = TypeVar("_T_co", covariant=True)
+
+
+@contextmanager
+def refusing_closed(shared: "Shared[Any]") -> Iterator[None]:
+    """Raise ClosedError if a close of an object makes its handles stale inside the block."""
+    try:
+        yield
+    except StaleHandleError:
+        # Another thread may have closed the object after the caller's check.
+        shared.check()
+        raise
 
 
 class Shared(Published, Generic[_T_co]):
@@ -156,7 +167,7 @@ class Shared(Published, Generic[_T_co]):
         message = self.take()
         if found is None:
             # This runs without the lock, because close() must not wait for the exporter.
-            with self.refusing_closed():
+            with refusing_closed(self):
                 made = contents.tree() if contents else build(message, attach_all(message))
             with self._lock:
                 self.check()
@@ -199,7 +210,7 @@ class Shared(Published, Generic[_T_co]):
         # Another thread may have closed this object after the check in _own().
         self.take()
         assert contents is not None  # noqa: S101 - set with the timeline
-        with self.refusing_closed():
+        with refusing_closed(self):
             contents.overwrite(tree)
         return self.publish()
 
@@ -214,16 +225,6 @@ class Shared(Published, Generic[_T_co]):
         self.check()
         self._is_taken = True
         return self.message
-
-    @contextmanager
-    def refusing_closed(self) -> Iterator[None]:
-        """Raise ClosedError if a close of this object makes its handles stale inside the block."""
-        try:
-            yield
-        except StaleHandleError:
-            # Another thread may have closed this object after the caller's check.
-            self.check()
-            raise
 
     # The end ------------------------------------------------------------------------------
 

@@ -48,10 +48,13 @@ class Endable:
     _when_ended: ClassVar[Any] = None
     """The class that an object gets at its end. It differs only in its finaliser, which is C code:
     Python swallows an exception that a signal handler raises in a finaliser written in Python."""
+    _when_alive: ClassVar[Any] = None
+    """The class of an object that has not ended."""
 
     @override
     def __init_subclass__(cls) -> None:
         if "_when_ended" not in cls.__dict__:
+            cls._when_alive = cls
             cls._when_ended = type(cls.__name__, (cls,), {**_OF_ENDED, "__doc__": cls.__doc__})
             cls._when_ended.__module__ = cls.__module__
             cls._when_ended.__qualname__ = cls.__qualname__
@@ -116,6 +119,11 @@ class Endable:
         ready[record] = None
         self.__class__ = self._when_ended
         return True
+
+    def _restore(self, record: Record) -> None:
+        """Undo the end of an object, whose resources were not released."""
+        self.__class__ = self._when_alive
+        self._record = record
 
     def _release(self, record: Record) -> None:
         """Release the resources of a record in the queue of deferred work."""

@@ -341,9 +341,10 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
                 raise UnsupportedError(msg, operation="put", hint=hint)
             buffer._refuse_if_used("put")
             taken, buffer._record = record, None
+            buffer.__class__ = buffer._when_ended
     except BaseException:
         # A signal handler may have raised at the end of the ``with`` block.
         if taken is not None:
-            buffer._record = taken
+            buffer._restore(taken)
         raise
     return record

@@ -195,7 +195,7 @@ class Queue(Endable):
         except BaseException:
             if not taken.is_done:
                 # Nothing was published: the buffer belongs to the application again.
-                buffer._record = taken
+                buffer._restore(taken)
                 if buffer is not item:
                     buffer.release()
             raise

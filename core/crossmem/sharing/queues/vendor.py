@@ -168,7 +168,7 @@ class QueueOfVendor(Queue):
                 # The buffer was handed over, and then a signal handler raised.
                 taken.forget()
             else:
-                buffer._record = taken
+                buffer._restore(taken)
                 if buffer is not item:
                     buffer.release()
             raise
