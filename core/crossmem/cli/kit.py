@@ -73,7 +73,7 @@ def run_kit(
         raise UsageProblem(error.message, hint=error.hint) from error
     kit = str(Path(conformance.__file__).parent)
     # The report goes to memory, so that a killed command leaves no file.
-    with open(os.memfd_create("crossmem-report"), "rb") as report:
+    with os.fdopen(os.memfd_create("crossmem-report"), "rb") as report:
         # pytest must ignore the settings and conftest files of the current folder. So it gets an
         # empty configuration and another root. The kit is named by its path, because for a module
         # name, pytest would load the conftest files of the current folder.
