@@ -263,7 +263,7 @@ def obey(connection: Connection, work: Callable[[], None]) -> None:
         try:
             work()
         except CrossmemError as error:
-            connection.send(Failed(str(error), error))
+            connection.send(Failed(error.message, error))
         except (EOFError, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - the parent reports every error

@@ -343,6 +343,9 @@ class ErrorReport(FrozenModel):
 
     message: str
     hint: str | None
+    call: str = ""
+    """The vendor's call or the system call that failed, and its code. May be empty."""
+
     details: str = ""
     """Further text, such as the paths or plugins that were tried, one per line."""
 
