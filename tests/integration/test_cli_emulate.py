@@ -261,7 +261,15 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         ),
         (
             ("hip", "--capacity", "lots", "--", "true"),
-            "CROSSMEM_EMULATED_CAPACITY must be at least the granularity",
+            "--capacity must be at least the granularity",
+        ),
+        (("hip", "--devices", "5000", "--", "true"), "--devices must be a number from 1 to "),
+        (
+            ("hip", "--state", "/nodir/x", "--", "true"),
+            (
+                "the emulated host '/nodir/x' does not exist, nor its parent folder\n"
+                "hint: the command that made it has ended; set --state to another folder"
+            ),
         ),
     ],
 )

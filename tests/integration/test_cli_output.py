@@ -3,6 +3,7 @@
 
 import errno
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,16 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
     done = shell("((crossmem devices --json); echo $? >&2) | true")
 
     assert done.stderr == "3\n"
+
+
+def interpreter(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
 
 
 def shell(line: str) -> "subprocess.CompletedProcess[str]":
@@ -128,6 +139,46 @@ def test_a_time_limit_has_a_range(seconds: str) -> None:
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "Invalid value for '--timeout'" in done.stderr
+
+
+_UNWRITABLE = """
+import sys
+import crossmem.bench as bench
+from crossmem.cli import main
+
+bench.run = lambda *_, **__: sys.exit("measured")
+main()
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "options", [("-o", "/proc/bench.json"), ("-o", "/"), ("--page", "/proc/bench")]
+)
+def test_bench_measures_nothing_that_it_could_not_write(options: tuple[str, ...]) -> None:
+    done = interpreter("-c", _UNWRITABLE, "bench", *options)
+
+    assert done.returncode == 2, done.stderr
+    assert "cannot write" in done.stderr
+
+
+@pytest.mark.ci
+def test_bench_shows_what_it_could_not_write_in_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    assert command("bench", "--smoke", "--peer", "floor", "-o", str(path)).returncode == 0
+    (tmp_path / "full.py").write_text(
+        "from pathlib import Path\n"
+        "def refuse(*_, **__):\n"
+        "    raise OSError(28, 'No space left on device')\n"
+        "Path.write_text = refuse\n"
+    )
+    options = ("--read", str(path), "--json", "-o", str(tmp_path / "copy.json"))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import full, crossmem.cli as cli"
+    done = interpreter("-c", f"{code}; cli.main()", "bench", *options)
+
+    assert done.returncode == 2, done.stderr
+    assert "No space left on device" in done.stderr
+    assert json.loads(done.stdout) == json.loads(path.read_text("utf-8"))
 
 
 def test_durations_are_written_in_the_encoding_of_the_output(

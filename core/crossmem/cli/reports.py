@@ -250,8 +250,9 @@ class NeighbourReport(FrozenModel):
     pid: int
     """The process id; 0 if the process is not visible in this pid namespace."""
 
-    mode: Literal["membarrier", "fence"]
-    """How the exporter and this process order their accesses to shared words."""
+    mode: Literal["membarrier", "fence"] | None
+    """How the exporter and this process order their accesses to shared words; None if the exporter
+    does not answer, for example because it is stopped."""
 
 
 class BarrierReport(FrozenModel):
