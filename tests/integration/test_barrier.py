@@ -2,13 +2,17 @@
 """How exporters and importers order their accesses to shared words, and what tells of that."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from crossmem.cli.neighbours import look_at_barriers
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
 from crossmem.control import barrier
@@ -105,6 +109,17 @@ def test_where_one_side_uses_fences_both_do(start_peer: "StartPeer", who: str) -
     assert exporter.call(actions.exports) == []
 
 
+def wait_until_stopped(pid: int) -> None:
+    """Wait until no thread of a process runs any more."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        stats = [one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/stat")]
+        if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
+            return
+        time.sleep(0.01)
+    pytest.fail("the process did not stop")
+
+
 def test_devices_says_which_barrier_is_in_use_with_whom(
     start_peer: "StartPeer", run_dir: Path
 ) -> None:
@@ -140,3 +155,20 @@ def test_devices_says_which_barrier_is_in_use_with_whom(
     shown = devices("-v", CROSSMEM_BARRIER="fence")
     assert "fence: CROSSMEM_BARRIER=fence" in shown
     assert f"with process {ordinary.pid}" in shown
+
+    # All silent exporters together take a second.
+    for one in (ordinary, fenced):
+        os.kill(one.pid, signal.SIGSTOP)
+    try:
+        for one in (ordinary, fenced):
+            wait_until_stopped(one.pid)
+        start = time.monotonic()
+        silent = look_at_barriers(run_dir).exporters
+        took_s = time.monotonic() - start
+        shown = devices("-v")
+    finally:
+        for one in (ordinary, fenced):
+            os.kill(one.pid, signal.SIGCONT)
+    assert {one.pid: one.mode for one in silent} == {ordinary.pid: None, fenced.pid: None}
+    assert 1 <= took_s < 1.9
+    assert f"with process {ordinary.pid} does not answer" in " ".join(shown.split())

@@ -5,6 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -212,6 +216,53 @@ def test_ctrl_c_ends_all_runs() -> None:
     assert started.returncode == 130
     assert ErrorReport.model_validate_json(stdout).error == "Interrupted"
     assert "run 2 of" not in stderr
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Return an empty folder in whose subfolders addresses of sockets fit."""
+    with tempfile.TemporaryDirectory(prefix="kit-") as name:
+        yield Path(name)
+
+
+def processes_of(session: int) -> set[str]:
+    """Return the command lines of the processes of a session that have not ended."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, _, leader = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(leader) == session and state != "Z":
+                found.add((folder / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_kit_ends_with_its_command(number: int, short_path: Path) -> None:
+    without = {name: value for name, value in os.environ.items() if name != "CROSSMEM_RUN_DIR"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "crossmem", "conformance", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**without, "TMPDIR": str(short_path)},
+    ) as started:
+        try:
+            assert started.stderr is not None
+            # The first tests have passed.
+            started.stderr.read(3)
+            started.send_signal(number)
+            assert started.wait(_DEADLINE_S) == -number
+            # The whole kit takes minutes. The end of a started test may take some seconds.
+            deadline = time.monotonic() + 20 * SLOWNESS
+            while (left := processes_of(started.pid)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+
+    assert left == set()
+    assert list(short_path.glob("crossmem-*")) == []
 
 
 def test_without_hypothesis_a_line_says_what_to_install() -> None:

@@ -225,6 +225,19 @@ def test_options_that_do_not_exist_are_usage_errors() -> None:
 
 
 @pytest.mark.ci
+def test_a_copy_for_which_a_container_has_no_room_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "container.py").write_text(
+        "from crossmem.driver.memory import Limit, Limits\n"
+        "Limits.tightest = lambda self: Limit('memory.max', 'more', 2**26, 2**24)\n"
+    )
+    done = run("--json", "--size", "10MiB", path=[tmp_path], CROSSMEM_PLUGINS="container")
+
+    assert done.returncode == 0, done.stderr
+    copied = DemoReport.model_validate_json(done.stdout).copy_through_pipe
+    assert "more than half of the host memory" in str(copied.skipped)
+
+
+@pytest.mark.ci
 def test_other_bytes_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "spoiler.py").write_text(
         "import gc, crossmem\n"

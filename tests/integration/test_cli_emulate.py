@@ -118,6 +118,17 @@ def test_the_program_s_status(run: Run) -> None:
     assert run("hip", "--", "/dev/null").returncode == 126
 
 
+def test_the_status_though_the_parent_ignores_children(environ: dict[str, str]) -> None:
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    code = f"{ignore}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    command = [sys.executable, "-c", code, "-m", "crossmem", "emulate", "hip"]
+
+    assert (
+        subprocess.call([*command, "--", "sh", "-c", "exit 7"], env=environ, timeout=DEADLINE_S)
+        == 7
+    )
+
+
 def test_signals_are_passed_on(environ: dict[str, str]) -> None:
     code = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done"
     command = [sys.executable, "-m", "crossmem", "emulate", "hip", "--", "sh", "-c", code]
@@ -255,7 +266,15 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         ),
         (
             ("hip", "--capacity", "lots", "--", "true"),
-            "CROSSMEM_EMULATED_CAPACITY must be at least the granularity",
+            "--capacity must be at least the granularity",
+        ),
+        (("hip", "--devices", "5000", "--", "true"), "--devices must be a number from 1 to "),
+        (
+            ("hip", "--state", "/nodir/x", "--", "true"),
+            (
+                "the emulated host '/nodir/x' does not exist, nor its parent folder\n"
+                "hint: the command that made it has ended; set --state to another folder"
+            ),
         ),
     ],
 )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,35 @@ def test_ctrl_c_ends_the_stream_and_its_secondaries(running: subprocess.Popen[st
     assert ErrorReport.model_validate_json(stdout).error == "Interrupted"
     # The primary has waited for them.
     assert not any(Path(f"/proc/{pid}").exists() for pid in secondaries)
+
+
+_KILLED_IN_A_COPY = """
+import os, signal, struct
+from crossmem.cli import main
+from crossmem.cli.channels import Copying
+
+def put(self, number, nbytes, fill, check):
+    # A secondary now waits for the rest of this message.
+    os.write(self._other._writer.fileno(), struct.pack("!i", 1000))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Copying.put = put
+main()
+"""
+
+
+def test_secondaries_end_with_a_primary_that_was_killed_in_a_copy(data: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _KILLED_IN_A_COPY, "demo", "--queue", str(data), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as started:
+        try:
+            # The pipes close with the last of their processes.
+            stdout, _ = started.communicate(timeout=20 * SLOWNESS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+
+    assert (started.returncode, stdout) == (-signal.SIGKILL, b"")

@@ -7,16 +7,18 @@ so that the children start fast.
 
 import errno
 import os
+import signal
 import sys
 
 __all__ = ["main"]
 
 _NEEDED = frozenset({"rich", "typer"})
-_OUTPUT_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 def main() -> None:
     """Run the command with this process's arguments, and exit with the command's exit code."""
+    # A parent may have left SIGCHLD ignored. Then the kernel discards exit codes of children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         from crossmem.cli.app import app
     except ModuleNotFoundError as error:
@@ -29,12 +31,19 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    from crossmem.cli.stdout import OutputError, watch_stdout
+
+    watch_stdout()
     try:
-        app(prog_name="crossmem")
-    except OSError as error:
-        if error.errno not in _OUTPUT_FAULTS:
-            raise
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        try:
+            app(prog_name="crossmem")
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OutputError as failed:
+        # A reader such as `head` closes the pipe when it has read enough.
+        if failed.error.errno != errno.EPIPE:
+            print(f"error: the output cannot be written: {failed.error.strerror}", file=sys.stderr)
         # The rest of the output cannot be written at the exit, either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(3)

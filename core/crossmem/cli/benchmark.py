@@ -96,6 +96,7 @@ def bench(
             if name not in suite.PEERS:
                 hint = f"choose from {', '.join(suite.PEERS)}"
                 raise UsageProblem(f"--peer {name!r} is unknown", hint=hint)
+        _prepare_files(output, page)
         mode: suite.Mode = "smoke" if smoke else "full" if full else "quick" if check else "brief"
         if mode == "brief" and read is None:
             show_step("measuring, which takes less than half a minute")
@@ -110,16 +111,15 @@ def bench(
             raise BenchmarkError(clause(str(error)), details=str(error)) from error
         except UnsupportedError as error:
             raise UsageProblem(error.message, hint=error.hint) from error
-        if output is not None:
-            write_text(output, report.to_json() + "\n")
-        if page is not None:
-            _write_page(report, page)
         if as_json:
             print(report.to_json())
         else:
             suite.render(report, [suite.targets_table(report)] if mode == "quick" else None)
-        if check and mode != "smoke" and any(target.met is False for target in report.targets):
-            raise typer.Exit(ExitCode.MISMATCH)
+    # The JSON document of an error would be a second one on standard output.
+    with reporting("bench", as_json=False):
+        _write_files(report, output, page)
+    if check and mode != "smoke" and any(target.met is False for target in report.targets):
+        raise typer.Exit(ExitCode.MISMATCH)
 
 
 def _read(path: Path) -> "Report":
@@ -132,10 +132,37 @@ def _read(path: Path) -> "Report":
         raise UsageProblem(msg, hint="name a file that crossmem bench -o has written") from error
 
 
-def _write_page(report: "Report", folder: Path) -> None:
+def _prepare_files(output: Path | None, page: Path | None) -> None:
+    """Raise if a file cannot be written. Measurements take minutes, so this is checked first."""
+    if output is not None:
+        _check_writable(output)
+    if page is not None:
+        try:
+            page.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageProblem(f"cannot write to {str(page)!r}: {error.strerror}") from error
+        _check_writable(page / "tables.md")
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        # The reader of a named pipe would see the end of this open as the end of the document.
+        if not path.is_fifo():
+            is_new = not path.exists()
+            path.open("ab").close()
+            if is_new:
+                path.unlink()
+    except OSError as error:
+        raise UsageProblem(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def _write_files(report: "Report", output: Path | None, page: Path | None) -> None:
     from crossmem.bench import write_page
 
-    try:
-        write_page(report, folder)
-    except OSError as error:
-        raise UsageProblem(f"cannot write to {str(folder)!r}: {error.strerror}") from error
+    if output is not None:
+        write_text(output, report.to_json() + "\n")
+    if page is not None:
+        try:
+            write_page(report, page)
+        except OSError as error:
+            raise UsageProblem(f"cannot write to {str(page)!r}: {error.strerror}") from error

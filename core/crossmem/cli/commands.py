@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from crossmem import CrossmemError, __version__
-from crossmem.cli.problems import UNUSABLE, ExitCode, UsageProblem
+from crossmem.cli.problems import UNUSABLE, ExitCode, UsageProblem, failed_call
 from crossmem.cli.render import print_json, show_error
+from crossmem.guards import clause
 
 __all__ = ["Json", "examples", "reflow", "reporting"]
 
@@ -35,7 +36,7 @@ def reflow(function: Callable[..., object]) -> str:
 @contextmanager
 def reporting(command: str, *, as_json: bool) -> Iterator[None]:
     """Turn a command's error into a message, a JSON document if requested, and an exit code."""
-    details = ""
+    details = call = ""
     try:
         yield
     except UsageProblem as error:
@@ -44,11 +45,13 @@ def reporting(command: str, *, as_json: bool) -> Iterator[None]:
         code, name, message, hint = ExitCode.USAGE, type(error).__name__, error.message, error.hint
         details = error.details
     except CrossmemError as error:
-        code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, error.hint
-        details = error.details
-        # str(error) also names a driver's failed call. The hint is cut out, because show_error()
-        # prints the hint on a line of its own.
-        message = str(error).replace(f"\nHint: {error.hint}", "")
+        code, name = ExitCode.CROSSMEM_ERROR, type(error).__name__
+        message, hint, details = error.message, error.hint, error.details
+        call = failed_call(error)
+    except OSError as error:
+        code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, None
+        about = f" ({error.filename})" if error.filename is not None else ""
+        message = clause(f"the system refused a call: {error.strerror or error}{about}")
     except KeyboardInterrupt:
         code, name, message, hint = ExitCode.INTERRUPTED, "Interrupted", "interrupted", None
     else:
@@ -63,9 +66,10 @@ def reporting(command: str, *, as_json: bool) -> Iterator[None]:
                 error=name,
                 message=message,
                 hint=hint,
+                call=call,
                 details=details,
                 exit_code=code,
             )
         )
-    show_error(message, hint)
+    show_error(message, hint, call)
     raise typer.Exit(code)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import FileIO
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
+from crossmem.cli.orphans import end_with
 from crossmem.errors import CrossmemError, UnsupportedError
 
 __all__ = [
@@ -253,10 +255,15 @@ def obey(connection: Connection, work: Callable[[], None]) -> None:
     # when the child ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
+        parent = parent_process()
+        if parent is not None and parent.pid is not None:
+            # A child that waits in another call than the read of its pipe does not see the end of
+            # the pipe: a secondary may be in the read of half a chunk of multiprocessing.Queue.
+            end_with(parent.pid, signal.SIGKILL)
         try:
             work()
         except CrossmemError as error:
-            connection.send(Failed(str(error), error))
+            connection.send(Failed(error.message, error))
         except (EOFError, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - the parent reports every error

@@ -5,9 +5,8 @@ import hashlib
 import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import crossmem
@@ -33,6 +32,7 @@ from crossmem.cli.reports import (
     TensorReport,
 )
 from crossmem.cli.sources import Source
+from crossmem.driver.memory import Limits
 from crossmem.models import Access, ShareableHandle
 
 __all__ = ["Demo", "OpenBar", "time_for"]
@@ -269,8 +269,8 @@ class Demo:
         nbytes = allocation.nbytes
         if not self.copy:
             return CopyReport(copy_s=None, equal=None, skipped="disabled by --no-copy")
-        room = _available_nbytes()
-        if room is not None and nbytes > room // 2:
+        limit = Limits().tightest()
+        if limit is not None and nbytes > limit.free_nbytes // 2:
             skipped = "the copy would need more than half of the host memory that is free"
             return CopyReport(copy_s=None, equal=None, skipped=skipped)
         with self.open_bar("Copy through a pipe", nbytes) as advance:
@@ -320,12 +320,3 @@ def _sum(values: Iterable[int | None]) -> int | None:
             return None
         total += value
     return total
-
-
-def _available_nbytes() -> int | None:
-    """Return the bytes that the host can allocate without swapping, None if unknown."""
-    with suppress(OSError, ValueError), Path("/proc/meminfo").open(encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

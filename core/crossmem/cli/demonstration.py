@@ -66,7 +66,9 @@ def demo(
     ] = True,
     timeout: Annotated[
         float,
-        typer.Option(min=1, help="Seconds to wait for the other processes at each step."),
+        typer.Option(
+            min=1, max=86400, help="Seconds to wait for the other processes at each step."
+        ),
     ] = 60.0,
     as_json: Json = False,
 ) -> None:

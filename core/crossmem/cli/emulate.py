@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Final, Self
 
 from crossmem.cli.problems import UsageProblem
+from crossmem.errors import ConfigurationError
 from crossmem.plugin import Emulation, EmulationReport, EmulationRequest
 from crossmem.sharing.base.process import current
 
@@ -31,7 +32,20 @@ def prepare(api: str, request: EmulationRequest) -> Emulation:
     CrossmemError
         There is no emulation of ``api``, or the emulation cannot work here.
     """
-    return current().registry.emulation(api, request)
+    given = {
+        "CROSSMEM_EMULATED_DEVICES": ("--devices", request.devices),
+        "CROSSMEM_EMULATED_CAPACITY": ("--capacity", request.capacity),
+        "CROSSMEM_EMULATED_STATE": ("--state", request.state),
+    }
+    try:
+        return current().registry.emulation(api, request)
+    except ConfigurationError as error:
+        # The emulation names the variable of each setting. The user gave the option instead.
+        for variable, (option, value) in given.items():
+            if value is not None:
+                error.message = error.message.replace(variable, option)
+                error.hint = error.hint and error.hint.replace(variable, option)
+        raise
 
 
 def print_environment(emulation: Emulation) -> None:

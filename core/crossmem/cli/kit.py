@@ -2,13 +2,12 @@
 """Runs the conformance kit in a separate pytest process and reads its report."""
 
 import json
+import os
 import subprocess
 import sys
-import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import crossmem
 from crossmem import conformance
@@ -21,6 +20,16 @@ from crossmem.errors import UnsupportedError
 __all__ = ["run_kit"]
 
 _NEEDED = ("pytest", "hypothesis")
+_START = """
+import ctypes, os, runpy, signal, sys
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() == int(sys.argv.pop(1)):
+    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+"""
+"""Starts pytest. When the command ends, by any signal, the kernel sends SIGTERM to pytest, which
+then ends its own processes as after Ctrl-C. A module of crossmem cannot do this, because pytest
+must be the first to import crossmem."""
 
 
 def run_kit(
@@ -62,22 +71,24 @@ def run_kit(
         crossmem.device(device, runtime=runtime, mechanism=mechanism)
     except UnsupportedError as error:
         raise UsageProblem(error.message, hint=error.hint) from error
-    with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
-        path = Path(folder, "report.json")
+    kit = str(Path(conformance.__file__).parent)
+    # The report goes to memory, so that a killed command leaves no file.
+    with os.fdopen(os.memfd_create("crossmem-report"), "rb") as report:
         # pytest must ignore the settings and conftest files of the current folder. So it gets an
         # empty configuration and another root. The kit is named by its path, because for a module
         # name, pytest would load the conftest files of the current folder.
-        command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
+        command = [sys.executable, "-c", _START, str(os.getpid()), "-q", "-c", "/dev/null"]
         # The command prints its own table of laws.
-        command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]
-        command += [str(Path(conformance.__file__).parent)]
-        command += ["--crossmem-device", device, "--crossmem-report", str(path)]
+        command += ["--rootdir", kit, "-p", "no:cacheprovider", "-p", f"no:{TABLE}", kit]
+        command += ["--crossmem-device", device]
+        command += ["--crossmem-report", f"/proc/self/fd/{report.fileno()}"]
         command += ["--crossmem-runtime", runtime] if runtime else []
         command += ["--crossmem-mechanism", mechanism] if mechanism else []
         command += ["-k", select] if select else []
         start = time.perf_counter()
-        stdout = sys.stderr if quiet else None
-        with subprocess.Popen(command, stdout=stdout) as pytest:  # noqa: S603 - this interpreter
+        with subprocess.Popen(  # noqa: S603 - this interpreter
+            command, stdout=sys.stderr if quiet else None, pass_fds=[report.fileno()]
+        ) as pytest:
             try:
                 exit_code = pytest.wait()
             except KeyboardInterrupt:
@@ -85,7 +96,9 @@ def run_kit(
                 pytest.wait()
                 raise
         seconds = time.perf_counter() - start
-        found = _read(path)
+        text = report.read()
+    # pytest writes no report if it cannot start.
+    found = json.loads(text)["laws"] if text else {}
     return ConformanceReport(
         version=__version__,
         device=device,
@@ -104,12 +117,3 @@ def run_kit(
             for law, outcome in found.items()
         ),
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the outcome of each law; an empty dict if there is no report."""
-    try:
-        laws: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["laws"]
-    except FileNotFoundError:
-        return {}
-    return laws

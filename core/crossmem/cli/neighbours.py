@@ -2,7 +2,10 @@
 """How this process and each exporter of this host order their accesses to shared words."""
 
 import select
-from contextlib import suppress
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,26 +24,42 @@ _TIMEOUT_S: Final = 1.0
 def look_at_barriers(run_dir: Path) -> BarrierReport:
     """Return the mode of this process, and its mode with each exporter of a run directory.
 
-    The mode says how accesses to shared words are ordered. An exporter is omitted if its lease
-    server cannot be reached, does not reply within a second, or has another protocol version.
+    The mode says how accesses to shared words are ordered. It is None for an exporter whose lease
+    server does not reply. All of them together have one second for their replies. An exporter is
+    omitted if its lease server cannot be reached or has another protocol version.
     """
-    found = (_ask(path) for path in server_paths(run_dir))
+    exporters: list[NeighbourReport] = []
+    with ExitStack() as stack:
+        waiting: dict[int, socket.socket] = {}
+        for path in server_paths(run_dir):
+            connection = stack.enter_context(new_socket())
+            with suppress(OSError):
+                connection.connect(str(path))
+                waiting[connection.fileno()] = connection
+        deadline = time.monotonic() + _TIMEOUT_S
+        poller = select.poll()
+        for descriptor in waiting:
+            poller.register(descriptor, select.POLLIN)
+        while waiting and (ready := poller.poll(max(0.0, deadline - time.monotonic()) * 1000)):
+            for descriptor, _ in ready:
+                poller.unregister(descriptor)
+                exporters += _read(waiting.pop(descriptor))
+        exporters += (
+            NeighbourReport(pid=peer_credentials(silent)[0], mode=None)
+            for silent in waiting.values()
+        )
     return BarrierReport(
         mode="membarrier" if barrier.IS_REGISTERED else "fence",
         reason=barrier.WHY_NOT,
-        exporters=tuple(one for one in found if one is not None),
+        exporters=tuple(exporters),
     )
 
 
-def _ask(path: Path) -> NeighbourReport | None:
-    with new_socket() as connection, suppress(OSError, ProtocolError):
-        connection.connect(str(path))
-        poller = select.poll()
-        poller.register(connection, select.POLLIN)
-        if poller.poll(_TIMEOUT_S * 1000):
-            hello = unpack_hello(connection.recv(MAX_MESSAGE_NBYTES))
-            if hello.version == PROTOCOL_VERSION:
-                is_shared = barrier.IS_REGISTERED and hello.mode == REGISTERED
-                pid, _uid = peer_credentials(connection)
-                return NeighbourReport(pid=pid, mode="membarrier" if is_shared else "fence")
-    return None
+def _read(connection: socket.socket) -> Iterator[NeighbourReport]:
+    """Yield the exporter whose reply is ready, if the reply is valid."""
+    with suppress(OSError, ProtocolError):
+        hello = unpack_hello(connection.recv(MAX_MESSAGE_NBYTES))
+        if hello.version == PROTOCOL_VERSION:
+            is_shared = barrier.IS_REGISTERED and hello.mode == REGISTERED
+            pid, _uid = peer_credentials(connection)
+            yield NeighbourReport(pid=pid, mode="membarrier" if is_shared else "fence")

@@ -11,6 +11,7 @@ from crossmem.errors import (
     ConfigurationError,
     CrossmemError,
     DeviceNotFoundError,
+    DriverError,
 )
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "BenchmarkError",
     "ExitCode",
     "UsageProblem",
+    "failed_call",
     "reason_and_hint",
     "write_text",
 ]
@@ -68,6 +70,13 @@ class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
 
 class BenchmarkError(CrossmemError):
     """A process of the benchmark failed, died or did not finish in time."""
+
+
+def failed_call(error: CrossmemError) -> str:
+    """Return the failed call of a driver, with its code; an empty text if there is none."""
+    if isinstance(error, DriverError) and error.call:
+        return f"{error.call} failed with {error.name} ({error.code})"
+    return ""
 
 
 def reason_and_hint(error: BaseException) -> tuple[str, str | None]:

@@ -52,13 +52,15 @@ def print_json(report: BaseModel) -> None:
     print(report.model_dump_json(indent=2))
 
 
-def show_error(message: str, hint: str | None) -> None:
-    """Print an error message and its hint to standard error."""
+def show_error(message: str, hint: str | None, call: str = "") -> None:
+    """Print an error message, the failed call, and the hint to standard error."""
     console = _errors()
     # The terminal wraps these lines instead of rich, so a command in them can be copied whole.
     console.print(
         Text.assemble(("error: ", "bold red"), (_visible(message), "red")), soft_wrap=True
     )
+    if call:
+        console.print(Text(_visible(call)), soft_wrap=True)
     if hint:
         console.print(Text.assemble(("hint: ", "bold"), _visible(hint)), soft_wrap=True)
 

@@ -250,8 +250,9 @@ class NeighbourReport(FrozenModel):
     pid: int
     """The process id; 0 if the process is not visible in this pid namespace."""
 
-    mode: Literal["membarrier", "fence"]
-    """How the exporter and this process order their accesses to shared words."""
+    mode: Literal["membarrier", "fence"] | None
+    """How the exporter and this process order their accesses to shared words; None if the exporter
+    does not answer, for example because it is stopped."""
 
 
 class BarrierReport(FrozenModel):
@@ -343,6 +344,9 @@ class ErrorReport(FrozenModel):
 
     message: str
     hint: str | None
+    call: str = ""
+    """The vendor's call or the system call that failed, and its code. May be empty."""
+
     details: str = ""
     """Further text, such as the paths or plugins that were tried, one per line."""
 

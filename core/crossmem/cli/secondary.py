@@ -76,7 +76,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
     device
         Name of the device of the buffers.
     other
-        The ``multiprocessing.Queue`` for the streams that are copied.
+        The ``multiprocessing.Queue`` for the streams that are copied, None if none is copied.
     """
     obey(connection, lambda: _be_secondary(connection, device, other))
 

@@ -7,13 +7,15 @@ through ``multiprocessing.Queue``, which copies them.
 """
 
 import hashlib
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from errno import errorcode
 from multiprocessing import get_context
-from typing import Final
+from typing import Any, Final
 
 import crossmem
 from crossmem.cli.channels import Channel, Copying, Sharing
@@ -23,6 +25,7 @@ from crossmem.cli.problems import UsageProblem
 from crossmem.cli.reports import QueueDemoReport, SecondaryReport, StreamReport
 from crossmem.cli.secondary import Order, Received, be_secondary
 from crossmem.cli.sources import Source
+from crossmem.errors import DriverError
 
 __all__ = ["MAX_SECONDARIES", "QueueDemo"]
 
@@ -84,7 +87,7 @@ class QueueDemo:
             share = nbytes // (_CHUNKS_OF_A_SECONDARY * self.secondaries)
             size = min(max(share, _SMALLEST_CHUNK), _LARGEST_CHUNK)
             sha256, digests = self._digest(source, size)
-        other = get_context("spawn").Queue(_DEPTH)
+        other = _python_queue() if self.copy else None
         try:
             with Children() as children:
                 starting = time.perf_counter()
@@ -110,7 +113,7 @@ class QueueDemo:
                     for child, one in zip(crew, received, strict=True)
                 )
                 copied = None
-                if self.copy:
+                if other is not None:
                     copying = Copying(other, size)
                     copied_s, received = self._stream(copying, crew, size, "Copy by Python's queue")
                     copied = StreamReport(
@@ -121,8 +124,9 @@ class QueueDemo:
         finally:
             # If a secondary has died, unread chunks may be left in ``other``. Without this call,
             # the exit of this process would wait until they are read.
-            other.cancel_join_thread()
-            other.close()
+            if other is not None:
+                other.cancel_join_thread()
+                other.close()
         return QueueDemoReport(
             version=crossmem.__version__,
             ok=shared.equal and (copied is None or copied.equal),
@@ -198,6 +202,20 @@ class QueueDemo:
             took_s += gather([child], timeout=self.timeout)
         channel.finish(1)
         return statistics.median(took_s)
+
+
+def _python_queue() -> "multiprocessing.Queue[Any]":
+    try:
+        return get_context("spawn").Queue(_DEPTH)
+    except OSError as error:
+        # Its semaphores are files in /dev/shm.
+        raise DriverError(
+            f"multiprocessing.Queue cannot be made: {error.strerror}",
+            call="sem_open",
+            code=error.errno or 0,
+            name=errorcode.get(error.errno or 0, ""),
+            hint="make room in /dev/shm, or pass --no-copy to leave out the comparison",
+        ) from error
 
 
 def _sizes(source: Source, size: int) -> list[int]:

@@ -203,7 +203,10 @@ def _all_of(one: BackendReport) -> list[tuple[str, str]]:
 def _barrier_rows(report: BarrierReport) -> list[tuple[str, str]]:
     why = f": {report.reason}" if report.reason else ""
     exporters = [
-        (f"  with process {one.pid}" if one.pid else "  with a hidden process", one.mode)
+        (
+            f"  with process {one.pid}" if one.pid else "  with a hidden process",
+            one.mode or "does not answer",
+        )
         for one in report.exporters
     ]
     return [("  this process", report.mode + why), *exporters]

@@ -42,8 +42,8 @@ def _load_emulated(_runtime: str | None) -> "Driver":
 
 def _load_host(_runtime: str | None) -> "Driver":
     with PLUGINS:
+        from crossmem.driver.memory import Limits  # noqa: PLC0415
         from crossmem_emulated.host import HostDriver  # noqa: PLC0415
-        from crossmem_emulated.limits import Limits  # noqa: PLC0415
 
     return HostDriver(Limits())
 

@@ -7,9 +7,9 @@ from typing import Final
 from typing_extensions import override
 
 from crossmem.driver import Block
+from crossmem.driver.memory import Limit, Limits
 from crossmem.errors import OutOfMemoryError
 from crossmem.models import DeviceInfo
-from crossmem_emulated.limits import Limit, Limits
 from crossmem_emulated.memfd import MemfdDriver
 from crossmem_emulated.memory import PAGE_NBYTES
 

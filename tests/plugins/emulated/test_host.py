@@ -11,10 +11,10 @@ from typing_extensions import override
 
 import crossmem
 from crossmem.driver import check_groups
+from crossmem.driver.memory import Limit, Limits
 from crossmem.errors import OutOfMemoryError
 from crossmem_emulated import memory
 from crossmem_emulated.host import CHECKED_NBYTES, HostDriver
-from crossmem_emulated.limits import Limit, Limits
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TIGHT = Limit("/sys/fs/cgroup/memory.max", "Raise it.", 1 << 30, CHECKED_NBYTES)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crossmem_emulated.limits import Limits
+from crossmem.driver.memory import Limits
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distinguishes failed writes to standard output from the other errors of the system."""
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from typing_extensions import override
+
+__all__ = ["OutputError", "watch_stdout"]
+
+
+class OutputError(Exception):
+    """A write to standard output failed. ``error`` is the error of the system."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Output(io.TextIOWrapper):
+    @override
+    def write(self, text: str, /) -> int:
+        with _output_errors():
+            return super().write(text)
+
+    @override
+    def flush(self) -> None:
+        with _output_errors():
+            super().flush()
+
+
+@contextmanager
+def _output_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(error) from error
+
+
+def watch_stdout() -> None:
+    """Let failed writes to standard output raise :class:`OutputError`."""
+    before = sys.stdout
+    # Standard output may be closed (None), or replaced by an object of the caller.
+    if type(before) is io.TextIOWrapper:
+        encoding, errors, lines = before.encoding, before.errors, before.line_buffering
+        sys.stdout = _Output(before.detach(), encoding, errors, line_buffering=lines)
