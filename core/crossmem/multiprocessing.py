@@ -300,6 +300,17 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
         raise
 
 
+def _loads(data: Any, /, **options: Any) -> Any:
+    """Unpickle a message. If that fails, end the reservations of all its memory."""
+    try:
+        return pickle.loads(data, **options)  # noqa: S301 - what multiprocessing does
+    except BaseException:
+        # The arrays that were received have no reservation any more, and the others get none later.
+        with suppress(Exception):
+            discard(data)
+        raise
+
+
 def _give_up(handles: Callable[[], Sequence[ShareableHandle]], numbers: Sequence[int]) -> None:
     """End the reservations of a message that could not be received.
 
@@ -321,6 +332,7 @@ def register() -> None:
     A process that receives a message calls this, too, because it may forward the arrays.
     """
     ForkingPickler.dump = _dump  # type: ignore[method-assign, assignment]
+    ForkingPickler.loads = staticmethod(_loads)
     ForkingPickler.register(Shared, _reduce_shared)
     ForkingPickler.register(Allocation, _reduce_allocation)
     ForkingPickler.register(Adoption, _reduce_allocation)

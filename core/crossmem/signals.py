@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exceptions that the program's signal handlers raise inside code of plugins."""
 
+from types import FrameType
+
 __all__ = ["raise_if_of_handler"]
+
+_VARARGS = 4
 
 
 def raise_if_of_handler(error: BaseException) -> None:
@@ -10,17 +14,19 @@ def raise_if_of_handler(error: BaseException) -> None:
     Faults of plugins are caught and reported. The exception of a handler, such as ``SystemExit``
     after SIGTERM, is no fault of the plugin that it interrupts, so it must reach the program.
     """
-    # In an embedded interpreter, the import changes what SIGINT does, so it comes with an error.
-    import signal  # noqa: PLC0415
-
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
+    outer = error.__traceback__
+    while outer is not None and (inner := outer.tb_next) is not None:
+        if _is_handler(inner.tb_frame, outer.tb_frame):
             raise error
-        traceback = traceback.tb_next
+        outer = inner
 
 
-def _code_of(handler: object) -> object:
-    """Return the code of a handler that is written in Python, else None."""
-    return getattr(getattr(handler, "func", handler), "__code__", None)
+def _is_handler(frame: FrameType, caller: FrameType) -> bool:
+    """Whether a function is a signal handler: it got the frame that it interrupts."""
+    code, known = frame.f_code, frame.f_locals
+    count = code.co_argcount + bool(code.co_flags & _VARARGS)
+    for name in code.co_varnames[:count]:
+        value = known.get(name)
+        if value is caller or (type(value) is tuple and any(one is caller for one in value)):
+            return True
+    return False

@@ -44,7 +44,7 @@ def maker(pointer: int, nbytes: int, owner: object, ordinal: int) -> Callable[[L
 
 
 def empty(layout: Layout) -> Any:
-    """Return a new array for a layout without elements."""
+    """Return a new array of size 0, for a layout that has no elements."""
     return require("cupy").empty(layout.shape, to_numpy(layout.dtype))
 
 

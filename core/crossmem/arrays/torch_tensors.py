@@ -77,7 +77,7 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return a new tensor for a layout without elements."""
+    """Return a new tensor of size 0, for a layout that has no elements."""
     # The call names the CPU, because the default device of PyTorch may be another device.
     return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype), device="cpu")
 

@@ -16,7 +16,7 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: only memfd, socke
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table, made from each peer's row with this section, metric and size."""
+    """A line of the table. Its cells come from the report's rows with this section and metric."""
 
     title: str
     section: str

@@ -45,4 +45,7 @@ def watch_stdout() -> None:
     # Standard output may be closed (None), or replaced by an object of the caller.
     if type(before) is io.TextIOWrapper:
         encoding, errors, lines = before.encoding, before.errors, before.line_buffering
-        sys.stdout = _Output(before.detach(), encoding, errors, line_buffering=lines)
+        through = before.write_through
+        sys.stdout = _Output(
+            before.detach(), encoding, errors, line_buffering=lines, write_through=through
+        )

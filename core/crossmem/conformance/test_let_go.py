@@ -252,8 +252,8 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # Without a tracer, report_threads_at_exit() is the importer's first use of crossmem, so it can
-    # count the vendor's threads. These threads live as long as the process.
+    # A tracer would use crossmem, and so might start the vendor's threads before they are counted.
+    # These threads live as long as the process.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     vendors = importer.call(report_threads_at_exit)

@@ -107,6 +107,7 @@ class Registry:
             except CrossmemError:
                 raise
             except Exception as error:
+                raise_if_of_handler(error)
                 msg = f"plugin {shorten(name, 60)} cannot be registered: {clause(str(error), 100)}"
                 raise ConfigurationError(msg) from error
             self._observe(catalog)
@@ -361,8 +362,6 @@ class Registry:
         catalog = self._discovered()
         failed = [f"failed: {one}" for one in catalog.failures]
         return failed + [f"disabled by {_DISABLE}: {one}" for one in catalog.disabled]
-
-    # -- events -------------------------------------------------------------------------------
 
     def emit(self, event: Event) -> None:
         """Send an event to every observer. An observer's exception is logged, not raised.

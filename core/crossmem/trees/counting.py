@@ -19,7 +19,7 @@ _MAX_NESTING: Final = 200
 
 _MIN_ROW_NBYTES: Final = 24
 """A lower bound for the size of an array's description in the JSON. Such a description has at most
-three opening brackets. So the length of a text limits the number of these brackets."""
+three opening brackets. So the length of a valid text limits its brackets outside the tree."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _TOKENS: Final = re.compile(
@@ -31,8 +31,8 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""A token is one of three: a run of commas and of values without inner values; an opening bracket,
-with the tag of an object; a closing bracket."""
+"""A token is a run of text that opens no container with values, an opening bracket, or a closing
+bracket. The opening bracket of an object of the tree includes the object's tag."""
 _RUN, _OPENING = 1, 2
 
 _TEXTS: Final = re.compile(_TEXT, re.DOTALL)
@@ -76,8 +76,8 @@ _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""By role, the largest number of commas in the outermost object, and in a list whose values are not
-counted. Objects of the tree have no comma."""
+"""The most commas in a list or object whose values are not counted. The key is its role. A role
+that is missing here, such as that of an object of the tree, has no comma."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:

@@ -2,8 +2,9 @@
 """Sharing of ``malloc`` memory by key.
 
 The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
-the key before it frees the memory. The memory is lost when the exporter ends. All processes use the
-memory on one device. On another device, synchronous copies, and copies from or to the host, fail.
+the key before it frees the memory. The memory is lost when the exporter ends. On another device
+than the memory's, the vendor refuses copies from or to the host. So crossmem imports the memory on
+its own device only.
 """
 
 from dataclasses import dataclass

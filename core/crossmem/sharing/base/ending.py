@@ -49,7 +49,7 @@ class Endable:
     """The class that an object gets at its end. It differs only in its finaliser, which is C code:
     Python swallows an exception that a signal handler raises in a finaliser written in Python."""
     _when_alive: ClassVar[Any] = None
-    """The class of an object that has not ended."""
+    """The class of an object that has not ended, or whose end is undone."""
 
     @override
     def __init_subclass__(cls) -> None:
@@ -119,11 +119,6 @@ class Endable:
         ready[record] = None
         self.__class__ = self._when_ended
         return True
-
-    def _restore(self, record: Record) -> None:
-        """Undo the end of an object, whose resources were not released."""
-        self.__class__ = self._when_alive
-        self._record = record
 
     def _release(self, record: Record) -> None:
         """Release the resources of a record in the queue of deferred work."""

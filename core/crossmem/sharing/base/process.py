@@ -90,9 +90,9 @@ class Process:
         self.state = ordered_lock(Rank.STATE)
         """Guards the open objects and their users. Threads hold this lock only briefly."""
         self._notifies = [threading.Condition(self.state).notify]
-        """The ``notify`` methods of conditions on two locks: of the state and, with a server, of
-        the lease registry. :attr:`is_inside` calls them to find out whether this thread holds a
-        lock. No thread ever waits on these conditions."""
+        """``notify`` methods of conditions. One condition has the lock of the state. Once the lease
+        server runs, a second one has the lock of the lease registry. :attr:`is_inside` calls them
+        to find out whether this thread holds a lock. No thread ever waits on these conditions."""
         # This program may have replaced another program by exec, with the same pid and start time.
         # The earlier program's numbers must not occur again (C6). So numbers begin with the CPU
         # time of the process in microseconds. Each number costs more than a microsecond, so all

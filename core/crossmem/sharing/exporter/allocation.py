@@ -256,8 +256,11 @@ class Allocation(Memory):
                 finally:
                     # The lock is held since the check, so no view has begun. If a signal handler
                     # has raised, the next call of crossmem frees the retired memory.
-                    if unit.is_retired:
-                        self._detach(record)
+                    if unit.is_retired and self._record is not None:
+                        # The statements of _detach(), because a handler could raise at its entry.
+                        self._record = None
+                        process.deferred.ready[record] = None
+                        self.__class__ = self._when_ended
             if self._record is None:
                 break
             turns += 1

@@ -315,8 +315,7 @@ class Block(Memory):
                         try:
                             is_retired = arena.retire_if_idle(index, generation)
                         except BaseException:
-                            # If a signal handler has raised after the retirement, the next call of
-                            # crossmem frees the block.
+                            # If a signal handler has raised, the next call frees the block.
                             is_retired = arena.words[arena.at + index] == generation + 1
                             raise
                         finally:
@@ -324,7 +323,9 @@ class Block(Memory):
                             if is_retired:
                                 if landing is not None:
                                     record.landing = landing
-                                self._detach(record)
+                                # As _detach(), at whose entry a handler could raise.
+                                self._record, self.__class__ = None, self._when_ended
+                                self._process.deferred.ready[record] = None
                     if is_retired:
                         break
                 left_s = deadline - time.monotonic()

@@ -345,6 +345,6 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     except BaseException:
         # A signal handler may have raised at the end of the ``with`` block.
         if taken is not None:
-            buffer._restore(taken)
+            buffer.__class__, buffer._record = buffer._when_alive, taken
         raise
     return record

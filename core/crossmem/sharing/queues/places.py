@@ -74,11 +74,12 @@ class Places(Record):
             This process gets no place.
         """
         me = get_ident()
-        # A lock instead of the dict would be held while the driver maps memory. If a signal handler
-        # raises, this thread may stay in the dict, but can enter again.
-        while self._joining.setdefault(role, me) != me:
-            time.sleep(JOIN_PAUSE_S)
         try:
+            # A lock instead of the dict would be held while the driver maps memory.
+            while True:
+                if self._joining.setdefault(role, me) == me:
+                    break
+                time.sleep(JOIN_PAUSE_S)
             if not self.has_place(role):
                 if role not in self.mine:
                     msg = f"this process opened the queue to {next(iter(self.mine))}, not to {role}"
@@ -87,7 +88,8 @@ class Places(Record):
                 self.check_role(role)
                 self.begin(role, timeout_s)
         finally:
-            self._joining.pop(role, None)
+            if self._joining.get(role) == me:
+                del self._joining[role]
 
     def check_role(self, role: QueueRole) -> None:
         """Raise if this process takes no place for a role any more."""

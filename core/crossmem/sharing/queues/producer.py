@@ -276,6 +276,8 @@ class Producer(Place):
         mine, buffer, depth = self.words, record.buffer, self.opened.terms.depth
         at = self._entry + ENTRY_WORDS * buffer
         first = 8 * (at + USER)
+        # A key that is missing in the step below would call a method written in Python.
+        self._given.setdefault(target, 0)
         # One step on processors that keep stores in order: no signal handler and no other thread
         # runs before the end of this function. So a handler that puts an entry uses another stamp.
         if not self.session:

@@ -195,7 +195,7 @@ class Queue(Endable):
         except BaseException:
             if not taken.is_done:
                 # Nothing was published: the buffer belongs to the application again.
-                buffer._restore(taken)
+                buffer.__class__, buffer._record = buffer._when_alive, taken
                 if buffer is not item:
                     buffer.release()
             raise

@@ -86,8 +86,8 @@ class QueueRecord(Places):
 
         index, mapping = take_place(self.process, role, self.mine[role], timeout_s, order)
         index += first
-        self.mappings.append(mapping)
         try:
+            self.mappings.append(mapping)
             view = mapping.view()
             if role == "produce":
                 producer = Producer(self.opened, index, view, mapping.ptr)
@@ -158,10 +158,9 @@ class QueueRecord(Places):
             if place is not None:
                 # This call raises if the device cannot wait now. A later call continues.
                 place.leave_pages()
-        self.is_done = True
-        self.producer = self.consumer = None
         with ExitStack() as steps:
-            # The steps run in reverse order. If one of them raises, the others still run.
+            # The steps run in reverse order. If one of them raises, the others still run. If a
+            # signal handler raises before all of them are known, the next call repeats them.
             if owner is not None:
                 steps.callback(owner.segments.free)
             steps.callback(self.leave, self.mappings)
@@ -171,5 +170,7 @@ class QueueRecord(Places):
                 if place is not None:
                     steps.callback(place.leave)
             if owner is not None:
-                self.opened.process.part(Queues).owned.pop(owner, None)
                 steps.callback(owner.close)
+                self.opened.process.part(Queues).owned.pop(owner, None)
+            self.is_done = True
+            self.producer = self.consumer = None

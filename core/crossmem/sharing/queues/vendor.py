@@ -168,7 +168,7 @@ class QueueOfVendor(Queue):
                 # The buffer was handed over, and then a signal handler raised.
                 taken.forget()
             else:
-                buffer._restore(taken)
+                buffer.__class__, buffer._record = buffer._when_alive, taken
                 if buffer is not item:
                     buffer.release()
             raise

@@ -149,7 +149,7 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
 def has_small_pages(index: int, attribute: int) -> bool:
     """Whether physical memory has small pages, which have the system's page size.
 
-    Of physical memory, only host memory can have them.
+    Physical memory of a device never has them, although memory from ``aclrtMalloc`` can.
     """
     return index == HOST and attribute in _NORMAL
 

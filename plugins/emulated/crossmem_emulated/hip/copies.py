@@ -40,7 +40,8 @@ __all__ = [
 ]
 
 Parts = Sequence[tuple[int, int]]
-"""Address and size in bytes of each range through which the emulation accesses the memory."""
+"""Address and size in bytes of each range of some memory. The addresses are those at which the
+emulation accesses the memory; for device memory, they are not the program's."""
 
 
 _SIDES: Final = {
@@ -66,7 +67,8 @@ class Side:
     parts
         The bytes of this end.
     is_synchronous
-        Whether the host waits for a synchronous copy even if both ends are on devices.
+        Whether a call that the vendor names synchronous waits for the copy even if both ends are on
+        devices.
     kept
         The memory that the parts belong to, if they are a copy of the caller's bytes.
     """
@@ -123,8 +125,8 @@ def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, 
 
     ``ends`` are the first addresses of both ends. The caller may reuse memory that is not pinned as
     soon as the call returns. So the copy must be complete before the call returns, even if a
-    function of the application precedes the copy in the stream. Slow streams delay even this copy,
-    except for the read of the source, see :func:`staged`.
+    function of the application precedes the copy in the stream. With slow streams, this function
+    does nothing: the copy is late on purpose. See :func:`staged` for its source.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
@@ -134,7 +136,7 @@ def staged(process: HipProcess, source: Side, nbytes: int) -> Side:
     """Return the source of a copy that slow streams delay.
 
     The caller may reuse memory that is not pinned as soon as the call returns. So the bytes are
-    taken during the call, except those that earlier work may still write.
+    taken during the call, unless earlier work may still write any of them.
     """
     if (
         not process.setup.slow_streams

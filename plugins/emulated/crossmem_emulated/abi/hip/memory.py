@@ -17,7 +17,7 @@ _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4
 
 
 class _Memory:
-    """Functions with code of their own, except copies and fills."""
+    """The functions that need more than a :class:`Converter`, except copies and fills."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
