@@ -64,6 +64,7 @@ def outcome(importer: Peer, blob: bytes, change: str) -> str:
 
 
 @pytest.mark.crossmem_not_of_blocks("a pool keeps the memory of a freed block")
+@pytest.mark.crossmem_core
 @pytest.mark.crossmem_requires("host_visible")
 @pytest.mark.parametrize("operation", ["free", "unmap"])
 def test_c27_released_memory_is_unmapped(

@@ -85,6 +85,7 @@ class Segment:
 
     def __init__(self, descriptor: int, *, is_writable: bool) -> None:
         self._mapped: list[int | None] = []
+        self._pid = os.getpid()
         self.is_private = False
         """Whether MADV_DONTFORK succeeded."""
         self.words = memoryview(b"")
@@ -117,7 +118,8 @@ class Segment:
         """Unmap the words. No thread may read them any more. A second call does nothing."""
         self.words.release()
         mapped, self._mapped = self._mapped, []
-        if mapped:
+        # A forked child has no mapping at this address, and may have other memory there.
+        if mapped and self._pid == os.getpid():
             _munmap(mapped[0], _NBYTES)
 
     __del__ = close

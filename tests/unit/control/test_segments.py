@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words of leases are mapped in no forked child, whatever another thread was about to do."""
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -114,3 +115,22 @@ def test_an_old_kernel_seals_without_that_of_later_writing(
     segment.close()
     received.close()
     os.close(made[0])
+
+
+def test_a_forked_child_unmaps_no_other_memory(made: list[segments.Segment]) -> None:
+    make(made, "words")
+    (segment,) = made
+    address, anonymous_private = segment.address, 0x22
+
+    def replace_and_close() -> bytes:
+        # The child has nothing at this address, so its allocator may use the address.
+        prot_rw, fixed = 3, 0x10
+        got = segments._mmap(address, 4096, prot_rw, anonymous_private | fixed, -1, 0)
+        assert got == address
+        ctypes.memset(address, 7, 4096)
+        segment.close()
+        return ctypes.string_at(address, 1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert in_child(replace_and_close) == b"\7"
