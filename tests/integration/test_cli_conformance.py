@@ -236,7 +236,9 @@ def processes_of(session: int) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+)
 def test_the_kit_ends_with_its_command(number: int, short_path: Path) -> None:
     without = {name: value for name, value in os.environ.items() if name != "CROSSMEM_RUN_DIR"}
     with subprocess.Popen(
