@@ -479,7 +479,7 @@ for options in (["--check"], ["--full"], ["--full", "--check"]):
 """
 
 
-@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.usefixtures("unmeasured")
 def test_only_check_turns_missed_targets_into_an_exit_code() -> None:
     done = interpreter("-c", BENCHES)

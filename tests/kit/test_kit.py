@@ -94,7 +94,7 @@ def test_every_law_holds(run: KitRun, laws: list[str], tmp_path: Path) -> None:
     assert wrong == {}
 
 
-@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.timeout(_LIMIT_S)
 def test_the_core_holds_with_fences(tmp_path: Path) -> None:
     exit_code, output = run_kit(
