@@ -64,9 +64,9 @@ def outcome(importer: Peer, blob: bytes, change: str) -> str:
 
 
 @pytest.mark.crossmem_not_of_blocks("a pool keeps the memory of a freed block")
-@pytest.mark.crossmem_core
 @pytest.mark.crossmem_requires("host_visible")
 @pytest.mark.parametrize("operation", ["free", "unmap"])
+@pytest.mark.crossmem_core
 def test_c27_released_memory_is_unmapped(
     allocate: Allocate, fresh_peer: FreshPeer, operation: str
 ) -> None:
