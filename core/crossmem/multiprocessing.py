@@ -66,9 +66,15 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     pickle.UnpicklingError, EOFError
         The bytes are not a message.
     """
+    discard_reservations(_reservations_of(pickled))
+
+
+def _reservations_of(
+    pickled: bytes | bytearray | memoryview,
+) -> list[tuple[ShareableHandle, int]]:
     reader = _Discarder(io.BytesIO(pickled))
     reader.load()
-    discard_reservations(reader.reserved)
+    return reader.reserved
 
 
 class _Discarder(pickle.Unpickler):
@@ -305,9 +311,10 @@ def _loads(data: Any, /, **options: Any) -> Any:
     try:
         return pickle.loads(data, **options)  # noqa: S301 - what multiprocessing does
     except BaseException:
-        # The arrays that were received have no reservation any more, and the others get none later.
+        # The reservations of the arrays that were rebuilt have ended before. If the exporter does
+        # not respond, the others cannot be ended now.
         with suppress(Exception):
-            discard(data)
+            discard_reservations(_reservations_of(data), timeout=_DISCARD_TIMEOUT_S)
         raise
 
 

@@ -2,10 +2,12 @@
 """Exceptions that the program's signal handlers raise inside code of plugins."""
 
 from types import FrameType
+from typing import Final
 
 __all__ = ["raise_if_of_handler"]
 
-_VARARGS = 4
+_VARARGS: Final = 4
+"""The flag of code that takes any number of arguments, as ``inspect.CO_VARARGS``."""
 
 
 def raise_if_of_handler(error: BaseException) -> None:

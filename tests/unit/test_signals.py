@@ -24,6 +24,19 @@ def raise_alarm(*_: object) -> None:
     raise Alarm
 
 
+def raise_alarm_once(number: int, _frame: object) -> None:
+    """Raise, and leave the next signal to the default action, as many programs do for SIGTERM."""
+    signal.signal(number, signal.SIG_IGN)
+    raise Alarm
+
+
+class Handler:
+    """An object that is called as a handler."""
+
+    def __call__(self, *_: object) -> None:
+        raise Alarm
+
+
 class Service:
     """Has a method as its handler."""
 
@@ -39,7 +52,9 @@ def handle() -> Iterator[Callable[[Any], object]]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("handler", [raise_alarm, Service().stop, partial(raise_alarm, 1)])
+@pytest.mark.parametrize(
+    "handler", [raise_alarm, raise_alarm_once, Handler(), Service().stop, partial(raise_alarm, 1)]
+)
 def test_an_exception_of_a_handler_is_known(handler: Any, handle: Callable[[Any], object]) -> None:
     handle(handler)
 

@@ -79,6 +79,8 @@ def test_c30_an_interrupted_driver_loses_nothing(
     operation: str, device: crossmem.Device, tracer: TracingDriver, peer: Peer
 ) -> None:
     files = files_of(tracer.inner)
+    if not files:
+        pytest.skip("the driver has no code in Python, except in modules that make a binding")
     check(operation, device, tracer, peer, lambda path: path in files or None, 1)
 
 

@@ -3,6 +3,7 @@
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from busy_streams import Streams
@@ -26,6 +27,23 @@ def streams() -> Iterator[Streams]:
     found = Streams()
     yield found
     found.close()
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Check that the test leaves no memory and no mapping behind."""
+    # The words of leases come with the first export, and stay.
+    before = in_use()
+    yield
+    # Errors refer to frames of calls, and so to mapped memory.
+    gc.collect()
+    assert_in_use(before)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as found:
+        yield found
 
 
 @pytest.fixture

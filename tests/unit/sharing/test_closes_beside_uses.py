@@ -1,29 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """An object is closed in one thread while another thread is inside a call of the same object."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from halts import DEADLINE_S, Halt
-from in_use import assert_in_use, in_use
 
 import crossmem
 from crossmem import Block, ClosedError, Pool
 from crossmem.sharing.timelines.timeline import Timeline
 
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    before = in_use()
-    yield
-    assert_in_use(before)
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as found:
-        yield found
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def allocate_all(pool: Pool) -> list[Block]:

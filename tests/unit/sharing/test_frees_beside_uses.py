@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory is freed in one thread while another thread is inside a call."""
 
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from halts import DEADLINE_S, Halt, inside
-from in_use import assert_in_use, in_use
 from typing_extensions import override
 
 import crossmem
@@ -26,18 +24,7 @@ from crossmem.sharing.ranges.record import RangeRecord
 NBYTES = 4096
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    before = in_use()
-    yield
-    gc.collect()
-    assert_in_use(before)
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as found:
-        yield found
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture(params=["host:0", "emulated:0"])

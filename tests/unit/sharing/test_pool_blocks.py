@@ -2,14 +2,12 @@
 """The ends of a pool's blocks: withdrawn, freed, waited for, and what is listed of them."""
 
 import collections
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from in_use import assert_in_use, in_use
 
 import crossmem
 from crossmem import (
@@ -30,13 +28,7 @@ from crossmem.sharing.base.process import current
 BLOCKS = 8
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    # The words of leases come with the first export, and stay.
-    before = in_use()
-    yield
-    gc.collect()
-    assert_in_use(before)
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from in_use import assert_in_use, in_use
 
 import crossmem
 from crossmem import (
@@ -33,13 +32,7 @@ from crossmem.sharing.base.process import current
 BLOCKS = 8
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    # The words of leases come with the first export, and stay.
-    before = in_use()
-    yield
-    gc.collect()
-    assert_in_use(before)
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A queue is closed or finished in one thread while another thread is inside a call."""
 
-import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 from halts import DEADLINE_S, Halt, inside
-from in_use import assert_in_use, in_use
 
 import crossmem
 from crossmem import BusyError, ClosedError, Queue
@@ -22,19 +20,7 @@ from crossmem.sharing.queues.record import QueueRecord
 NBYTES = 64
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    before = in_use()
-    yield
-    # Errors refer to frames of calls, and so to the mapped places.
-    gc.collect()
-    assert_in_use(before)
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(3) as found:
-        yield found
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture(params=["host:0", "emulated:0"])

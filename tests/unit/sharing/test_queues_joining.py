@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process joins a queue while its owner is busy with other rounds."""
 
+import itertools
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 import crossmem
-from crossmem import AccessDeniedError, QueueEmptyError
+from crossmem import AccessDeniedError, ClosedError, QueueEmptyError
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.control import words
-from crossmem.sharing.queues import joining, place
+from crossmem.sharing.queues import joining, place, record
 from crossmem.sharing.queues.consumer import QueueEndedError
 from crossmem.sharing.queues.layout import ROUND
 from crossmem.sharing.queues.owner import QueueOwner
+from crossmem.sharing.queues.record import QueueRecord
 
 NBYTES = 64
 
@@ -80,3 +86,58 @@ def test_a_join_that_is_interrupted_is_no_producer_that_has_left(
         queue.finish()
         with pytest.raises(QueueEndedError):
             queue.get(timeout=5)
+
+
+class Interrupting(dict[Any, Any]):
+    """Stores a default, and is interrupted at the end of the first call."""
+
+    is_interrupted = False
+
+    @override
+    def setdefault(self, key: Any, default: Any = None, /) -> Any:
+        found = super().setdefault(key, default)
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+        return found
+
+
+def test_an_interrupted_join_blocks_no_other_thread(threads: ThreadPoolExecutor) -> None:
+    with crossmem.device("host").queue(2, NBYTES) as queue:
+        of_queue = queue._record
+        assert of_queue is not None
+        of_queue._joining = Interrupting()
+        with pytest.raises(KeyboardInterrupt):
+            queue.allocate()
+
+        threads.submit(queue.allocate).result(20 * SLOWNESS).release()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_an_interrupted_close_is_completed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler raises before all steps of the release are known."""
+    queue = crossmem.device("host").queue(2, NBYTES)
+    queue.allocate().release()
+    of_queue = queue._record
+    assert of_queue is not None
+    consume = QueueRecord(of_queue.opened, {"consume": of_queue.mine["consume"]})
+    opened = crossmem.Queue(consume)
+    with pytest.raises(QueueEmptyError):
+        opened.get(timeout=0)
+    calls = itertools.count(1)
+
+    class Steps(ExitStack):
+        @override
+        def callback(self, call: Any, /, *arguments: Any, **options: Any) -> Any:
+            if next(calls) == number:
+                raise KeyboardInterrupt
+            return super().callback(call, *arguments, **options)
+
+    monkeypatch.setattr(record, "ExitStack", Steps)
+    with pytest.raises(KeyboardInterrupt):
+        queue.close()
+    crossmem.collect()
+
+    assert queue.closed
+    with opened, pytest.raises(ClosedError):
+        opened.get(timeout=20 * SLOWNESS)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from crowds import NBYTES, Crowd, is_empty, put, take
-from in_use import assert_in_use, in_use
 
 import crossmem
 from crossmem import QueueFullError
@@ -22,13 +21,7 @@ from crossmem.sharing.queues.layout import DROPPING, READY, SIZES, TAIL, WANTED,
 from crossmem.sharing.queues.opened import Opened
 from crossmem.sharing.queues.producer import Producer
 
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    before = in_use()
-    yield
-    gc.collect()
-    assert_in_use(before)
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture
