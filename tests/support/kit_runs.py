@@ -95,7 +95,7 @@ RUNS: Final = (
     KitRun("hip", "legacy", "core", "default"),
     KitRun("ascend", "key", "core", "ci"),
     KitRun("hip", "vmm", "core", "ci"),
-    KitRun("cuda", "legacy", "core", "long"),
+    KitRun("cuda", "legacy", "core", "ci"),
     KitRun("emulated", "memfd", "core", "ci"),
     KitRun("emulated", "memfd", "whole", "long"),
     KitRun("ascend", "shareable", "rest", "long"),
