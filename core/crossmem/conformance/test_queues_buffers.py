@@ -2,7 +2,6 @@
 """Laws Q4 and Q6: the side that has a buffer, and the moment when the buffer is free again."""
 
 import pickle
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -225,7 +224,6 @@ def test_q06_a_consumer_that_ends_keeps_no_buffer(
     # The other consumer still gets both items.
     peer.call(queues.take, "queue", "a")
     peer.call(queues.take, "queue", "b")
-    start = time.monotonic()
     if end == "dies":
         victim.kill()
     else:
@@ -234,7 +232,6 @@ def test_q06_a_consumer_that_ends_keeps_no_buffer(
         queue.allocate(timeout=0.05)
     peer.call(actions.call, "a", "release")
     queue.allocate(timeout=SOON_S).release()
-    assert time.monotonic() - start < SOON_S
     peer.call(actions.call, "b", "release")
 
     assert settle(lambda: _free(queue, 2)) == []
