@@ -64,11 +64,11 @@ def make_vendor_queue(
             record.directories[role] = _export(process, directory, allow, "ro").handle
             marks.append(directory.view()[-1:])
         record.marks = marks
+        return QueueOfVendor(record)
     except BaseException:
         process.deferred.ready[record] = None
         process.drain()
         raise
-    return QueueOfVendor(record)
 
 
 def _new_memory(record: VendorQueueRecord, contents: bytes) -> Allocation:
@@ -157,11 +157,11 @@ def open_vendor_queue(
         record.join(handle.role, timeout_s)
         attach_queue = driver.attach_queue
         call_into(record.queues, attach_queue, here.ordinal, payload, handle.role, mechanism)
+        return QueueOfVendor(record)
     except BaseException:
         process.deferred.ready[record] = None
         process.drain()
         raise
-    return QueueOfVendor(record)
 
 
 def _device_of(
