@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import crossmem
+from crossmem.control import words
 from crossmem.sharing.queues.consumer import Consumer
+from crossmem.sharing.queues.layout import ROUND
 
 NBYTES = 64
 
@@ -118,3 +120,21 @@ def test_a_waiting_task_keeps_its_buffer(
         asyncio.run(receive())
 
     assert taken(queue.get(timeout=0)) == 0
+
+
+def test_an_interrupted_round_of_the_owner_ends(
+    queue: crossmem.Queue, interrupt: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that joins waits until no round runs."""
+    store, control = words.store, queue._usable().opened.control
+
+    def interrupted(segment: Any, index: int, value: int) -> None:
+        store(segment, index, value)
+        if segment is control and index == ROUND and value:
+            interrupt()
+
+    monkeypatch.setattr(words, "store", interrupted)
+    with pytest.raises(Alarm):
+        queue.stats()
+
+    assert words.load(control, ROUND) == 0

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from crossmem.control import words
+from crossmem.control.barrier import IS_ORDERED
 from crossmem.control.records import Allow
 from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.devices import LocalDevice
@@ -106,10 +107,10 @@ class QueueOwner:
                 # A signal handler has interrupted this method. The server's thread calls it again.
                 ring(self.opened.owner_bell)
                 return
-            # A process that asks for a session waits until ROUND is 0 again.
-            words.store(self._control, ROUND, 1)
             try:
                 self._is_tending = True
+                # A process that asks for a session waits until ROUND is 0 again.
+                words.store(self._control, ROUND, 1)
                 self._change_sessions()
                 changes = self._changes
                 if changes != self._announced:
@@ -124,9 +125,12 @@ class QueueOwner:
                 self._end(is_settled=is_settled)
                 self._handed_out = changes
             finally:
+                # No call precedes these statements on processors that keep stores in order, so no
+                # signal handler can prevent them.
+                if not IS_ORDERED:
+                    words.release()
                 self._is_tending = False
-                words.release()
-                words.store(self._control, ROUND, 0)
+                self._control[ROUND] = 0
         changes = self._changes
         if changes != self._woken:
             self._wake_all()
