@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiers of the plugins' tests: two profiles of the emulations and no C for newcomers."""
+"""The tiers of the plugins' tests: two profiles of the emulations and no C for newcomers.
+
+Also an emulated host for each test that asks for one.
+"""
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +30,14 @@ def _is_for_ci(item: pytest.Item) -> bool:
         return False
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     return parameters.get("profile", "documented") not in DEFAULT_PROFILES
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Return the variables of processes on an emulated host of the test's own."""
+    # The path of a socket must be short, and ``tmp_path`` contains the name of the test.
+    with tempfile.TemporaryDirectory(prefix="crossmem-") as run_dir:
+        yield {"CROSSMEM_RUN_DIR": run_dir, "CROSSMEM_EMULATED_STATE": str(tmp_path / "host")}
 
 
 @pytest.hookimpl(tryfirst=True)

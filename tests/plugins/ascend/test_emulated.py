@@ -49,15 +49,6 @@ atexit.register(late)
 """
 
 
-@pytest.fixture
-def variables(tmp_path: Path) -> dict[str, str]:
-    """Return the variables of processes on an emulated host of the test's own."""
-    return {
-        "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
-        "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
-    }
-
-
 def share(
     variables: dict[str, str], profile: str, mechanism: str, *, lease: bool = True
 ) -> list[str]:

@@ -65,15 +65,6 @@ other.close()
 """
 
 
-@pytest.fixture
-def variables(tmp_path: Path) -> dict[str, str]:
-    """Return the variables of processes on an emulated host of the test's own."""
-    return {
-        "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
-        "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
-    }
-
-
 @pytest.mark.parametrize(("backend", "profile"), EDITIONS)
 def test_memory_is_shared_under_every_edition(
     backend: str, profile: str, variables: dict[str, str]
