@@ -53,7 +53,7 @@ PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
 def resolve_public_name(
     app: Sphinx, environment: BuildEnvironment, node: pending_xref, text: Element
 ) -> Element | None:
-    """Link a class in an annotation, which names the defining module, to the public name."""
+    """Link a class in an annotation to its public name. Annotations name the defining module."""
     target = str(node.get("reftarget", ""))
     name = target.rpartition(".")[2]
     for module in PUBLIC_MODULES:

@@ -29,8 +29,8 @@ from crossmem.sharing.device import device as device_of
 __all__ = ["allocator"]
 
 _NO_MEMORY: Final = 2
-"""The code of ``hipErrorOutOfMemory`` and of ``cudaErrorMemoryAllocation``. CuPy's pools free
-unused blocks and try again after this error only."""
+"""The code of ``hipErrorOutOfMemory`` and of ``cudaErrorMemoryAllocation``. It is the only error
+after which CuPy's pools free unused blocks and try again."""
 
 
 def allocator(device: Device | str | None = None) -> Callable[[int], Any]:

@@ -12,7 +12,7 @@ does not call hooks that are registered afterwards. So such modules call :func:`
 A thread takes :data:`PLUGINS` before :data:`MODULES`, and both before the locks of
 :mod:`crossmem.locks`. The body of a module of crossmem must not use a name that
 :mod:`crossmem.lazy` provides: the importing thread holds the module's lock, and would wait for
-:data:`MODULES`.
+:data:`MODULES`. The thread that holds :data:`MODULES` may wait for the module's lock.
 """
 
 import logging  # noqa: F401 - see the end of this module

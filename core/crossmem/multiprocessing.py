@@ -192,7 +192,7 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor that has no elements or lies in crossmem's memory, else None.
+    """Return a copy of a tensor without elements or in crossmem's memory; None for other arrays.
 
     The caller cannot send the array as a handle, for example because this process inherited the
     memory through fork. Without the copy, PyTorch would send the tensor's whole storage, which may
@@ -312,7 +312,7 @@ def _loads(data: Any, /, **options: Any) -> Any:
         return pickle.loads(data, **options)  # noqa: S301 - what multiprocessing does
     except BaseException:
         # The reservations of the arrays that were rebuilt have ended before. If the exporter does
-        # not respond, the others cannot be ended now.
+        # not respond, the other reservations cannot be ended now.
         with suppress(Exception):
             discard_reservations(_reservations_of(data), timeout=_DISCARD_TIMEOUT_S)
         raise

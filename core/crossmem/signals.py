@@ -14,7 +14,7 @@ def raise_if_of_handler(error: BaseException) -> None:
     """Raise an exception again if a signal handler of the program has raised it.
 
     Faults of plugins are caught and reported. The exception of a handler, such as ``SystemExit``
-    after SIGTERM, is no fault of the plugin that it interrupts, so it must reach the program.
+    after SIGTERM, is not a fault of the interrupted plugin, so it must reach the program.
     """
     outer = error.__traceback__
     while outer is not None and (inner := outer.tb_next) is not None:
@@ -24,7 +24,7 @@ def raise_if_of_handler(error: BaseException) -> None:
 
 
 def _is_handler(frame: FrameType, caller: FrameType) -> bool:
-    """Whether a function is a signal handler: it got the frame that it interrupts."""
+    """Whether a function is a signal handler: one of its arguments is the interrupted frame."""
     code, known = frame.f_code, frame.f_locals
     count = code.co_argcount + bool(code.co_flags & _VARARGS)
     for name in code.co_varnames[:count]:

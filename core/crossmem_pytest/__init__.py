@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--crossmem-core",
         action="store_true",
         help="run only the core of the kit: a few tests for each law, which together cover the "
-        "ways in which a device can keep it",
+        "ways in which a device can keep the law",
     )
     group.addoption(
         "--crossmem-blocks",

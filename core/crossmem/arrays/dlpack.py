@@ -200,7 +200,7 @@ def make_capsule(
 
 
 def check_stream(device_type: int, stream: object) -> bool:
-    """Check a consumer's stream. Return True if the producer must first wait for its device.
+    """Check a consumer's stream. Return True if the producer must wait for its device.
 
     crossmem does not know on which streams other code wrote the memory. Therefore the producer
     waits for all work of the device, and every stream sees the written data.
@@ -216,8 +216,8 @@ def check_stream(device_type: int, stream: object) -> bool:
     Raises
     ------
     ConfigurationError
-        The stream is not valid. Host memory has no streams. DLPack forbids streams 1 and 2 of ROCm,
-        and stream 0 of CUDA, because CUDA has two default streams.
+        The stream is not valid. Host memory has no streams. DLPack forbids streams 1 and 2 of ROCm.
+        It also forbids stream 0 of CUDA, because CUDA has two default streams.
     """
     if device_type == CPU:
         if stream is not None:

@@ -9,8 +9,8 @@ The number of a round is the median of its repetitions, or their mean if many al
 together. The rows named p99 are percentiles of the samples of all rounds together. Some tables,
 such as ``Scale``, have only one round.
 
-Where crossmem is compared with its peers, each operation is timed in the process that performs it.
-Two figures also include the time in which the token travels from the producer to the consumer: the
+In the tables that compare all peers, each operation is timed in the process that performs it. Two
+figures also include the time in which the token travels from the producer to the consumer: the
 column ``round trip`` and the table ``Churn``. The times for trees, copies, timelines and queues may
 begin in one process and end in another.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to hand over data between two processes that the benchmark measures."""
+"""The measured ways to hand over data between two processes."""
 
 import ctypes
 import os

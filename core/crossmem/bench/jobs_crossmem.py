@@ -72,7 +72,7 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 
 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
-    """Time first imports and attaches of allocations, and repeated ones of allocations in use."""
+    """Time first imports and attaches, and further imports and attaches of imported memory."""
     channel = context.channel
     blobs = channel.receive_all()
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in blobs]

@@ -154,7 +154,7 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
 
 
 def _produce_block_rows(context: Context, *, importers: int, batches: int) -> dict[str, Any]:
-    """Time the frees of blocks. Importers have the pool open, but none of them holds a block."""
+    """Time the calls that free blocks. Importers have opened the pool, but hold no block."""
     pool = crossmem.device(context.peer.device).pool(4096, 2 * BATCH)
     first = pool.allocate()
     first.export()

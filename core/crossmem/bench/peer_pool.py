@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a crossmem pool, through crossmem's public names."""
+"""The peer of crossmem's pools, which uses crossmem's public interface."""
 
 from typing import Any, ClassVar, Final
 

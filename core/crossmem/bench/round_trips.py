@@ -101,7 +101,7 @@ def _timeline(ends: _Ends) -> Way:
 
 
 def _shared_tree(ends: _Ends) -> Way:
-    """Publish versions of this process's tree, and wait for versions of the other process's."""
+    """Publish versions of a tree, and wait for versions of the other process's tree."""
     own = crossmem.share(crossmem.empty(16, "uint8", device="host"))
     other = crossmem.Shared.from_bytes(ends.exchange(own.to_bytes()))
     return lambda _: own.publish(), lambda value: other.wait(value - 1)

@@ -235,8 +235,8 @@ class Suite:
     def _churn_and_held(self) -> None:
         """Measure many small allocations.
 
-        In the section ``loop``, one follows another without a consumer; in ``churn``, one follows
-        another with a consumer; in ``held``, all are alive at once.
+        In the sections ``loop`` and ``churn``, one allocation follows another; ``loop`` has no
+        consumer. In the section ``held``, all allocations are alive at once.
         """
         plan = self.plan
         self.say(f"{plan.batch} allocations, churned and held")

@@ -44,6 +44,6 @@ def main() -> None:
         # A reader such as `head` closes the pipe when it has read enough.
         if failed.error.errno != errno.EPIPE:
             print(f"error: the output cannot be written: {failed.error.strerror}", file=sys.stderr)
-        # The rest of the output cannot be written at the exit, either.
+        # The flush at the exit would fail again, so the rest of the output goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(3)

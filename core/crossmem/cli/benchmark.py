@@ -115,7 +115,7 @@ def bench(
             print(report.to_json())
         else:
             suite.render(report, [suite.targets_table(report)] if mode == "quick" else None)
-    # The JSON document of an error would be a second one on standard output.
+    # With --json, an error would print a second JSON document on standard output.
     with reporting("bench", as_json=False):
         _write_files(report, output, page)
     if check and mode != "smoke" and any(target.met is False for target in report.targets):

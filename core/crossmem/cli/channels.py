@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queues through which the demo of queues sends chunks: crossmem's, and multiprocessing's."""
+"""The queues through which the demo sends chunks: of crossmem, or of multiprocessing."""
 
 import queue as queues
 import time
@@ -82,8 +82,8 @@ class Sharing(Channel):
                 break
             except crossmem.QueueFullError:
                 check(time.monotonic() - began)
-        # After an error, the end of the block releases the buffer. After put(), the end has no
-        # effect.
+        # The end of the ``with`` block releases the buffer after an error, and does nothing after
+        # put().
         with buffer:
             if self._staging is None:
                 with buffer.view() as view, view[:nbytes] as target:

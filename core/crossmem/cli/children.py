@@ -179,7 +179,7 @@ def gather(
         A child is dead or failed, or the time is over.
     """
     deadline = time.monotonic() + timeout
-    # The annotated result of wait() has more types, so the keys have the type Any.
+    # The annotation of wait() allows results of other types, so the keys have the type Any.
     waiting: dict[Any, int] = {child.connection: index for index, child in enumerate(children)}
     messages: list[Any] = [None] * len(children)
     while waiting:

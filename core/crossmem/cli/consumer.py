@@ -257,8 +257,8 @@ def obey(connection: Connection, work: Callable[[], None]) -> None:
     with suppress(EOFError, OSError):
         parent = parent_process()
         if parent is not None and parent.pid is not None:
-            # A child that waits in another call than the read of its pipe does not see the end of
-            # the pipe: a secondary may be in the read of half a chunk of multiprocessing.Queue.
+            # A child sees the end of its pipe only while it reads the pipe. A secondary may instead
+            # wait for the rest of a chunk of multiprocessing.Queue.
             end_with(parent.pid, signal.SIGKILL)
         try:
             work()

@@ -40,7 +40,7 @@ def prepare(api: str, request: EmulationRequest) -> Emulation:
     try:
         return current().registry.emulation(api, request)
     except ConfigurationError as error:
-        # The emulation names the variable of each setting. The user gave the option instead.
+        # The emulation's error names a variable, but the user gave an option.
         for variable, (option, value) in given.items():
             if value is not None:
                 error.message = error.message.replace(variable, option)

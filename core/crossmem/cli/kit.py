@@ -28,7 +28,7 @@ if os.getppid() == int(sys.argv.pop(1)):
     runpy.run_module("pytest", run_name="__main__", alter_sys=True)
 sys.exit(3)
 """
-"""Starts pytest. When the command ends, by any signal, the kernel sends SIGTERM to pytest, which
+"""Starts pytest. When the command ends, even by SIGKILL, the kernel sends SIGTERM to pytest, which
 then ends its own processes as after Ctrl-C. A module of crossmem cannot do this, because pytest
 must be the first to import crossmem."""
 
@@ -50,7 +50,7 @@ def run_kit(
     Returns
     -------
     ConformanceReport
-        ``exit_code`` is pytest's. The report has no laws if pytest did not run any test.
+        ``exit_code`` is that of pytest. The report has no laws if pytest did not run any test.
 
     Raises
     ------

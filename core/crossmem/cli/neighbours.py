@@ -24,15 +24,15 @@ _TIMEOUT_S: Final = 1.0
 def look_at_barriers(run_dir: Path) -> BarrierReport:
     """Return the mode of this process, and its mode with each exporter of a run directory.
 
-    The mode says how accesses to shared words are ordered. It is None for an exporter whose lease
-    server does not reply. All of them together have one second for their replies. An exporter is
-    omitted if its lease server cannot be reached or has another protocol version.
+    The mode says how accesses to shared words are ordered. All lease servers together have one
+    second for their replies. The mode is None for an exporter whose lease server does not reply. An
+    exporter is omitted if its lease server cannot be reached or has another protocol version.
     """
     exporters: list[NeighbourReport] = []
     with ExitStack() as stack:
         waiting: dict[int, socket.socket] = {}
         for path in server_paths(run_dir):
-            # If this process has no more descriptors, it asks the exporters that it could reach.
+            # If this process runs out of descriptors, it asks only the exporters reached so far.
             with suppress(OSError):
                 connection = stack.enter_context(new_socket())
                 connection.connect(str(path))

@@ -37,7 +37,8 @@ names a missing device."""
 class ExitCode(IntEnum):
     """The exit codes of commands.
 
-    After a run, ``conformance`` exits with pytest's exit code, and ``emulate`` with its program's.
+    After a run, ``conformance`` exits with the exit code of pytest, and ``emulate`` with that of
+    its program.
     """
 
     OK = 0

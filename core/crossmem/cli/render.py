@@ -55,7 +55,7 @@ def print_json(report: BaseModel) -> None:
 def show_error(message: str, hint: str | None, call: str = "") -> None:
     """Print an error message, the failed call, and the hint to standard error."""
     console = _errors()
-    # The terminal wraps these lines instead of rich, so a command in them can be copied whole.
+    # The terminal, not rich, wraps these lines, so a command in them can be copied whole.
     console.print(
         Text.assemble(("error: ", "bold red"), (_visible(message), "red")), soft_wrap=True
     )

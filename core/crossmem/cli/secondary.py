@@ -35,7 +35,7 @@ class Order:
         ``"digest"``: compute the digest of each chunk and reply at the end. ``"time"``: reply to
         each chunk with the seconds since its put.
     timeout
-        The longest wait for the open of the queue and for each chunk, in seconds.
+        The longest time to open the queue, and to wait for each chunk, in seconds.
     """
 
     handle: bytes | None

@@ -33,8 +33,8 @@ MAX_SECONDARIES: Final = 64
 """The most consumers of a queue."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""The prefetch of the queue. Two or more secondaries can together hold all ``_DEPTH`` buffers. Then
-no chunk waits for a release."""
+"""The prefetch of the queue. Two or more secondaries can together hold all ``_DEPTH`` buffers, so a
+chunk in the queue never waits for the release of another chunk."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8
@@ -208,7 +208,7 @@ def _python_queue() -> "multiprocessing.Queue[Any]":
     try:
         return get_context("spawn").Queue(_DEPTH)
     except OSError as error:
-        # Its semaphores are files in /dev/shm.
+        # The queue's semaphores are files in /dev/shm.
         raise DriverError(
             f"multiprocessing.Queue cannot be made: {error.strerror}",
             call="sem_open",

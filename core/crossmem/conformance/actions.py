@@ -338,7 +338,7 @@ def calls() -> dict[str, int]:
 
 
 def keep_tracer(name: str) -> None:
-    """Store the tracing driver under a name. A read of its counts is no call of crossmem."""
+    """Store the tracing driver under a name. Its counts can be read without a call of crossmem."""
     objects[name] = tracer()
 
 

@@ -68,9 +68,9 @@ def allocate(
 ) -> crossmem.Allocation:
     """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
-    Without ``--crossmem-blocks``, return an allocation. The arguments ``allow`` and ``access`` are
-    then ignored, because each export of an allocation has its own. If the mechanism shares only
-    queues of the vendor, allocate on ``host``. The kit connects its processes by this memory.
+    Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``: for an
+    allocation, ``export`` takes them. If the mechanism shares only queues of the vendor, allocate
+    on ``host``, because the kit needs this memory to connect its processes.
     """
     if device.capabilities.vendor_queues:
         device = crossmem.device("host")
@@ -159,7 +159,7 @@ def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
 
 
 def exports() -> list[crossmem.ExportInfo]:
-    """Return what :func:`crossmem.exports` lists, but each exported block in place of its pool."""
+    """Return the exports of this process, with each exported block in place of its pool."""
     process = current()
     known = _exports()
     pools = {arena.export.handle.allocation: arena for arena in _arenas()}

@@ -19,7 +19,7 @@ START_TIMEOUT_S: Final = 60.0 * SLOWNESS
 
 GRACE_S: Final = 10.0 * SLOWNESS
 """How long a call may continue in a peer after the test has stopped waiting, in seconds. A test
-waits as long for a peer to stop, or to end after a signal."""
+also waits this long for a peer to stop, or to end after a signal."""
 
 _LENGTH: Final = struct.Struct("<Q")
 

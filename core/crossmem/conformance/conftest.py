@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the objects that exist now, mostly pytest's, from later garbage collections."""
+    """Exclude existing objects, mostly objects of pytest, from later garbage collections."""
     gc.collect()
     gc.freeze()
 
@@ -377,5 +377,5 @@ def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Itera
 
 @pytest.fixture
 def state() -> Callable[[], dict[str, Any]]:
-    """Return a function that returns the resources of this process, except the kit's own."""
+    """Return a function that returns the resources of this process, except those of the kit."""
     return own_state

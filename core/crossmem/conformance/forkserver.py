@@ -136,7 +136,7 @@ class ForkServer:
 
     Notes
     -----
-    The server ends when its connection closes, and thus soon after this process.
+    The server ends when its connection closes, so it ends soon after this process.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -240,7 +240,7 @@ class _Server:
             os.close(status)
             return True
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            # The client may kill the group before the child runs, so the server also sets it.
+            # The client may kill the group before the child runs, so the server sets the group too.
             os.setpgid(pid, pid)
         os.close(output)
         os.write(status, _NUMBER.pack(pid))

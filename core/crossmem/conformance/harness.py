@@ -115,7 +115,7 @@ class Kit:
         with blocks.allocate(self.device, 1) as allocation:
             allocation.export()
         # Each test collects garbage twice. After the freeze, these collections skip the objects
-        # that exist now, which are mostly pytest's.
+        # that exist now, mostly objects of pytest.
         gc.collect()
         gc.freeze()
         # The first timeline allocates a page, which later timelines share. In a test, the page

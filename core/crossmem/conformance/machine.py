@@ -143,7 +143,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.own())
     @rule(data=st.data(), busy=st.sampled_from(("defer", "defer", "raise")))
     def free(self, data: st.DataObject, busy: str) -> None:
-        """Free an allocation. With ``busy="raise"``, this must fail if the memory has holders."""
+        """Free an allocation. With ``busy="raise"``, the free must fail if the memory is held."""
         block = data.draw(st.sampled_from(self.model.own()))
         is_busy = busy == "raise" and self.model.holders(block)
         expected = crossmem.BusyError if is_busy else None

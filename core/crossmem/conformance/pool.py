@@ -161,7 +161,7 @@ class PeerPool:
 
 
 def own_state() -> State:
-    """Return the resources of this process, except the kit's own."""
+    """Return the resources of this process, except those of the kit."""
     gc.collect()
     state = actions.state(kit_descriptors())
     # The emulation's list of breaches covers all processes. Only this process reports the list, so

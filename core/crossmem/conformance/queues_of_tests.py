@@ -182,7 +182,7 @@ def allocate_all(name: str | crossmem.Queue) -> list[crossmem.SharedBuffer]:
 
 
 def check_free(name: str | crossmem.Queue, count: int) -> None:
-    """Check the number of free buffers, except of vendors' queues, which make them on demand."""
+    """Check the number of free buffers. Skip vendors' queues, which make buffers on demand."""
     if not _find(name).device.capabilities.vendor_queues:
         assert count_free(name) == count
 
@@ -201,7 +201,7 @@ def stats(name: str | crossmem.Queue) -> crossmem.QueueStats:
 
 
 def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
-    """Check fields of a queue's state, except of vendors' queues, which have no ``stats()``."""
+    """Check fields of a queue's state. Skip vendors' queues, which have no ``stats()``."""
     queue = _find(name)
     if not queue.device.capabilities.vendor_queues:
         found = queue.stats()

@@ -95,7 +95,7 @@ class Recorder:
         return any(self._outcomes.values())
 
     def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:
-        """Record the outcome of a test, its setup or its teardown; any of them can fail it."""
+        """Record an outcome of a test, its setup or its teardown. One failure fails the test."""
         tests = self._outcomes[law]
         if test not in tests or tests[test][0] != "failed":
             tests[test] = (outcome, reason)

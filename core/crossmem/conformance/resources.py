@@ -51,7 +51,7 @@ def collect_of_vendor(device: crossmem.Device) -> None:
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
     """Return the target of each open descriptor, sorted; without the inodes of sockets and pipes.
 
-    crossmem closes some descriptors in other threads. This function waits briefly for their end.
+    Threads of crossmem close some descriptors. This function waits briefly until they are closed.
     """
     end = time.monotonic() + _CLOSED_WITHIN_S
     while is_closing() and time.monotonic() < end:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C7 and C8: imports share one open at the vendor, and imports of own memory need none."""
+"""Laws C7 and C8: the vendor opens imported memory once, and a process's own memory never."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C14 and C27, as far as only a driver can keep them."""
+"""The parts of laws C14 and C27 that the driver must keep."""
 
 from typing import Final
 
@@ -30,8 +30,8 @@ def test_c14_a_driver_refuses_exports_that_do_not_fit(
     before = importer.call(actions.state)
     changes = list(probes.CHANGES)
     if actions.vendor_violations() is not None:
-        # The driver passes a descriptor to the vendor, which refuses it. A strict emulation records
-        # the refusal as a breach of the vendor's rules.
+        # The driver passes the pipe to the vendor, which refuses it. A strict emulation records the
+        # refusal as a breach of the vendor's rules.
         changes.remove("a pipe for a descriptor")
     if not capabilities.host_visible:
         # Not every vendor tells the size of imported memory.
@@ -52,7 +52,7 @@ def test_c14_a_driver_refuses_exports_that_do_not_fit(
 
 
 def outcome(importer: Peer, blob: bytes, change: str) -> str:
-    """Return how a peer imports a changed export: "refused", or what is wrong."""
+    """Let a peer import a changed export; return "refused", or a text about the fault."""
     importer.call(probes.change_export, change)
     try:
         importer.call(actions.attach, "m", blob)

@@ -33,7 +33,7 @@ _TOO_LONG = f"{60 * SLOWNESS:g}"
 
 
 def report_at_exit() -> None:
-    """Let this process print, after crossmem's part of the exit, its remaining resources.
+    """Let this process print its remaining resources after crossmem's part of the exit.
 
     multiprocessing runs finalisers in descending order of their priorities. The priority of
     crossmem's exit is higher than that of this report.
@@ -64,7 +64,7 @@ def _report(device: crossmem.Device, before: list[str]) -> None:
 
 
 def report_waits_at_exit() -> None:
-    """Let this process print how often it waits for device work until crossmem's exit ends."""
+    """Count this process's waits for device work, and print the count after crossmem's exit."""
     current().registry.adapt(TracingDriver)
     tracer = actions.device().driver
     assert isinstance(tracer, TracingDriver)

@@ -98,9 +98,9 @@ def test_c21_a_dead_owner_is_reported_to_who_waits_for_its_work(
 
 
 def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
-    """In a peer, issue work and do at once what waits for it; return whether the work is complete.
+    """Issue work, then call an operation that must wait; return whether the work is complete.
 
-    The work writes memory that this peer allocates, or that it imports from ``blob``.
+    The work writes memory that this process allocates, or that it imports from ``blob``.
     """
     objects = actions.objects
     if blob is None:
@@ -112,10 +112,10 @@ def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
         actions.allocate(name, NBYTES)
         actions.write(name, data)
     streams.new_stream("stream")
-    # The first export starts the lease server, during which the work could end.
+    # The first export starts the lease server. That takes time, in which issued work could end.
     actions.export("copy")
     streams.issue_work("work", "stream")
-    # The operation may release the written memory, so the last work copies its contents.
+    # The operation may release the written memory, so the test checks a copy of the contents.
     objects["stream"].copy(objects["copy"], objects["work"], NBYTES)
     if operation == "synchronize":
         actions.device().synchronize()

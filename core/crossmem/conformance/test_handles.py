@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C3 to C5: equal exports return equal handles, and handles have parts and are unique."""
+"""Laws C3 to C5: equal handles of repeated exports, parts of handles, and unique handles."""
 
 import pickle
 

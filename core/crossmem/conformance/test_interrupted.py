@@ -20,7 +20,8 @@ from crossmem.driver import Driver, TracingDriver, native
 
 NBYTES: Final = 5000
 STRIDE: Final = 5
-"""The kit interrupts at every fifth place. crossmem's own tests interrupt at every place."""
+"""The kit interrupts at every fifth place in the code. crossmem's own tests interrupt at every
+place."""
 
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
@@ -37,9 +38,9 @@ def counts(path: str) -> bool | None:
 
 
 def files_of(driver: Driver) -> set[str]:
-    """Return the files of the package that defines a driver, without bindings made by crossmem.
+    """Return the files of a driver's package, except modules that use ``crossmem.driver.native``.
 
-    A binding that is written in Python may lose the result of an interrupted call.
+    These modules contain bindings in Python, which may lose the result of an interrupted call.
     """
     package = type(driver).__module__.partition(".")[0]
     modules = [
@@ -56,7 +57,7 @@ def _makes_a_binding(module: ModuleType) -> bool:
 
 
 def resources_of(tracer: TracingDriver) -> dict[str, Any]:
-    """Return what this process holds, through the driver and at the kernel."""
+    """Return the driver's open objects, and the numbers of descriptors and shared mappings."""
     shared = [line for line in resources.mappings() if line.split()[1].endswith("s")]
     return {
         "live": tracer.live,
@@ -92,7 +93,10 @@ def check(
     counts: Callable[[str], bool | None],
     stride: int,
 ) -> None:
-    """Interrupt an operation at each ``stride``-th place that counts, and look for losses."""
+    """Interrupt an operation at each ``stride``-th counted place; check that nothing is lost.
+
+    :class:`Interrupts` explains ``counts``.
+    """
     blob = peer.call(actions.offer, "interrupted", NBYTES, b"interrupted")
     crossmem.attach(blob).unmap()
     device.allocate(NBYTES).free()
@@ -108,7 +112,7 @@ def check(
         elif operation == "free":
             kept.append(device.allocate(NBYTES))
         with warnings.catch_warnings():
-            # The finalisers of objects that an interrupted call drops emit warnings.
+            # An interrupted call drops objects, whose finalisers emit warnings.
             warnings.simplefilter("ignore", ResourceWarning)
             interrupts = Interrupts(number, counts, innermost=is_driver)
             try:

@@ -268,7 +268,10 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 
 def report_threads_at_exit() -> int:
-    """Let this process print its thread count after crossmem's exit; return the vendor's count."""
+    """Let this process print its thread count after crossmem's exit.
+
+    Return the number of the vendor's threads.
+    """
     # current() registers crossmem's own exit handler. It runs before the report, which has a low
     # priority.
     current()

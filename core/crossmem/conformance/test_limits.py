@@ -67,7 +67,7 @@ def fill(device: crossmem.Device) -> tuple[list[crossmem.Allocation], crossmem.O
 
 
 def largest(device: crossmem.Device) -> int:
-    """Return the size of an allocation that succeeds, of which twice the size is too large."""
+    """Halve the largest allowed size until an allocation succeeds; return that size."""
     nbytes = device.capabilities.max_allocation_nbytes
     while True:
         try:

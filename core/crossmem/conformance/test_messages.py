@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C6, C9, C11 and C20: messages reserve their memory against frees, exits and deaths."""
+"""Laws C6, C9, C11 and C20: a message keeps its memory until its receipt or its sender's death."""
 
 import time
 
@@ -16,7 +16,7 @@ NBYTES = 5000
 
 
 def holders_of(blob: bytes) -> list[tuple[int, bool]]:
-    """Return the pid of each lease on this process's export, and whether a message has it."""
+    """Return the pid of each lease on an export, and whether the lease is a message's."""
     return [
         (lease.pid, lease.in_message)
         for info in crossmem.exports()

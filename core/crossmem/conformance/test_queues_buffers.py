@@ -247,7 +247,7 @@ def test_q06_a_consumer_gets_what_is_put_after_it_came(
 ) -> None:
     queue = make_queue(delivery="each")
     queues.put(queue, range(2))
-    # No consumer will read these items, so their buffers are free.
+    # These items were put before a consumer opened the queue, so their buffers are free.
     assert queues.count_free(queue) == queue.depth
     peer.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(2, 4))

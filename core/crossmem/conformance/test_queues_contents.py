@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law Q11: data, length and user data arrive as they were put, in spite of rubbish."""
+"""Law Q11: data, length and user data arrive as they were put, even if a peer writes rubbish."""
 
 import os
 import pickle

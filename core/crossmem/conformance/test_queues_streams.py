@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law Q5: puts and releases hand buffers over in the order of streams."""
+"""Law Q5: a put or a release on a stream takes effect after the earlier work of that stream."""
 
 from typing import Any
 

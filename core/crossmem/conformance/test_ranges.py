@@ -147,8 +147,8 @@ def test_c07_the_exact_calls_of_a_ranges_life(allocate: Allocate, fresh_peer: Fr
 def test_c07_mapped_in_many_places_it_is_opened_once(imports: Imports, peer: Peer) -> None:
     blob = peer.call(actions.offer, "a", NBYTES, b"once")
     before = dict(actions.calls())
-    # After an attach, the driver may have released what only further mappings need, such as a
-    # descriptor. Mappings in the range must still work.
+    # After an attach, the driver may have released a resource that only further mappings need, such
+    # as a descriptor. Mappings in the range must still work.
     attached = crossmem.attach(blob, device=imports.device)
     with crossmem.import_handle(blob, device=imports.device) as imported:
         addresses = imports.range_for(imported, imported, imported)

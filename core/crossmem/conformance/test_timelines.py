@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws L1 and L2: work is complete when its value is reached, and streams keep the order."""
+"""Laws L1 and L2: no wait ends before the work, and the level is as strong as requested."""
 
 import threading
 import time
@@ -158,7 +158,7 @@ def test_l01_many_values_are_under_way_at_once(
     busy = actions.objects["stream"]
     sampled = peer.start(_sample, "timeline", 40)
     streams.issue_work("work", "stream")
-    # These are more values than a timeline has events.
+    # These values outnumber the events of a timeline.
     for value in range(1, 41):
         timeline.signal(value, stream=busy)
     samples = sampled.result()

@@ -256,8 +256,8 @@ def test_l01_acknowledgements_on_streams_in_turn_never_shrink(
         reader.call(streams.synchronize, name)
 
     assert timeline.wait_for_readers(3, timeout=SOON_S) == 1
-    # An acknowledgement of a smaller value has no effect. The last acknowledgement, on the host,
-    # takes effect after the one on the stream.
+    # An acknowledgement of a smaller value has no effect. The last acknowledgement is made on the
+    # host, and takes effect after the acknowledgement on the stream.
     reader.call(actions.call, "timeline", "done", 2)
     reader.call(streams.acknowledge, "timeline", 4, "free")
     reader.call(actions.call, other, "done", 5)

@@ -29,7 +29,8 @@ _MAX_ROWS: Final = 8
 rows after each exec."""
 
 _MAX_TEXT: Final = 300
-"""Maximum number of characters, in a reply, of a plugin's error that names no vendor call."""
+"""Maximum number of characters of a plugin's error in a reply. Errors that name a vendor call are
+exempt."""
 
 
 class Admitted(NamedTuple):
@@ -50,7 +51,7 @@ class Admission:
     registry
         The exports and leases.
     log
-        Receives a line about each exception of a driver that is no :class:`CrossmemError`.
+        Receives a line about each exception of a driver, except a :class:`CrossmemError`.
     """
 
     def __init__(self, registry: LeaseRegistry, log: PeerLog) -> None:
@@ -209,8 +210,8 @@ class Admission:
         """Return a peer's row for a control segment; ``made`` receives a new row's descriptor."""
         key = request.session, which
         row = holder.rows.get(key)
-        # Numbers grow over all connections of a program. A request with a smaller number is older
-        # than the row, and cannot name the row.
+        # The numbers of a program's requests grow over all its connections. A request with a number
+        # below ``row.request`` is older than the row, and cannot name the row.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:

@@ -52,7 +52,7 @@ class Batch(NamedTuple):
         nonce, context
             The importer's nonce, and the context that the proofs cover.
         this
-            The importer: its start time, its session, and one bit for each row that it has.
+            The importer's start time, its session, and one bit for each row that it has.
         """
         wanted: list[Wanted] = []
         for one, reservation in zip(self.handles, self.reservations, strict=True):

@@ -29,7 +29,7 @@ __all__ = ["BATCH", "Arena"]
 BATCH: Final = 32
 """The owner reads the rows when this many freed blocks wait, or fewer in a small pool."""
 _FRESH: Final = 64
-"""The most never-allocated blocks that enter the free list at once."""
+"""Maximum number of never-allocated blocks that enter the free list at once."""
 _LOOK_S: Final = 1e-3
 """The longest wait between two checks of the work of streams."""
 _SPREAD: Final = 4

@@ -99,7 +99,7 @@ class OwnerConnection:
 
     @property
     def open_link(self) -> Link | None:
-        """The connection; None if this process has no connection that the exporter keeps open."""
+        """The connection; None if there is no connection, or if the exporter has closed it."""
         link = self._link
         return link if link is not None and link.is_open else None
 
@@ -215,7 +215,7 @@ class OwnerConnection:
                 self.end(one)
 
     def end_reservations(self, numbers: Sequence[int]) -> None:
-        """End reservations without waiting. A later call sends what cannot be sent now."""
+        """End reservations without waiting. A later call sends numbers that cannot be sent now."""
         self._ended.update(dict.fromkeys(numbers))
         self._send_ended()
 
@@ -382,7 +382,8 @@ class OwnerConnection:
         try:
             if self._ended:
                 self._send_ended()
-            # The reply is expected before the request is sent, so that a late reply is recognised.
+            # expect() comes first. If a signal handler raises after the send, the late reply is
+            # still recognised.
             expected.expect(number, asked)
             try:
                 link.send(message, deadline)

@@ -123,7 +123,7 @@ def _connect(
         raise owner_gone(owner, "died")
     is_alive = raise_if_dead(owner, this, dying_s)
     # A socket file that refuses connections belongs to a server that has ended. If there is no
-    # socket file, the owner may use another run directory.
+    # socket file, the owner may use another run directory, so the kernel's list of sockets decides.
     if (refused[0] and path.is_socket()) or (is_alive and is_silent(owner)):
         raise owner_gone(owner, "closed its lease server")
     state = (

@@ -43,8 +43,8 @@ class HolderTable:
         Parameters
         ----------
         request
-            The request. The server uses its start time and session if the kernel does not identify
-            the process.
+            The request. If the kernel does not identify the process, the server uses the request's
+            start time and session.
 
         Raises
         ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit of descriptors that another user's processes leave unread.
+"""The limit on descriptors that another user's processes leave unread.
 
 The kernel counts the descriptors that a user has sent and that no process has read. If that number
 reaches ``ulimit -n``, the kernel refuses to send more to any peer. The close of a connection does
@@ -45,7 +45,7 @@ class InFlight:
 
     @property
     def is_closing(self) -> bool:
-        """Whether a connection waits for its peer. :meth:`forget_read` closes it afterwards."""
+        """Whether a connection is to be closed as soon as its peer has read its descriptors."""
         return bool(self._closing)
 
     def has_room(self, uid: int, count: int) -> bool:

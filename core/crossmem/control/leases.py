@@ -144,7 +144,7 @@ class LeaseTable:
         return lease if is_of_it else None
 
     def reserves(self, number: int, export: Export) -> bool:
-        """Whether a reservation is for an export, or for any block if the export is a pool's."""
+        """Whether a reservation is for an export. A pool's export stands for all its blocks."""
         lease = self._leases.get(number)
         if lease is None or not lease.in_message:
             return False

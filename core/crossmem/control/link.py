@@ -71,8 +71,8 @@ class Link:
     connection
         A connected, non-blocking socket, which :meth:`close` closes.
     pidfd
-        The owner's pidfd, if an earlier connection has opened it. The user of this object closes
-        :attr:`pidfd`, also if :meth:`check_server` has opened it.
+        The owner's pidfd, if an earlier connection has opened it. The caller closes :attr:`pidfd`,
+        also if :meth:`check_server` has opened it.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class Link:
         give_up = time.perf_counter() + _SPIN_S
         while not (ready := self._readable.poll(0)) and time.perf_counter() < give_up:
             os.sched_yield()
-        # The socket was registered first, so poll lists the socket first. So the last messages of a
-        # dead owner are still read.
+        # The socket was registered before the pidfd, so poll lists the socket first. Thus the last
+        # messages of a dead owner are still read.
         if not ready or ready[0][0] != self._number:
             self._wait(self._readable, deadline)
         return self.take()
@@ -191,8 +191,8 @@ class Link:
                 raise EOFError
             if flags & _MSG_CTRUNC:
                 # This process has no room for all descriptors. The message stays in the socket. A
-                # read would let the kernel close the other descriptors in this thread, which may
-                # block.
+                # read would let the kernel close the remaining descriptors in this thread, which
+                # may block.
                 raise no_descriptors("recvmsg")
             # This read takes the message out of the socket, and the kernel drops its references to
             # the files. That cannot block, because this process has the files open.

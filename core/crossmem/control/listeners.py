@@ -94,7 +94,8 @@ class Listeners:
         while self._sockets:
             close_connection(self._sockets.pop())
         if self._path is not None:
-            # In a run directory that has become read-only, the path stays for a later server.
+            # In a run directory that has become read-only, the path stays until a later server can
+            # remove it.
             with suppress(OSError):
                 self._path.unlink()
 

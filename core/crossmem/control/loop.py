@@ -29,7 +29,7 @@ class EventLoop:
         """The ready descriptors of sockets whose peer has closed both directions."""
         if not hasattr(select, "epoll"):
             msg = "select.epoll is missing, as after a monkey patch of gevent or eventlet"
-            hint = "export memory in a process without that patch; such a process can import it"
+            hint = "export memory in a process without that patch; a patched process can import it"
             raise UnsupportedError(msg, hint=hint)
         self.epoll = select.epoll()
         try:

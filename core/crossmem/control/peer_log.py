@@ -14,7 +14,7 @@ _MAX_LINES: Final = 10
 
 
 class PeerLog:
-    """Limits the log lines about each process and about all, and counts omitted lines."""
+    """Limits the log lines about each process and about all processes, and counts omitted lines."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

@@ -73,8 +73,8 @@ def lease_end() -> LeaseEnd:
     try:
         return _lease_end()
     except OSError:
-        # Without a free descriptor, this process cannot test the kernel. The weakest answer is not
-        # cached.
+        # Without a free descriptor, this process cannot test the kernel. This weakest answer is not
+        # cached, so a later call tests again.
         return "connection"
 
 

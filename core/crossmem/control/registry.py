@@ -35,7 +35,7 @@ class LeaseRegistry:
     registry
         The plugins. They receive events, outside of the lock.
     limit
-        Number of exports that the messages of one process may reserve.
+        Largest number of exports that the messages of one process may reserve.
     """
 
     def __init__(self, identity: ProcessIdentity, registry: Registry, limit: int) -> None:
@@ -218,7 +218,8 @@ class LeaseRegistry:
         Returns
         -------
         bool
-            True if no lease remains. If False and ``even_if_leased`` is false, nothing has changed.
+            True if no lease remains. If the result is False without ``even_if_leased``, nothing has
+            changed.
 
         Raises
         ------
@@ -337,7 +338,7 @@ class LeaseRegistry:
     # Methods whose caller holds the lock ---------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
-        """Whether a reservation is for an export, or for any block if the export is a pool's."""
+        """Whether a reservation is for an export. A pool's export stands for all its blocks."""
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
@@ -352,7 +353,7 @@ class LeaseRegistry:
         self.leases.give(export, holder, number, in_message=True)
 
     def forget_row(self, row: Row) -> None:
-        """Unmap a row and forget its holds: its process is dead or never received the row."""
+        """Unmap the row of a dead process, or a row that never arrived, and forget its holds."""
         for export in row.holder.exports:
             if row in export.since:
                 is_held = export.slot is not None and words.load(row.segment.words, export.slot.at)

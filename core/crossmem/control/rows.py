@@ -60,7 +60,7 @@ def reopen(unit: Unit) -> None:
 
 
 def wish(units: Iterable[Unit]) -> None:
-    """Ask the holders of live memory for a hint at the end of their holds, by a new generation.
+    """Begin a new generation of live memory, so that its holders send a hint when their holds end.
 
     New holds stay possible.
     """

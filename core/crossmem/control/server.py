@@ -71,7 +71,7 @@ class LeaseServer:
     registry
         The plugins. They receive events, outside of any lock.
     max_reservations
-        Number of exports that the messages of one process may reserve.
+        Largest number of exports that the messages of one process may reserve.
 
     Raises
     ------
@@ -344,7 +344,7 @@ class LeaseServer:
         try:
             sent = connection.flush(self._in_flight)
         except EOFError:
-            # The peer does not read any more, but its earlier messages are still read.
+            # The peer does not read any more. The server still reads the peer's earlier messages.
             connection.socket.shutdown(socket.SHUT_WR)
             sent = True
         if sent:
@@ -384,7 +384,7 @@ class LeaseServer:
         """End all leases of a process that is dead, or that has neither pidfd nor connection."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                # Unread messages of the process may end reservations of messages that it received.
+                # Unread END messages may end reservations of application messages that it received.
                 self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

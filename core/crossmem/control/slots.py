@@ -59,7 +59,8 @@ class Slot(NamedTuple):
     def move_on(self, *, is_live: bool) -> None:
         """Begin the next odd generation (live), or the next even one.
 
-        An importer can begin no hold of an earlier generation, and sends a hint when it ends one.
+        An importer can begin no hold of an earlier generation, and sends a hint when it ends such a
+        hold.
         """
         generation = words.load(self.words, self.at)
         words.store(self.words, self.at, generation + 1 + (generation % 2 == is_live))

@@ -75,8 +75,8 @@ class Exported:
     payloads
         The vendor's bytes, in order; one item for each vendor object. While an export lives, its
         payloads are unique among this process's exports, unless they are empty. Every process that
-        an export admits can open the payloads. If only processes of the exporter's user can open
-        them, the capability ``other_users`` is false.
+        an export admits can open the payloads. If processes of other users cannot open them, the
+        capability ``other_users`` must be false: exports then admit only the exporter's user.
     descriptors
         File descriptors to pass along. In the exporter, they belong to the driver: core sends
         copies, and the driver closes them in ``release_export`` or ``free``.
@@ -156,7 +156,7 @@ class Peer:
     Parameters
     ----------
     pid
-        The peer's process id as this process sees it, 0 if it is not visible.
+        The peer's process id as this process sees it, or 0 if the peer is not visible.
     reported
         The value of the peer's own :meth:`Driver.peer_identity`.
     """
@@ -198,7 +198,7 @@ class Driver(ABC):
 
     @abstractmethod
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
-        """Return the abilities of a device with a mechanism; None: the preferred mechanism.
+        """Return the abilities of a device with a mechanism. None means the preferred mechanism.
 
         The fields ``mechanisms`` and ``fork_safe`` of a device are the same for all mechanisms.
         Core passes only None and names from ``mechanisms``. The first call for a device may make
@@ -208,7 +208,7 @@ class Driver(ABC):
     def refusal(self, ordinal: int, mechanism: str) -> UnsupportedError | None:  # noqa: ARG002
         """Return the error for a mechanism that the backend has and this device does not offer.
 
-        Return None, the default, if the backend has no such mechanism, or knows no reason. Called
+        None, the default, means that the backend has no such mechanism or knows no reason. Called
         when an application requests a mechanism that is not in the device's capabilities.
         """
         return None
@@ -223,7 +223,7 @@ class Driver(ABC):
 
         The driver raises ``OutOfMemoryError`` if its blocks would exceed the device's capacity. If
         the mechanism's memory has names, such as file names, killed exporters leave names behind.
-        The driver first removes such names that no process uses (law C12).
+        Before it allocates, the driver removes the names that no process uses (law C12).
         """
 
     @abstractmethod
@@ -231,8 +231,8 @@ class Driver(ABC):
         """Free a block, after the release of each of its exports.
 
         The block's last lease has ended. Exception: if the capability ``survives_owner`` is true,
-        core also frees leased blocks at a normal exit of the process. Called on an application's
-        thread or the reaper's, never on the lease server's.
+        core also frees leased blocks at a normal exit of the process. Called on a thread of the
+        application or on the reaper, never on the lease server's thread.
         """
 
     @abstractmethod
@@ -258,8 +258,8 @@ class Driver(ABC):
         """Release an export, for vendors whose export is a separate object.
 
         Called once for each export, before :meth:`free` or
-        :meth:`crossmem.driver.ForeignMemory.disown`. No lease is left, except at a normal exit as
-        for :meth:`free`.
+        :meth:`crossmem.driver.ForeignMemory.disown`. No lease is left. Exception: a
+        normal exit, as for :meth:`free`.
         """
 
     def after_fork_in_child(self) -> None:  # noqa: B027
@@ -272,7 +272,7 @@ class Driver(ABC):
         """
 
     def peer_identity(self) -> int:
-        """Return this process's number for the exporter's whitelist, 0 if there is no whitelist.
+        """Return this process's number for the exporter's whitelist, or 0 without a whitelist.
 
         Called in the importing process for each lease request, so it must be cheap.
         """
@@ -302,9 +302,9 @@ class Driver(ABC):
         """Open another process's memory for a device of this process.
 
         While an import is open, core opens no second import of the same (allocation, device,
-        access), except for another raw handle. Core holds no lock that another import needs. After
-        success the driver owns ``exported.descriptors``. If this method raises, core closes the
-        descriptors that are still in ``exported.descriptors``.
+        access). Exception: different raw handles have separate imports. Core holds no lock that
+        another import needs. After success the driver owns ``exported.descriptors``. If this method
+        raises, core closes the descriptors that are still in ``exported.descriptors``.
 
         Parameters
         ----------
@@ -349,7 +349,7 @@ class Driver(ABC):
         """Copy from or to device memory, and return when the copy is complete.
 
         With ``DEVICE_TO_DEVICE``, both addresses are device memory. If they are on different
-        devices, ``ordinal`` is the target's and the capability ``peer_access`` is true.
+        devices, ``ordinal`` is the target's device and the capability ``peer_access`` is true.
         """
 
     def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:

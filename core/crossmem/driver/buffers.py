@@ -39,7 +39,7 @@ _release_buffer.restype = None  # type: ignore[attr-defined]
 
 
 class _Kept:
-    """Keeps the buffer of an object of which Python makes no view, such as NumPy's dates."""
+    """Keeps the buffer of an object that ``memoryview`` refuses, such as an array of dates."""
 
     __slots__ = ("_buffer",)
 
@@ -81,8 +81,8 @@ class HostBuffer:
         buffer = _PyBuffer()
         pointer = ctypes.byref(buffer)
         try:
-            # A view needs no finaliser that is written in Python, which would swallow exceptions of
-            # signal handlers.
+            # Unlike _Kept, a memoryview has no finaliser written in Python, which would swallow
+            # exceptions of signal handlers.
             try:
                 self._kept: memoryview | _Kept = memoryview(data)
             except (BufferError, ValueError):

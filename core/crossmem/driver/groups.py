@@ -88,8 +88,8 @@ class Foreign:
         The memory that importers of an export of that allocation can reach. It contains the
         neighbours of the allocation if the vendor puts several allocations into one block.
     obstacle
-        Why the mechanism cannot share this memory, None if it can. The text is the predicate of a
-        sentence about the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
+        Why the mechanism cannot share this memory, or None if it can. The text is the predicate of
+        a sentence about the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
     generation
         A number that changes if the memory is freed and the address is allocated again; None if the
         vendor has no such number.
@@ -111,8 +111,8 @@ class ForeignMemory(Protocol):
 
         The address is positive and below 2**63, and may be invalid. The method does not raise if
         the vendor does not know the memory, or if the mechanism cannot share it on this device. The
-        result then has an obstacle. This concerns, for example, managed memory, memory of the host
-        or of another device, and for some mechanisms pooled, virtual or imported memory.
+        result then has an obstacle. Examples are managed memory, memory of the host or of another
+        device, and for some mechanisms pooled, virtual or imported memory.
         """
         ...
 
@@ -161,55 +161,55 @@ def _offers(driver: Driver, group: type) -> bool:
 
 
 def address_ranges_of(driver: Driver) -> AddressRanges | None:
-    """Return the driver as :class:`AddressRanges`, None if it does not offer the group."""
+    """Return the driver as :class:`AddressRanges`, or None if it does not offer the group."""
     return cast("AddressRanges", driver) if _offers(driver, AddressRanges) else None
 
 
 def foreign_memory_of(driver: Driver) -> ForeignMemory | None:
-    """Return the driver as :class:`ForeignMemory`, None if it does not offer the group."""
+    """Return the driver as :class:`ForeignMemory`, or None if it does not offer the group."""
     return cast("ForeignMemory", driver) if _offers(driver, ForeignMemory) else None
 
 
 def readonly_alias_of(driver: Driver) -> ReadonlyAlias | None:
-    """Return the driver as a :class:`ReadonlyAlias`, None if it does not offer the group."""
+    """Return the driver as a :class:`ReadonlyAlias`, or None if it does not offer the group."""
     return cast("ReadonlyAlias", driver) if _offers(driver, ReadonlyAlias) else None
 
 
 def streams_of(driver: Driver) -> Streams | None:
-    """Return the driver as :class:`Streams`, None if its devices have no streams."""
+    """Return the driver as :class:`Streams`, or None if its devices have no streams."""
     return cast("Streams", driver) if _offers(driver, Streams) else None
 
 
 def stream_words_of(driver: Driver) -> StreamWords | None:
-    """Return the driver as :class:`StreamWords`, None if it does not offer the group."""
+    """Return the driver as :class:`StreamWords`, or None if it does not offer the group."""
     return cast("StreamWords", driver) if _offers(driver, StreamWords) else None
 
 
 def stream_events_of(driver: Driver) -> StreamEvents | None:
-    """Return the driver as :class:`StreamEvents`, None if it does not offer the group."""
+    """Return the driver as :class:`StreamEvents`, or None if it does not offer the group."""
     return cast("StreamEvents", driver) if _offers(driver, StreamEvents) else None
 
 
 def stream_work_of(driver: Driver) -> StreamWork | None:
-    """Return the driver as :class:`StreamWork`, None if it does not offer the group."""
+    """Return the driver as :class:`StreamWork`, or None if it does not offer the group."""
     return cast("StreamWork", driver) if _offers(driver, StreamWork) else None
 
 
 def vendor_queues_of(driver: Driver) -> VendorQueues | None:
-    """Return the driver as :class:`VendorQueues`, None if it does not offer the group."""
+    """Return the driver as :class:`VendorQueues`, or None if it does not offer the group."""
     return cast("VendorQueues", driver) if _offers(driver, VendorQueues) else None
 
 
 def witness_of(driver: Driver) -> Witness | None:
-    """Return the driver as a :class:`Witness`, None if it does not offer the group."""
+    """Return the driver as a :class:`Witness`, or None if it does not offer the group."""
     return cast("Witness", driver) if _offers(driver, Witness) else None
 
 
 def check_groups(driver: Driver) -> list[str]:
     """Return the faults of a driver's optional groups, one line for each.
 
-    A driver must have all methods of a group or none. It must offer a group that has a capability
-    if one of its devices has the capability, and only then.
+    A driver must have all methods of a group or none. Some groups have a capability: a driver
+    must offer such a group exactly if one of its devices has the capability.
     """
     faults = []
     for group in _GROUPS:

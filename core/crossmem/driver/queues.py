@@ -134,8 +134,8 @@ class VendorQueues(Protocol):
     ) -> bool:
         """Hand a buffer over; return False if the queue stayed full.
 
-        If this returns False or raises, the buffer still belongs to this process, unless its
-        pointer is 0.
+        If this returns False or raises, the buffer still belongs to this process. Exception: if
+        its pointer is 0, the buffer was handed over.
 
         Parameters
         ----------

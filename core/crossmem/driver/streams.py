@@ -27,7 +27,7 @@ class Streams(Protocol):
 class StreamWords(Protocol):
     """Streams write and await 64-bit words in host memory: level ``"word"``.
 
-    The comparison of the wait may be cyclic, as CUDA's is, because all values are below 2**63.
+    A wait may compare cyclically, as CUDA does, because all values are below 2**63.
     """
 
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:

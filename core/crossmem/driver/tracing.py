@@ -48,7 +48,7 @@ _STREAM_METHODS: Final = {
     for name in STREAM_GROUPS[group]
 }
 """For each method of the stream groups: a function that returns the driver if it offers the
-method's group, else None."""
+method's group, or else None."""
 
 
 class TracingDriver(Driver):

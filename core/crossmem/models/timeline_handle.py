@@ -24,8 +24,8 @@ class TimelineHandle:
     """An immutable name for a timeline, valid in any process of the same host.
 
     :meth:`crossmem.Timeline.export` makes it; send it as :meth:`to_bytes` or by pickling. A process
-    that has the handle and passes the access check of the signalling process can wait, and can
-    disturb other waiters, so treat the bytes as a credential.
+    that has the handle and passes the access check of the signalling process can wait. Such a
+    process can also disturb other waiters, so treat the bytes as a credential.
 
     Attributes
     ----------

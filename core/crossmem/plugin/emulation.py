@@ -32,8 +32,8 @@ class EmulationRequest:
         function CALL fail with CODE. The faults end with the emulation. A lasting emulation must
         have no faults.
     strict
-        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
-        the host access to device addresses.
+        Whether the emulation records calls that the vendor forbids or leaves undefined. A strict
+        emulation also refuses the host's accesses to device addresses.
     slow_streams
         Whether streams execute their work only when a thread waits for it.
     state

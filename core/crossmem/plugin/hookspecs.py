@@ -13,8 +13,8 @@ may omit parameters that it does not need. Rules for all hooks:
 - If a hook raises, crossmem records or logs the exception with the plugin's name, and still calls
   the other plugins. crossmem refuses hook wrappers, because they would see the results of other
   plugins.
-- If a marked function has a name that is not a hook's, the whole plugin fails, unless the mark is
-  ``@hookimpl(optionalhook=True)``.
+- If a marked function does not have the name of a hook, the whole plugin fails. Exception: the mark
+  is ``@hookimpl(optionalhook=True)``.
 """
 
 from collections.abc import Callable, Iterable

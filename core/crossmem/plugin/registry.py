@@ -223,7 +223,7 @@ class Registry:
         BackendNotFoundError
             No plugin offers the backend.
         BackendUnavailableError
-            The backend cannot be used on this machine, or as for :meth:`backend`.
+            As for :meth:`backend`, and if the backend cannot be used on this machine.
         ConfigurationError
             The backend has no runtime with that name.
         """
@@ -306,7 +306,7 @@ class Registry:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
                 raise_if_of_handler(error)
-                # If no plugin answers, the caller gets the error of a wrong request.
+                # A wrong request needs no warning: if no plugin answers, the caller gets the error.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)

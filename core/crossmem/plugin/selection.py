@@ -121,7 +121,7 @@ class Explanation:
     Parameters
     ----------
     choice
-        The chosen device, None if there is none.
+        The chosen device, or None if there is none.
     problem
         The text of the error that :func:`choose` raises; empty if it raises none.
     candidates

@@ -28,7 +28,7 @@ __all__ = ["copy_from", "read_out"]
 
 _PIECE_NBYTES: Final = 16 * 2**20
 _PIECES: Final = 4
-"""The largest number of pieces in transit. It bounds a tree's space in the object store."""
+"""The largest number of pieces in transit. The limit bounds a tree's space in the object store."""
 
 
 def copy_from(origin: str, blob: bytes) -> Any:

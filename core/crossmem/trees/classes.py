@@ -3,8 +3,8 @@
 
 The receiver looks only in modules that it has imported. A dataclass must have exactly the sent
 fields, and a named tuple must have as many fields as values were sent. No code of the class runs,
-except the ``__hash__`` and ``__eq__`` of objects that are keys of a dict. Therefore, classes with
-``__del__`` are refused. So are classes in which a field is a data descriptor other than a slot.
+except the ``__hash__`` and ``__eq__`` of objects that are keys of a dict. Therefore, a class is
+refused if it has ``__del__``, or if a field is a data descriptor other than a slot.
 """
 
 import sys

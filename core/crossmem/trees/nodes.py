@@ -17,7 +17,7 @@ null, true, 1  None, True, 1; Unicode strings and finite floats also have their 
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
-{"i": [n, x]}  again the n-th mutable container that was completed, from 0; x: its first JSON
+{"i": [n, x]}  the n-th completed mutable container again; n starts at 0, x is its first JSON
 ============== ==================================================================================
 
 The module ``classes`` describes the lookup of classes.

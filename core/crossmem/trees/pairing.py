@@ -78,8 +78,8 @@ def _in_words(tag: str | None, name: str | None) -> str:
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     """Return a node's tag, the nodes inside it, and its class's name.
 
-    The inner nodes are in a dict, by their index or the text of their key. For an array, the dict
-    is ``node`` itself.
+    The inner nodes are in a dict, under their indices or the texts of their keys. For an array, the
+    dict is ``node`` itself.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None

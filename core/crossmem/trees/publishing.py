@@ -196,8 +196,9 @@ class Published:
 
         A process counts as one reader of a tree, even if it has several objects for the tree. If
         the writer does not know the number of its readers, call ``done(0)`` before the first
-        version. A process that becomes a reader later calls ``done(0)``, and then acknowledges the
-        current version without using it, because the writer may already change the arrays.
+        version. A reader that joins after the first version calls ``done(0)``, and then
+        acknowledges the current version without using it, because the writer may already change
+        the arrays.
 
         Parameters
         ----------

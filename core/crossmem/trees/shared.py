@@ -80,7 +80,8 @@ class Shared(Published, Generic[_T_co]):
         self._process = process
         self.message = message
         self._blob: bytes | None = None
-        # Reentrant: a signal handler may close this object while its thread holds the lock.
+        # Reentrant: a signal handler may close this object, and the interrupted thread may hold the
+        # lock.
         self._lock = threading.RLock()
         self._is_closed = False
         self._devices = tree_memory.devices if tree_memory is not None else set()

@@ -231,7 +231,7 @@ _HINTS: Final = {
     ("tdt.dequeue", _RESOURCE_ALLOC_FAIL): _LOST,
     ("tdt.create_queue", FAILURE): _NO_GROUP,
     ("tdt.attach_queue", FAILURE): _NO_GROUP,
-    # Only the application chooses the streams.
+    # The application chooses the stream, and crossmem all other arguments of these calls.
     **{
         (f"rt.{function}", PARAM_INVALID): _STREAM
         for function in ("synchronize_stream", "value_wait", "value_write")

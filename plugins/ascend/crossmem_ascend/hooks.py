@@ -43,7 +43,7 @@ def _probe() -> Availability:
 def _has_devices() -> bool:
     """Whether ACL finds devices. The emulation has devices without device files.
 
-    The count needs neither aclInit nor a context, and the probe makes neither.
+    The count works without aclInit and without a context, so the probe uses neither.
     """
     with PLUGINS:
         from crossmem_ascend.library import open_acl  # noqa: PLC0415

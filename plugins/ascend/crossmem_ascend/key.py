@@ -3,8 +3,8 @@
 
 The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
 the key before it frees the memory. The memory is lost when the exporter ends. On another device
-than the memory's, the vendor refuses copies from or to the host. So crossmem imports the memory on
-its own device only.
+than the memory's, the vendor refuses copies from or to the host. So crossmem imports memory only on
+the device that holds it.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Key(Mechanism):
     @override
     def allocate(self, ordinal: int, nbytes: int) -> Block:
         # If the capacity were not a whole number of huge pages, the memory might not begin at a
-        # page, or might share a page with other memory.
+        # page boundary, or might share a page with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         owned = _Keyed(self)
         made: list[tuple[int, int]] = []

@@ -148,7 +148,7 @@ class Space:
         memory.unmap(region.start, region.nbytes)
 
     def region_of(self, pointer: int) -> Region | None:
-        """Return the region that contains an address, None if no region does."""
+        """Return the region that contains an address, or None if no region does."""
         index = bisect_right(self._starts, pointer) - 1
         if index < 0:
             return None

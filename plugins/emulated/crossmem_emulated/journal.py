@@ -121,7 +121,7 @@ class Faults:
         self._version = None
 
     def take(self, call: str) -> int | None:
-        """Return the code with which a call must fail, None if the call must not fail."""
+        """Return the code with which a call must fail, or None if the call must not fail."""
         version = self._machine.version
         if version != self._version:
             with self._machine.transaction() as tables:

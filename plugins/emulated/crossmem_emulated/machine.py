@@ -140,8 +140,9 @@ class Machine:
     def __init__(self, folder: Path, schema: str) -> None:
         self.folder = folder
         self._is_shared = folder == default_state()
-        """Whether this is the default host. Its next run must not see the misuse of the last run,
-        which had nothing to do with it. A host that the user named keeps its violations."""
+        """Whether this is the default host, which unrelated programs use. The first process in an
+        empty default host deletes the violations of earlier programs. A host that the user named
+        keeps its violations."""
         self._schema = schema
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -332,7 +333,7 @@ class Machine:
         return False
 
     def fault_of(self, error: Exception) -> CrossmemError | None:
-        """Return crossmem's error if the system made the database unusable, None otherwise.
+        """Return crossmem's error if the system made the database unusable, otherwise None.
 
         The emulated vendor has no result code for an unusable database.
         """

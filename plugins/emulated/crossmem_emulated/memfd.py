@@ -252,8 +252,8 @@ class MemfdDriver(Driver):
         mapped = Mapped(imported, 0)
         try:
             mapped.pointer = self._map(imported, "rw" if imported.access == "rw" else "ro")
-            # The size of the request is not known here. If the capacity exceeds one huge page, so
-            # does the request.
+            # This method does not know the size of the request. If the capacity exceeds one huge
+            # page, so does the request.
             if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(mapped.pointer, imported.capacity)
             if not remappable:

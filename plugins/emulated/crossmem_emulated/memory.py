@@ -237,7 +237,7 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     alignment
         A power of two. If ``at`` is 0, the first address is a multiple of it.
     at
-        The required address, 0 for any.
+        The required address; 0 for any address.
     """
     spare = 0 if at else alignment
     if nbytes + spare > _MOST_NBYTES:
@@ -337,7 +337,7 @@ def is_mapped(start: int, nbytes: int) -> bool:
 
 
 def sealed_nbytes(descriptor: int) -> int | None:
-    """Return the size in bytes of memory with a sealed size, None for other files.
+    """Return the size in bytes of memory with a sealed size, or None for other files.
 
     The seals are read before the size, because only a sealed size cannot change. The file must be
     on tmpfs: a file of huge pages has the same seals, but an access to a punched hole in it can

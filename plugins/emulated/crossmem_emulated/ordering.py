@@ -97,7 +97,7 @@ class Ordering:
             work.rows.clear()
 
     def _places(self, ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
-        """Yield the parts of ranges in device memory: number of the pages, offset and size."""
+        """Yield the number of the pages, offset and size of each part that is device memory."""
         for pointer, nbytes in ranges:
             for piece, place, size in self._space.spans(pointer, nbytes):
                 pages: Any = piece.pages

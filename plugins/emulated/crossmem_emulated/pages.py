@@ -79,7 +79,7 @@ class PageStore:
             return _used(tables, device)
 
     def allocate(self, device: int, nbytes: int, *, is_labelled: bool = False) -> Pages:
-        """Allocate memory with undefined contents: the first 64 KiB are filled with 0xA5.
+        """Allocate memory. Its contents are undefined, so the first 64 KiB are filled with 0xA5.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class PageStore:
             return pages
 
     def open(self, number: int, *, hold: bool) -> Pages | None:
-        """Return memory of another process, None if the memory or its owner no longer exists.
+        """Return memory of another process, or None if the memory or its owner is gone.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class PageStore:
             return pages
 
     def receive(self, descriptor: int) -> Pages | None:
-        """Return the labelled memory of this host behind a descriptor, None for another file.
+        """Return the labelled memory of this host behind a descriptor, or None for another file.
 
         The caller closes the descriptor, because this method duplicates it.
 

@@ -196,7 +196,7 @@ class Queues:
         own
             The error to raise if a function of the program waits for the stream in which it runs.
         timeout_ms
-            The longest wait in milliseconds, -1 for no limit.
+            The longest wait in milliseconds; -1 for no limit.
         late
             The error to raise if ``timeout_ms`` has passed.
 

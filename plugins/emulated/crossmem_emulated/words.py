@@ -60,9 +60,9 @@ def is_satisfied(
 ) -> bool:
     """Whether a word of ``nbytes`` bytes satisfies the condition of a wait.
 
-    ``value`` is the operand of the wait. ``mask`` is AMD's mask of the word, None for the other
-    vendors. For these, a word is at least a value if word minus value, as a signed number, is not
-    negative.
+    ``value`` is the operand of the wait. ``mask`` is AMD's mask of the word; None for the other
+    vendors. On their devices, a word is at least a value if word minus value, as a signed number,
+    is not negative.
     """
     bits = 8 * nbytes
     every_bit = (1 << bits) - 1

@@ -39,8 +39,8 @@ def refuse_capture(vendor: Vendor) -> None:
                 raise vendor.refusal("streamIsCapturing", error) from error
             is_capturing = True
         except RuntimeError:
-            # CuPy raises RuntimeError on ROCm, where it does not offer this function, and if the
-            # capture is already lost.
+            # CuPy raises RuntimeError if the capture is already lost. CuPy for ROCm does not offer
+            # this function, and always raises RuntimeError.
             is_capturing = False
         if is_capturing:
             raise BusyError(

@@ -25,7 +25,7 @@ class Current:
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
         self._thread = threading.local()
-        """For each thread, the device that must still be restored."""
+        """``owed`` records a failed restoration: the device in use and the device to restore."""
 
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:

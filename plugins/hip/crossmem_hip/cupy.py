@@ -25,7 +25,7 @@ _NOT_FOUND: Final = "cannot open shared object file"
 
 
 def fault_of(family: Family) -> str:
-    """Import CuPy's runtime. Return why it cannot serve this vendor; an empty text if it can."""
+    """Import CuPy's runtime. Return why it cannot serve this vendor, or an empty text if it can."""
     try:
         module = import_module(RUNTIME)
     except ImportError as error:

@@ -82,7 +82,7 @@ def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:
 
 
 def _uuid_in(properties: dict[str, Any]) -> str | None:
-    """Return a device's UUID in the format of the vendor's tool, None without a complete UUID."""
+    """Return a device's UUID in the format of the vendor's tool, or None if it is not complete."""
     uuid = properties.get("uuid")
     # CuPy reports no UUID for AMD, and cuts a UUID at its first zero byte. In both cases, all
     # processes identify the device by its bus id.

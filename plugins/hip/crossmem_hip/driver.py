@@ -161,7 +161,7 @@ class GpuDriver(VendorDriver):
         return found
 
     def _reached_by(self, ordinal: int) -> tuple[int, ...]:
-        """Return the devices that use a device's mappings, for :class:`Virtual`."""
+        """Return the devices that may use a device's mappings, for :class:`Virtual`."""
         if not self.capabilities(ordinal, None).peer_access:
             return (ordinal,)
         return (ordinal, *(one.ordinal for one in self._devices if one.ordinal != ordinal))
@@ -188,7 +188,7 @@ class GpuDriver(VendorDriver):
     def after_fork_in_child(self) -> None:
         self._virtual.after_fork_in_child()
 
-    # Others' memory -----------------------------------------------------------------------
+    # Memory of other processes ------------------------------------------------------------
 
     @override
     def import_(
@@ -257,7 +257,7 @@ class GpuDriver(VendorDriver):
             with self._vendor.calling("deviceSynchronize"):
                 self._vendor.rt.deviceSynchronize()
 
-    # Memory that others allocated ----------------------------------------------------------
+    # Memory of other libraries -------------------------------------------------------------
 
     def _inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
         with self._on(ordinal, "inspect"):

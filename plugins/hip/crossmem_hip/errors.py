@@ -41,7 +41,7 @@ NO_DEVICE: Final = 100
 INVALID_DEVICE: Final = 101
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 SMALLER_ON_CUDA: Final = 801
-"""The code of a mapping that is larger than the memory. HIP's code is INVALID_VALUE."""
+"""CUDA's code for a mapping that is larger than the memory. HIP's code is INVALID_VALUE."""
 NOT_READY: Final = 600
 """The code of a query for work that is not complete."""
 
@@ -154,8 +154,8 @@ _AFTER: Final = {
         "process, because legacy mode (=1) needs AMD's own kernel driver"
     ),
     ("ipcOpenMemHandle", 1): Meaning(
-        "the exporter's device may not be visible here, or, on AMD, the processes may differ in "
-        "HSA_ENABLE_IPC_MODE_LEGACY"
+        "the exporter's device may not be visible to this process, or, on AMD, the processes may "
+        "differ in HSA_ENABLE_IPC_MODE_LEGACY"
     ),
     ("ipcOpenMemHandle", 17): Meaning(
         "the exporter freed the memory or is dead; or, on AMD, the exporter is in another pid or "
@@ -190,7 +190,7 @@ _AFTER: Final = {
         InvalidHandleError,
     ),
     ("memImportFromShareableHandle", 801): Meaning(
-        "this process cannot use the memory: the memory's device may not be visible here",
+        "this process cannot use the memory: the memory's device may not be visible to it",
         UnsupportedError,
     ),
     ("memRetainAllocationHandle", 1): Meaning(

@@ -94,7 +94,7 @@ def _attributes(vendor: Vendor, pointer: int) -> Any:
 def _why_of_no_device(
     vendor: Vendor, ordinal: int, pointer: int, attributes: Any, carrier: str
 ) -> str | None:
-    """Return the reason why memory is not plain memory of the device, None if it is."""
+    """Return the reason why memory is not plain memory of the device, or None if it is."""
     if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
         return _IS_MANAGED_WORDS.format(carrier=carrier)
     if not attributes.devicePointer:
@@ -144,7 +144,7 @@ def try_export(vendor: Vendor, base: int) -> bytes:
 
 
 def _why_not_exported(vendor: Vendor, base: int) -> str | None:
-    """Return why legacy IPC cannot carry memory, None if it can or the vendor does not say."""
+    """Return why legacy IPC cannot carry memory, or None if it can or the vendor does not say."""
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) != 0:
         return None
     is_pooled = not vendor.family.is_hip and _attribute(vendor, _MEMPOOL_HANDLE, base)
@@ -188,7 +188,7 @@ def inspect_mapping(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
 
 
 def _attribute(vendor: Vendor, attribute: int, pointer: int) -> int | None:
-    """Return an attribute, None if this version of the vendor's library does not know it."""
+    """Return an attribute, or None if this version of the vendor's library does not know it."""
     if not vendor.has("pointerGetAttribute"):
         return None
     try:

@@ -179,7 +179,7 @@ def open_runtime(family: Family) -> Runtime:
 
 
 def extend(family: Family, module: Any) -> Runtime:
-    """Return CuPy's runtime, with the vendor's functions for missing or unsuitable ones.
+    """Return CuPy's runtime, in which the vendor's functions replace missing or unsuitable ones.
 
     If the vendor's library cannot be used, return CuPy's runtime unchanged.
     """

@@ -16,7 +16,7 @@ class PeerAccess:
         self._vendor = vendor
 
     def reach_each_other(self, ordinal: int, others: Sequence[int]) -> bool:
-        """Whether a device and all others can use each other's memory; False without others."""
+        """Whether a device and all others can reach each other; False if there are no others."""
         return bool(others) and all(
             self._can(ordinal, one) and self._can(one, ordinal) for one in others
         )

@@ -81,7 +81,7 @@ class _Attributes(ctypes.Structure):
 
 
 class _AllocationProp(ctypes.Structure):
-    """``hipMemAllocationProp`` since ROCm 6, ``CUmemAllocationProp``."""
+    """``CUmemAllocationProp``, and ``hipMemAllocationProp`` since ROCm 6."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -94,13 +94,13 @@ class _AllocationProp(ctypes.Structure):
 
 
 class _Location(ctypes.Structure):
-    """``hipMemLocation``, ``CUmemLocation``."""
+    """``hipMemLocation`` and ``CUmemLocation``."""
 
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class _AccessDesc(ctypes.Structure):
-    """``hipMemAccessDesc``, ``CUmemAccessDesc``."""
+    """``hipMemAccessDesc`` and ``CUmemAccessDesc``."""
 
     _fields_ = (
         ("location_type", ctypes.c_int),

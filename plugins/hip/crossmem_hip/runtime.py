@@ -4,7 +4,7 @@
 Pointers and streams are integers. IPC handles are 64 ``bytes``. A function that fails raises
 ``CUDARuntimeError``, on HIP too. The exception's ``status`` is the vendor's code. CuPy's module,
 the vendors' libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy
-lacks the calls for virtual memory. Each member of their structs is a separate argument.
+lacks the calls for virtual memory. They take each member of a struct as a separate argument.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -164,7 +164,10 @@ class Runtime(VirtualMemory, StreamValues, Protocol):
     def eventDestroy(self, event: int, /) -> None: ...
     def eventRecord(self, event: int, stream: int, /) -> None: ...
     def eventQuery(self, event: int, /) -> int | None:
-        """Return the vendor's code, or raise an exception with it. 600: work is not complete."""
+        """Return the vendor's code, or raise an exception with it.
+
+        The code is 600 if the event's work is not complete.
+        """
         ...
 
     def streamWaitEvent(self, stream: int, event: int, flags: int, /) -> None: ...

@@ -310,7 +310,7 @@ class Virtual(Mechanism):
                     pieces[pointer] = True
                     raise
 
-    # Memory that others allocated ----------------------------------------------------------
+    # Memory of other libraries -------------------------------------------------------------
 
     @override
     def inspect(self, ordinal: int, pointer: int) -> Foreign:

@@ -350,7 +350,7 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
 
 
 def _made(process: Process, driver: Driver, runtime: str | None) -> tuple[LocalDevice, ...]:
-    """Return an object for each device of a driver. A driver is a plugin's, so it may do anything.
+    """Return an object for each device of a driver. A plugin's driver may return invalid devices.
 
     Raises
     ------

@@ -190,7 +190,7 @@ class Memory(Copyable):
         ----------
         stream
             The consumer's stream; None for host memory. For device memory, the method waits for all
-            work of this process on the device. It does not wait if the stream is -1.
+            work of this process on the device, unless the stream is -1.
         max_version
             The newest version of DLPack that the consumer supports. Read-only memory needs at least
             (1, 0).

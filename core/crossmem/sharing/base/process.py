@@ -118,7 +118,7 @@ class Process:
         """A list with the lease server. The server enters the list before its thread starts, so no
         interrupt loses it."""
         self.server: LeaseServer | None = None
-        """The lease server, None before the first call of :meth:`start_server`."""
+        """The lease server, or None before the first call of :meth:`start_server`."""
 
     def part(self, kind: type[_P]) -> _P:
         """Return the part of a package. The first call makes the part."""

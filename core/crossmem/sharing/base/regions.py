@@ -107,7 +107,7 @@ class RegionIndex(Generic[_T]):
         return None
 
     def _end_of(self, key: _Key, space: object) -> int | None:
-        """Return the end of a region in a space, None if it was removed or is in another space."""
+        """Return the end of a region, or None if it was removed or is in another space."""
         what = self._objects.get(key[1])
         region = None if what is None else self._regions.get(what)
         return region.end if region is not None and region.space == space else None

@@ -13,7 +13,7 @@ _ATTRIBUTES: Final = ("ptr", "cuda_stream", "npu_stream")
 
 
 def stream_of(stream: Any) -> int:
-    """Return the vendor's handle of a stream, 0 for the default stream.
+    """Return the vendor's handle of a stream. The handle of the default stream is 0.
 
     Raises
     ------

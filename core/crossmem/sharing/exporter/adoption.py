@@ -176,7 +176,7 @@ def adopt(
 
 
 def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
-    """Return a text about the neighbours that importers can reach; None without neighbours.
+    """Return a text about the neighbours that importers can reach, or None if there are none.
 
     An importer reaches all ``exposed_nbytes``, of which ``nbytes`` are adopted.
     """

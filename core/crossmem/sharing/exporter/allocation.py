@@ -100,8 +100,8 @@ class Allocation(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this memory.
 
-        Without ``stream``, a second export with the same arguments returns an equal handle without
-        a vendor call, until that handle is withdrawn (C3).
+        A second export with the same arguments returns an equal handle, and makes no vendor call
+        (C3). Exceptions: the arguments contain a ``stream``, or the handle was withdrawn.
 
         Parameters
         ----------
@@ -114,13 +114,13 @@ class Allocation(Memory):
             False: return a raw handle, which contains the vendor's bytes for programs without
             crossmem. No lease protects the memory: keep it until all importers are done.
         synchronize
-            Whether to wait for the device work issued so far. The call does not wait if it returns
-            the handle of an earlier call that has waited (C21).
+            Whether to wait for the device work issued so far. Exception: the call does not wait if
+            it returns the handle of an earlier call that has waited (C21).
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or the
             stream's handle. Importers call :meth:`crossmem.Mapping.wait` to wait for the work that
-            was issued on the stream before this call. The call itself does not wait for the device.
-            It waits for the stream only if the device's strongest timeline level is ``"host"``.
+            was issued on the stream before this call. The call itself does not wait. Exception: if
+            the device's strongest timeline level is ``"host"``, the call waits for the stream.
             Each call with a stream returns a new handle.
 
         Raises
@@ -254,10 +254,10 @@ class Allocation(Memory):
                     if self._record is not None:
                         leases.retire(unit, even_if_leased=False)
                 finally:
-                    # The lock is held since the check, so no view has begun. If a signal handler
+                    # The lock was held since the check, so no view has begun. If a signal handler
                     # has raised, the next call of crossmem frees the retired memory.
                     if unit.is_retired and self._record is not None:
-                        # The statements of _detach(), because a handler could raise at its entry.
+                        # No call of _detach(): a signal handler could raise at its entry.
                         self._record = None
                         process.deferred.ready[record] = None
                         self.__class__ = self._when_ended

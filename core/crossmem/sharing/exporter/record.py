@@ -36,8 +36,8 @@ class BlockRecord:
         self.blocks: list[Block] = []
         """A list with the block, or an empty list before and after the block's life."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
-        """A list with the vendor's export, empty before the vendor has made it. The key is the
-        access, and whether the export is raw."""
+        """A list with the vendor's export. The list is empty before the vendor has made the export.
+        The key is the access, and whether the export is raw."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 
@@ -47,7 +47,7 @@ class BlockRecord:
         return self.blocks[0]
 
     def find_export(self, access: Access, *, raw: bool) -> Exported | None:
-        """Return the vendor's export, None if the vendor has not made it yet."""
+        """Return the vendor's export, or None if the vendor has not made it yet."""
         made = self.exported.get((access, raw))
         return made[0] if made else None
 
@@ -108,7 +108,7 @@ class AllocationRecord(Record):
         """The handles that were returned and not withdrawn. The key is the arguments of the export,
         and "early" if the call did not wait for the device."""
         self.unit: Unit | None = None
-        """The memory's unit in the lease registry, None before its first leased export."""
+        """The memory's unit in the lease registry, or None before its first leased export."""
         self.is_retired = False
         """Whether the memory was freed. It may still wait for leases to end."""
         self.pieces: set[object] = set()
@@ -268,10 +268,10 @@ class AllocationRecord(Record):
         self.is_done = True
 
     def free_at_exit(self) -> None:
-        """Free the memory at a normal exit, even if leases remain.
+        """Free the memory at a normal exit, with two exceptions.
 
         Memory with an active view or copy stays until the end of the process. Leased memory also
-        stays if the vendor's call would remove it from importers (law C20).
+        stays, unless importers keep it after the free (capability ``survives_owner``, law C20).
         """
         if self.usage.is_active:
             return
@@ -299,7 +299,7 @@ class Allocations(Part):
         """The records of exported memory. The key is the numbers of allocation and export."""
 
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
-        """Return the record of the memory that a handle names, None without such an export.
+        """Return the record of the memory that a handle names, or None if there is no such export.
 
         Freed memory keeps its record while it waits for leases.
         """

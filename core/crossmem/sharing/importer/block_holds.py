@@ -179,9 +179,9 @@ class BlockHold(Use):
     def take(self, generation: int) -> bool:
         """Hold the block, and return whether the hold is valid.
 
-        The hold is invalid if the owner has freed the block or withdrawn the generation, unless
-        another hold of this process keeps that generation. The caller must end an invalid hold. The
-        caller holds the lock of the state.
+        The hold is invalid if the owner has freed the block or withdrawn the generation. Exception:
+        the hold is valid if another hold of this process keeps that generation. The caller must end
+        an invalid hold. The caller holds the lock of the state.
         """
         arena, index = self.arena, self.index
         at = arena.at + index

@@ -54,7 +54,7 @@ class _Holders(Holders):
 
 
 class PoolImports(Part):
-    """The pools from which this process imports blocks: of other processes, or its own."""
+    """The pools from which this process imports blocks: other processes' pools and its own."""
 
     closing: ClassVar = -2
 

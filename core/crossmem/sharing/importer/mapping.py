@@ -53,8 +53,8 @@ class Import(Endable):
         self.handle = handle
         self.device = record.device
         self.nbytes = handle.length
-        # The last statement: from here on, the finaliser of this object releases the import. If an
-        # earlier statement raises, the caller must release the import.
+        # This statement comes last: from here on, the finaliser of this object releases the import.
+        # If an earlier statement raises, the caller must release the import.
         self._record = use
 
     @override
@@ -173,8 +173,8 @@ class Mapping(Memory):
     nbytes
         Size of the part that the handle names, in bytes.
     readonly
-        Whether writes are refused: by the device or kernel, or with ``readonly="advisory"`` only by
-        this object.
+        Whether writes are refused. With ``readonly="advisory"``, only this object refuses them;
+        otherwise the device or kernel does.
     """
 
     __slots__ = ("_pointer", "handle")
@@ -195,8 +195,8 @@ class Mapping(Memory):
         super().__init__(use.process, record.device, handle.length, record.usage, readonly=readonly)
         self._pointer = base + handle.offset
         self.handle = handle
-        # The last statement: from here on, the finaliser of this object releases the mapping. If
-        # an earlier statement raises, the caller must release the mapping.
+        # This statement comes last: from here on, the finaliser of this object releases the
+        # mapping. If an earlier statement raises, the caller must release the mapping.
         self._record = use
 
     @override

@@ -12,10 +12,10 @@ keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these fu
 
 A reservation is a record in the exporter. It belongs to the sender until a receiver requests the
 memory, and then to that receiver. It ends when the message is received or discarded, or when the
-process dies to which it belongs. Until then, the receiver's
+process to which it belongs dies. Until then, the receiver's
 :func:`~crossmem.sharing.importer.attach.attach_reserved` gets the memory even if the exporter has
-freed it, or waits at its exit. Several processes may receive one message, but all after the first
-get the memory only if it was not freed.
+freed the memory, or waits at its exit. Several processes may receive one message. All receivers
+after the first get the memory only if it was not freed.
 
 Any process may forward memory that it has imported, as long as the exporter lives. A process that
 knows a number can end the reservation, so keep the number as secret as the handle. Each export in a

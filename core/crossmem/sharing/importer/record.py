@@ -31,7 +31,7 @@ class State(Enum):
     NEW = "new"
     OPEN = "open"
     CLOSING = "closing"
-    """The close has begun. A new user waits for its end, and then opens the memory again."""
+    """The close has begun. A new user waits for its completion, then opens the memory again."""
     CLOSED = "closed"
 
 

@@ -118,8 +118,8 @@ class RemoteImport(ImportRecord):
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
                 if core in self.leases:
-                    # A signal handler has leased the same export during this call. Its lease is not
-                    # needed any more.
+                    # A signal handler has leased the same export during this call. The handler's
+                    # lease is not needed any more.
                     self.ending += (self.leases[core],)
                 self.leases[core] = leased
                 self.state = State.OPEN
@@ -201,7 +201,7 @@ class RemoteImport(ImportRecord):
     @property
     @override
     def is_owner_alive(self) -> bool:
-        """Whether the exporting process still runs; true without a connection."""
+        """Whether the exporting process still runs. For a raw handle, the result is always true."""
         return self.connection is None or self.connection.is_owner_alive
 
     @property

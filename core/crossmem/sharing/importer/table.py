@@ -62,7 +62,7 @@ class ImportTable(Part):
         record = self._shortcuts.get((use.core, device, readonly))
         if record is not None:
             with self._process.state:
-                # Users of other exports may keep the memory open after the end of this lease.
+                # The lease may have ended while users of other exports keep the memory open.
                 if record.is_ready_for(use.core):
                     use.record = record
                     record.uses.add(use)

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.2
 """The interval at which the watcher checks the owners, and the views of dead owners' memory."""
 _LOOK_AGAIN_S: Final = 0.02
-"""The time after which the watcher checks an owner again that seems to be dead."""
+"""The pause before the second check of an owner that seems to be dead."""
 
 
 class _Watched(NamedTuple):

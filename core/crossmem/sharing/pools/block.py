@@ -89,8 +89,8 @@ class Block(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this block.
 
-        Without ``stream``, a second export returns an equal handle, unless the first handle was
-        withdrawn (C3).
+        A second export returns an equal handle (C3). Exceptions: the arguments contain a
+        ``stream``, or the first handle was withdrawn.
 
         Parameters
         ----------
@@ -100,8 +100,8 @@ class Block(Memory):
         lease
             Must be True.
         synchronize
-            Whether to wait for the device work issued so far. The call does not wait if it returns
-            the handle of an earlier call that has waited (C21).
+            Whether to wait for the device work issued so far. Exception: the call does not wait if
+            it returns the handle of an earlier call that has waited (C21).
         stream
             As for :meth:`crossmem.Allocation.export`.
 
@@ -319,11 +319,11 @@ class Block(Memory):
                             is_retired = arena.words[arena.at + index] == generation + 1
                             raise
                         finally:
-                            # The lock is held since the check, so no view has begun.
+                            # The lock was held since the check, so no view has begun.
                             if is_retired:
                                 if landing is not None:
                                     record.landing = landing
-                                # As _detach(), at whose entry a handler could raise.
+                                # No call of _detach(): a signal handler could raise at its entry.
                                 self._record, self.__class__ = None, self._when_ended
                                 self._process.deferred.ready[record] = None
                     if is_retired:

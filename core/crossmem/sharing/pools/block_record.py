@@ -33,7 +33,7 @@ class BlockRecord(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Free the block. Return False if more work is left, such as to read the rows.
+        """Free the block. Return False if work is left, such as the reading of the rows.
 
         The caller holds the lock of the state. As soon as the block is in the free list, it may
         begin its next life.

@@ -60,7 +60,7 @@ class Pool(Endable):
         self.blocks = record.arena.blocks
         self.allow = record.allow
         self.access = record.access
-        # The last statement: from here on, the finaliser of this object closes the pool.
+        # This statement comes last: from here on, the finaliser of this object closes the pool.
         self._record = record
 
     @override
@@ -118,7 +118,7 @@ class Pool(Endable):
         free, base, stride = arena.free, pool.base, pool.stride
         while True:
             # One step: no signal handler and no other thread runs before the end of this branch.
-            # Then the finaliser of the block object frees the block.
+            # From the return on, the finaliser of the block object frees the block.
             if free and not arena.is_closing:
                 index = free[-1]
                 del free[-1]
@@ -129,7 +129,7 @@ class Pool(Endable):
             self._wait_for_block(arena, timeout)
 
     def _wait_for_block(self, arena: Arena, timeout_s: float) -> None:
-        """Return when a block is free; raise if none becomes free in time, or at the close."""
+        """Return when a block is free; raise if none becomes free in time, or the pool closes."""
         if not arena.is_closing and arena.refill():
             return
         # This frees the blocks whose objects were dropped.

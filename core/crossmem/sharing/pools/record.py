@@ -77,8 +77,8 @@ class PoolRecord(Record):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Close the pool. Its memory is freed after the last block."""
-        # A thread that allocates a block takes it and reads this word in one step. So the count of
-        # live blocks is correct from now on.
+        # stop() sets ``is_closing``. A thread that allocates a block reads this flag and takes the
+        # block in one step. So from now on, the count of live blocks does not grow.
         self.arena.stop()
         self.end_if_unused()
 

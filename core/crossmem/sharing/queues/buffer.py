@@ -227,7 +227,8 @@ class SharedBuffer(Memory):
     def delivery_count(self) -> int:
         """How often the buffer was delivered since its put; 0 before the put.
 
-        After a consumer with the buffer has died or lost its role, the number is more than 1.
+        With ``redeliver=True``, the number is more than 1 if an earlier consumer of the buffer has
+        died or lost its role.
         """
         return self._usable().count
 

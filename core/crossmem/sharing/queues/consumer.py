@@ -323,7 +323,8 @@ class Consumer(Receiver):
         if opened.member(self.place) != self.session:
             self.check()
         end = opened.end
-        # With ``redeliver``, ENDED follows the last release, so a holder cannot wait for ENDED.
+        # With ``redeliver``, ENDED follows the last release, so a consumer that still has a buffer
+        # cannot wait for ENDED.
         if (end == ENDED or (end == FINISHED and (self.held or self.kept))) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)

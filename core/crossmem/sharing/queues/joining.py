@@ -21,9 +21,9 @@ def is_open(
 ) -> bool | None:
     """Return True if the owner has opened a session and is in no round, else None.
 
-    The owner opens the session and hands out its first entries in one round, and then wakes this
-    process. By that time, the owner may be in another round, whose end may wake no process. So this
-    function polls until no round runs, which takes little time.
+    The round that opens the session also hands out the first entries of the session, so this
+    process waits for the end of that round. The process cannot tell a later round from that one,
+    and the end of a later round may wake no process. So this function polls until no round runs.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ segment  writer          words
 ======== =============== ==========================================================================
 control  the owner       the open sessions, the end of the queue, the entries that were handed out
 ring     a producer      its tail and its entries
-place    a consumer      its positions, and which entries it holds and has released
+place    a consumer      how far it has read each ring; which entries it holds and has released
 ======== =============== ==========================================================================
 
 A producer numbers its entries in the order of the puts, from 1 on. This number is the stamp of the
@@ -44,7 +44,7 @@ DROPS: Final = 3
 """Number of entries that the producers dropped."""
 JOINED: Final = 4
 """The number of the session, as soon as the producer can allocate. If the call that joins is
-interrupted before, the session does not count as a producer of the queue."""
+interrupted before that, the session does not count as a producer of the queue."""
 # Words of a place.
 HANDED: Final = 2
 """Number of entries from the owner's hand-outs that the consumer has read."""
@@ -140,11 +140,11 @@ class Terms:
     # Words of a place.
 
     def start(self, producer: int) -> int:
-        """Return the word with the last stamp of a ring that this session does not read."""
+        """Return the word with the tail of a ring at the beginning of this session."""
         return HEADER_WORDS + producer
 
     def read(self, producer: int) -> int:
-        """Return the word with the last stamp of a ring that the consumer has read."""
+        """Return the word with the last stamp that the consumer has read in a ring."""
         return HEADER_WORDS + self.producers + producer
 
     def released(self, producer: int, buffer: int) -> int:
@@ -186,6 +186,9 @@ class Terms:
         return self.handed(self.consumers) + producer * self.depth + buffer
 
     def hand(self, consumer: int, position: int) -> int:
-        """Return the first of two words about a handed-out entry: its stamp, and its location."""
+        """Return the first of two words about a handed-out entry.
+
+        The first word is the stamp. The second one names producer, buffer and delivery count.
+        """
         which = consumer * self.prefetch + position % self.prefetch
         return self.decision(self.producers, 0) + 2 * which

@@ -139,7 +139,7 @@ def open_queue(
     Parameters
     ----------
     handle
-        A handle of the queue, or its bytes. It also names the role.
+        A handle of the queue, or its bytes. The handle also names the role.
     device
         The device that uses the buffers in this process; None: the device that holds them.
     timeout

@@ -54,7 +54,7 @@ class Opened:
     base: int
     usage: Usage
     kept: Sequence[Memory]
-    """The memory of the segments and buffers; in the owner, also that of the directories."""
+    """The memory of the segments and buffers; in the owner, also the memory of the directories."""
     is_owner_alive: Callable[[], bool]
     look_at: float = 0.0
     """The time after which the next check asks whether the owner is alive."""
@@ -99,7 +99,7 @@ class Opened:
         return words.observe(self.control, END)
 
     def wake(self, place: int) -> None:
-        """Wake the process of a ring or place if it sleeps. Store the change before this call."""
+        """Wake the process of a ring or place if it sleeps. The caller first stores its change."""
         if self.terms.is_fenced:
             words.fence()
         if self.segments[place][SLEEPING]:

@@ -290,7 +290,7 @@ class QueueOwner:
     # The end ------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """End the queue as soon as the present producers have closed."""
+        """End the queue as soon as the present producers have left."""
         self._is_finished = True
         self.tend()
 

@@ -194,7 +194,10 @@ class Place:
         driver.write_value(ordinal, pages.enter(driver, ordinal, pointer, self), value, stream)
 
     def words_driver(self, stream: int) -> StreamWords | None:
-        """Return the driver if streams can write words, else None after a wait for the stream."""
+        """Return the driver if streams can write words.
+
+        Otherwise, wait for the stream and return None.
+        """
         device = self.opened.device
         if "word" in device.capabilities.timeline_levels:
             return cast("StreamWords", device.driver)
@@ -297,7 +300,10 @@ class Place:
             raise
 
     def keep(self, found: object) -> None:
-        """Keep a value of ``look`` that no caller gets, because a signal handler raised."""
+        """Wake another waiter for a value that no caller gets, because a signal handler raised.
+
+        :class:`Receiver` also keeps the value.
+        """
         del found
         if self.sleepers or self.is_armed:
             # As at the end of wait().

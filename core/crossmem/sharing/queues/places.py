@@ -39,7 +39,7 @@ class Places(Record):
     Parameters
     ----------
     mine
-        By role, the handles of the places that this process may take.
+        For each role, the handles of the places that this process may take.
     """
 
     __slots__ = ("_joining", "is_ending", "is_finished", "mappings", "mine", "process")
@@ -55,7 +55,7 @@ class Places(Record):
         self.mappings: list[Mapping] = []
         """The mappings of the places that this process has taken."""
         self._joining: dict[QueueRole, int] = {}
-        """By role, the thread that is taking a place."""
+        """For each role, the thread that is taking a place."""
 
     def has_place(self, role: QueueRole) -> bool:
         """Whether this process has a place for a role."""

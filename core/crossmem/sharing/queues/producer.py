@@ -48,7 +48,7 @@ class Producer(Place):
         """Published entries that were not released. A key is a buffer, a value (stamp, target)."""
         self._free: deque[int] = deque()
         self._given: Counter[int] = Counter()
-        """By target, the number of its unreleased entries."""
+        """For each target, the number of its unreleased entries."""
         self._left = 0
         """The stamp of the last entry that was left to the owner; 0 after :meth:`_count_handed`."""
         self._turn = 0
@@ -260,7 +260,10 @@ class Producer(Place):
         self._tell(target)
 
     def _sign(self, buffer: int, stream: int) -> int:
-        """Let a stream make the entry ready. Return the stream's value, or 0 after a wait."""
+        """Let a stream make the entry ready, and return the value that the stream will write.
+
+        If streams cannot write words, wait for the stream and return 0.
+        """
         driver = self.words_driver(stream)
         if driver is None:
             return 0

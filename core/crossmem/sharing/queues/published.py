@@ -46,9 +46,9 @@ class Ring:
     seen: int = 0
     """The last stamp that was read."""
     waiting: deque[Entry] = field(default_factory=deque)
-    """Entries that no consumer has, by stamp."""
+    """Entries that no consumer has, sorted by stamp."""
     given: dict[int, Entry] = field(default_factory=dict)
-    """By buffer, the entries that consumers had not released at the last read."""
+    """The entries that consumers had not released at the last read. A key is a buffer."""
     is_late: bool = False
     """Whether an entry of an ended session was not ready at the last read."""
 
@@ -66,7 +66,7 @@ class Published:
         (target, delivery count)."""
 
     def _entries(self, producer: int, tail: int) -> tuple[list[Entry], bool]:
-        """Return the published entries of a producer up to a stamp, by stamp.
+        """Return the published entries of a producer up to a stamp, sorted by stamp.
 
         The list leaves out entries that the owner has given up, and unready entries of a producer
         whose session has ended. The second value says whether there are such unready entries.
@@ -89,7 +89,7 @@ class Published:
         return self._still_there(sorted(found)), is_late
 
     def all(self) -> list[Entry]:
-        """Return the published entries of all producers, by producer and stamp."""
+        """Return the published entries of all producers, sorted by producer and stamp."""
         producers, tail = range(self.terms.producers), self.opened.tail
         return [one for producer in producers for one in self._entries(producer, tail(producer))[0]]
 
@@ -136,7 +136,8 @@ class Published:
     def _new_entries(self, producer: int, tail: int) -> list[Entry] | None:
         """Return the entries since the last read; None if the ring does not have all of them.
 
-        The ring has the buffers of the last ``depth`` stamps. The producer may be replacing one.
+        The ring has the buffers of the last ``depth`` stamps. The producer may be replacing the
+        oldest one.
         """
         terms, segment = self.terms, self.opened.segments[producer]
         first = self.rings[producer].seen + 1
@@ -185,7 +186,7 @@ class Published:
         return is_whole and segment[at + READY] >= segment[at + WANTED]
 
     def taken(self) -> Counter[tuple[int, int]]:
-        """Return the number of unreleased entries, by consumer and producer."""
+        """Return the number of unreleased entries of each pair of consumer and producer."""
         given = (one for ring_ in self.rings for one in ring_.given.values())
         return Counter(((one.target >> 48) - 1, one.producer) for one in given)
 

@@ -120,7 +120,7 @@ class Receiver(Place):
             raise failure
 
     def _has_lost(self, record: BufferRecord) -> bool:
-        """Whether a buffer was released before, or others may have it after the session's end."""
+        """Whether a buffer was released before, or others may have it because the session ended."""
         if self.session and self.opened.member(self.place) == self.session:
             return self.held.get(record, True)
         self.held.pop(record, None)

@@ -29,7 +29,7 @@ class QueueRecord(Places):
     opened
         The queue.
     mine
-        By role, the handles of the rings or places that this process may take.
+        For each role, the handles of the rings or places that this process may take.
     owner
         The owner's side of the queue, if this process owns it.
     """
@@ -139,7 +139,7 @@ class QueueRecord(Places):
         self.is_ending = True
         me = get_ident()
         # A lock would be held during the waits and the releases below. If a signal handler has
-        # interrupted a release by this thread, it leaves the rest to that release.
+        # interrupted a release by this thread, the handler leaves the rest to that release.
         while (other := self._releasing) is not None:
             if other == me or not blocking:
                 return

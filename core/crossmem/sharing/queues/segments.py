@@ -53,7 +53,7 @@ class Segments:
         self.exclusive: list[Export] = []
         """The exports by which processes take rings and places."""
         self.directories: dict[QueueRole, ShareableHandle] = {}
-        """By role, the handle of the directory."""
+        """For each role, the handle of the directory."""
         try:
             for nwords in terms.sizes:
                 self._add_segment(bytes(8 * nwords))

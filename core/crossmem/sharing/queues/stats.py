@@ -83,7 +83,7 @@ def stats_of(opened: Opened) -> QueueStats:
 def _unread(
     opened: Opened, producer: int, tail: int, consumers: list[int]
 ) -> Iterator[tuple[int, int]]:
-    """Yield each consumer with a number of entries in a producer's ring that it has not read."""
+    """Yield pairs (consumer, count). A consumer's counts add up to its unread entries in a ring."""
     terms, ring = opened.terms, opened.segments[producer]
     reads = {one: opened.segments[terms.producers + one][terms.read(producer)] for one in consumers}
     if terms.delivery == "each":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that make and open a vendor's queue.
 
-The directories and places of a vendor's queue are host memory of crossmem, so its handles have the
-form of all handles of queues. When a process leases a place, the owner's lease server checks the
-process and grants it the role of the place.
+The directories and places of a vendor's queue are host memory of crossmem. So its handles have the
+same form as the handles of other queues. When a process leases a place, the owner's lease server
+checks the process and grants it the role of the place.
 """
 
 import base64

@@ -66,7 +66,7 @@ class VendorQueueRecord(Places):
     Parameters
     ----------
     mine
-        By role, the handles of the places that this process may take.
+        For each role, the handles of the places that this process may take.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class VendorQueueRecord(Places):
     )
 
     consumer: ClassVar = None
-    """A received buffer belongs to this process, and outlives the queue."""
+    """None: ``Queue._detach()`` need not look for received buffers, which outlive the queue."""
 
     def __init__(
         self,
@@ -109,10 +109,10 @@ class VendorQueueRecord(Places):
         self.queues: list[VendorQueue] = []
         """The vendor's queue, until it is closed."""
         self.roles: dict[QueueRole, Mapping | None] = {}
-        """By role, the mapping of this process's place; None after the place was left."""
+        """For each role, the mapping of this process's place; None after the place was left."""
         self.is_owner = False
         self.directories: dict[QueueRole, ShareableHandle] = {}
-        """In the owner: by role, the handle of the directory."""
+        """In the owner: for each role, the handle of the directory."""
         self.kept: list[Memory] = []
         """The memory of places and directories."""
         self.marks: Sequence[memoryview | bytes] = ()

@@ -48,7 +48,7 @@ def full(terms: Terms, timeout_s: float) -> QueueFullError:
 
 
 def empty(held: int, timeout_s: float) -> QueueEmptyError:
-    """Return the error for a queue without a buffer for a consumer that holds ``held`` buffers."""
+    """Return the error for an empty queue. This consumer holds ``held`` buffers."""
     msg = f"no buffer arrived within {timeout_s:g} s"
     hint = "wait longer with timeout="
     if held:
@@ -93,7 +93,7 @@ def checked_pid(pid: Any) -> int:
     Raises
     ------
     ConfigurationError
-        It is not the id of a process.
+        ``pid`` is not the id of a process.
     """
     if not is_within(pid, 1, 2**31 - 1):
         msg = f"pid is {shorten(pid)}; it must be the id of a process"
@@ -124,7 +124,7 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
 
     With ``waits=False``, the first QueueEmptyError or QueueFullError is raised.
     """
-    # The import of asyncio is slow, so only programs that wait in an event loop make it.
+    # The import is slow, so only programs that wait in an event loop import asyncio.
     import asyncio  # noqa: PLC0415
 
     loop = asyncio.get_running_loop()

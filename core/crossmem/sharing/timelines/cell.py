@@ -109,7 +109,7 @@ class Cell:
         self.pointer = pointer
 
     def read(self, word: int) -> int:
-        """Return a word. Later accesses of this thread come after the read."""
+        """Return a word. Later accesses of this thread are ordered after the read."""
         return words.observe(self.words, word)
 
     def write(self, word: int, value: int) -> None:
@@ -161,7 +161,7 @@ class Cell:
                 pause_s = min(2 * pause_s, _LONGEST_S)
 
     def _announce(self) -> None:
-        """Announce the sleep of this thread. Later reads of the value come after this call."""
+        """Announce the sleep of this thread. Later reads are ordered after the announcement."""
         cell, is_known = self.words, words.load(self.words, CARE) == _KNOWN
         if is_known or not IS_REGISTERED:
             words.store(cell, WAITING, 1)

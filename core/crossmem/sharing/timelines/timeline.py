@@ -110,7 +110,7 @@ class Timeline(Endable):
         stream
             A stream of CuPy, PyTorch or torch-npu, or the vendor's handle as an integer; 0 is the
             default stream. At level ``"host"``, the call waits until the stream's work is complete.
-            With None, the call first waits for values that were signalled on streams before, and
+            With None, the call first waits until all values that streams signal are reached, and
             then signals.
 
         Raises

@@ -8,6 +8,6 @@ first call fills the table with callbacks into Python. The callbacks convert the
 the emulation. They run in the Python of the calling process, or in an interpreter that the library
 starts if the process has none.
 
-As with the real libraries, a program may load the library and fork before its first call. So the
-library only registers handlers for forks before this call.
+As with the real libraries, a program may load the library and fork before its first call. So, until
+this call, the library only registers handlers for forks.
 """

@@ -148,7 +148,7 @@ class Acl:
         self.tdt = SimpleNamespace(**modules["tdt"])
         self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
-        # Programs read these attributes, but use nothing in the modules that they stand for.
+        # pyACL's modules that are not emulated. Programs read these attributes, but call nothing.
         self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()
         self.faults: Faults = process.faults
         self.machine: Machine = process.machine

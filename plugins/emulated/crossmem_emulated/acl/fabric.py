@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Version 2 of shareable handles, and the functions of keys for links and for other servers.
+"""Version 2 of shareable handles. For keys, the choice of a link and the admission by server.
 
 A fabric connects the servers of a super node. The emulation has one server.
 """

@@ -36,7 +36,7 @@ _ENABLE_PEER_ACCESS: Final = 1
 
 @dataclass(slots=True, eq=False)
 class KeyImport:
-    """Memory that this process imported by its key."""
+    """Memory that this process imported by key."""
 
     number: int
     text: str
@@ -246,9 +246,9 @@ def check_peer_access(process: AclProcess, device: int, index: int, flags: int) 
     Parameters
     ----------
     device
-        Number in this process of the device for which the memory is imported.
+        The device for which the memory is imported, by its number in this process.
     index
-        Host-wide index of the device on which the memory lies.
+        The device on which the memory lies, by its host-wide index.
     flags
         If bit 0 is set, the import enables the access and is not refused.
     """
@@ -328,7 +328,7 @@ def _close_import(process: AclProcess, opened: KeyImport) -> None:
 
 
 def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
-    """Return why imported memory is gone, None if it still exists.
+    """Return why imported memory is gone, or None if it still exists.
 
     ``"dead"``: the exporter is dead. ``"closed"``: the exporter closed the key or released the
     memory.
@@ -337,7 +337,7 @@ def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
         row = tables.execute(
             "SELECT owner, is_closed FROM acl_key WHERE number = ?", (opened.number,)
         ).fetchone()
-        # The record of a key ends with its exporter.
+        # The record of a key is deleted with the record of its exporter.
         if row is None or not process.machine.lives(tables, row[0]):
             return "dead"
         return "closed" if row[1] else None

@@ -71,7 +71,7 @@ def _create_notify(process: AclProcess, flag: int) -> int:
             raise Refused(Code.RT_NO_NOTIFY_RESOURCE, "the device has no notify left")
         statement = "INSERT INTO acl_notify (device, owner) VALUES (?, ?)"
         number = tables.execute(statement, (index, process.machine.me(tables))).lastrowid
-        assert number is not None  # noqa: S101 - an insert has a number
+        assert number is not None  # noqa: S101 - set by each INSERT
         return _keep(process, tables, number)
 
 
@@ -154,9 +154,9 @@ def _check_ipc(process: AclProcess) -> None:
 
 
 def _exported(process: AclProcess, tables: sqlite3.Connection, number: int) -> tuple[str, bool]:
-    """Return a notify's key, empty before the export, and whether imports check its whitelist.
+    """Return a notify's key, and whether imports check the notify's whitelist.
 
-    Refuse a notify that another process created.
+    The key is empty before the export. Refuse a notify that another process created.
     """
     query = "SELECT text, validates, owner FROM acl_notify WHERE number = ?"
     text, validates, owner = tables.execute(query, (number,)).fetchone()

@@ -64,13 +64,13 @@ class Event:
     is_reusable: bool
     """Whether the event can be recorded again without a reset."""
     stream: Stream | None = None
-    """The stream in which the event was recorded, None before the first record or after a reset."""
+    """The stream in which the event was recorded; None before the first record or after a reset."""
     record: Work | None = None
     """The work of the latest record. The event is complete when this work is done."""
     time_ns: int | None = None
     """The time at which the event became complete, on the monotonic clock."""
     waits: list[tuple[Stream, Work]] = field(default_factory=list)
-    """Waits for the event, each with its stream. A query of the waits removes completed ones."""
+    """The waits for the event, each with its stream. A query removes the completed waits."""
     token: bytes | None = None
     """The event's name for other processes."""
     is_foreign: bool = False
@@ -122,7 +122,7 @@ class AclProcess:
         Whether streams execute work only when a thread waits for it, or when another process may
         wait for it.
     group
-        The memory group of TDT that this process joins, empty for none.
+        The memory group of TDT that this process joins; empty if it joins none.
     recycle_s
         The time in seconds after which TDT frees the buffers of a dead process.
     """
@@ -215,7 +215,7 @@ class AclProcess:
         return function
 
     def answer(self, called: Entry, values: list[Any]) -> tuple[tuple[Any, ...] | None, int]:
-        """Call a function. Return its outputs, None after most failures, and its code."""
+        """Call a function. Return its outputs, which are None after most failures, and its code."""
         self.thread.fault = None
         is_overlapping = called.is_exclusive and self._is_exclusive
         try:
@@ -313,13 +313,13 @@ class AclProcess:
         return self.visible[device]
 
     def check_opened(self, rule: str, driver_code: Code) -> None:
-        """Refuse if this process has no context: no device is set in it."""
+        """Refuse if this process has no context, because no device is set."""
         if not self.contexts:
             code = Code.RT_CONTEXT_NULL if self.profile.is_documented else driver_code
             raise Refused(code, "no device is set in this process", rule)
 
     def ordinal_of(self, index: int) -> int | None:
-        """Return a device's number in this process, None if this process does not see the device.
+        """Return a device's number in this process, or None if this process does not see it.
 
         ``index`` is the device's host-wide index.
         """

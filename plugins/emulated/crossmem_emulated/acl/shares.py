@@ -143,8 +143,8 @@ def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int
 def check_peer(process: AclProcess, call: str, device: int, index: int) -> None:
     """Record a violation if memory is imported for a device without access to the memory's device.
 
-    ``device`` is the number in this process of the device for which the memory is imported.
-    ``index`` is the host-wide index of the device that holds the memory.
+    ``device`` is the importing device's number in this process. ``index`` is the host-wide index of
+    the memory's device.
     """
     home = process.ordinal_of(index)
     if index != HOST and process.visible[device] != index:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that streams write to memory, and values in memory for which they wait (ACL-E44)."""
+"""Values in memory that streams write and wait for (ACL-E44)."""
 
 from typing import Final
 

@@ -69,9 +69,9 @@ class Physical:
     mappings
         Number of current mappings.
     share
-        Identifier of the memory's shareable handle, None if the memory was not exported.
+        Identifier of the memory's shareable handle; None if the memory was not exported.
     imported_share
-        Identifier of the shareable handle by which the memory was imported, None if this process
+        Identifier of the shareable handle by which the memory was imported; None if this process
         allocated the memory.
     """
 
@@ -86,7 +86,7 @@ class Physical:
     imported_share: int | None = None
 
     def forget_share(self, process: AclProcess) -> None:
-        """Delete the shareable handle, which ends with the exporter's last reference."""
+        """Delete the memory's shareable handle, if there is one."""
         if self.share is not None:
             with process.machine.transaction() as tables:
                 tables.execute("DELETE FROM acl_share WHERE number = ?", (self.share,))

@@ -44,7 +44,7 @@ _BEFORE_6: Final = {
     MemoryType.DEVICE: 1,
     MemoryType.MANAGED: 4,
 }
-"""The number of each memory type in ROCm 5. ROCm 5 has no type for unregistered memory: -1."""
+"""The number of each memory type in ROCm 5; -1 for unregistered memory, which has no number."""
 
 
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
@@ -76,7 +76,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return this process's number of the device that the memory's attributes report.
+    """Return the device that the memory's attributes report, by its number in this process.
 
     For imported memory, this is the device that was current at the last open; for pinned memory, it
     is the current device. For other memory, it is the memory's device, or -1 if this process does

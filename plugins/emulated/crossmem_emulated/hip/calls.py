@@ -68,7 +68,7 @@ class Parameter:
     kind
         The parameter's type in the signature, often a C type; empty if the signature has none.
     default
-        The parameter's default, None if an argument is required.
+        The parameter's default; None if an argument is required.
     """
 
     name: str

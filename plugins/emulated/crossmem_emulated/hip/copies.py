@@ -41,7 +41,7 @@ __all__ = [
 
 Parts = Sequence[tuple[int, int]]
 """Address and size in bytes of each range of some memory. The addresses are those at which the
-emulation accesses the memory; for device memory, they are not the program's."""
+emulation accesses the memory; for device memory, they differ from the program's addresses."""
 
 
 _SIDES: Final = {

@@ -259,7 +259,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
                 tables.execute(statement, (event.token, process.machine.me(tables), number))
 
     if number:
-        # Perhaps no thread of the application waits for the rest of the work.
+        # A new thread waits for the rest of the work, because perhaps no other thread does.
         threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
 
 

@@ -23,7 +23,7 @@ _NOTE: Final = struct.Struct("<16sQQiI")
 """The start of the file that describes a shared pool: magic, the host's identity in two numbers,
 the host-wide index of the pool's device, and the number of devices whose access was set."""
 _ACCESS: Final = struct.Struct("<iI")
-"""The rest of the file, for each of these devices: its host-wide index, and its access."""
+"""One entry in the rest of the file: a device's host-wide index, and its access to the pool."""
 _MAGIC: Final = b"crossmem a pool "
 _DATA: Final = struct.Struct("<QQ")
 """The start of a handle of pooled memory: offset and size. The memory's token follows. This is the
@@ -91,7 +91,7 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Return the device of the pool that a file describes, and the access that its exporter set.
+    """Read the file of a pool. Return the pool's device, and the access that the exporter set.
 
     Devices are host-wide indices. The result is None if the file describes no pool of this host.
     """

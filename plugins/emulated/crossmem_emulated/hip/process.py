@@ -121,7 +121,7 @@ class Context:
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
     """Return the streams that wait for ``stream`` and for which ``stream`` waits.
 
-    The legacy stream and each other blocking stream of a device wait for each other.
+    On each device, the legacy stream and every other blocking stream wait for each other.
     """
     if not stream.is_blocking:
         return []
@@ -156,7 +156,7 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """The key is the handle. It is a tuple for a legacy stream, a thread's own stream, and a
+        """The key is the handle, or a tuple for a legacy stream, a thread's own stream, or a
         destroyed stream whose work is not done."""
         self.queues = Queues(
             self.lock,
@@ -372,9 +372,9 @@ class HipProcess:
         return self.setup.visible[device]
 
     def ordinal_of(self, index: int) -> int | None:
-        """Return the number in this process of the device with a host-wide index.
+        """Return a device's number in this process, or None if this process does not see it.
 
-        If the device is not visible to this process, return None.
+        ``index`` is the device's host-wide index.
         """
         visible = self.setup.visible
         return visible.index(index) if index in visible else None

@@ -76,7 +76,7 @@ class Profile:
     has_uncached
         Whether physical memory without caching can be created.
     flags_of_write
-        The accepted flags for the write of a value by a stream, None if the flags are ignored.
+        The accepted flags for the write of a value by a stream; None if the flags are ignored.
     is_before_6
         Whether the edition is a ROCm before 6.
     has_old_numbers
@@ -112,7 +112,7 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only flags that an open accepts. None: an open accepts any odd value."""
+        """The only value of the flags that an open accepts. None: an open accepts any odd value."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property

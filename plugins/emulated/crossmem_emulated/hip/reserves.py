@@ -16,7 +16,7 @@ class Pool:
     device: int
     """The device's number in this process."""
     handle_type: int = 0
-    """The type of the handles by which the pool is exported, 0 if the pool cannot be exported."""
+    """The type of the handles by which the pool is exported; 0 if the pool cannot be exported."""
     is_imported: bool = False
     """Whether the pool was imported, from another process or this one."""
     flags: dict[int, int] = field(default_factory=dict)

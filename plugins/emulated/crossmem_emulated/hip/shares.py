@@ -38,7 +38,7 @@ class Import:
     context: Context
     record: int
     pool: Pool | None = None
-    """The pool into which the memory was imported, None after ``ipcOpenMemHandle``."""
+    """The pool into which the memory was imported; None after ``ipcOpenMemHandle``."""
     references: int = 1
 
 

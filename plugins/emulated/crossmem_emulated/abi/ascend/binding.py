@@ -74,8 +74,8 @@ class AclBinding:
     def _convert(self, name: str) -> Callable[..., int]:
         """Return the Python function for a C function whose C types determine the conversion.
 
-        A pointer to a number or to a pointer receives an output, in the order of the emulation's
-        outputs. ``char *`` is text. Every other parameter is an input.
+        Pointers to numbers or to pointers receive the emulation's outputs, in their order.
+        ``char *`` is text. Every other parameter is an input.
         """
         ffi = self.ffi
         shapes = self._shapes[name].type.args

@@ -57,8 +57,8 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The entry of each C function that shares the entry of another function. The keys lack the prefix
-``hip`` and the suffix ``_spt``."""
+"""The entries of C functions that share an entry with others. The keys lack the prefix ``hip`` and
+the suffix ``_spt``."""
 
 
 def _entry_of(name: str) -> str | None:

@@ -28,7 +28,7 @@ class Converter:
         return self.runtime.refuse(name, INVALID_VALUE)
 
     def plain(self, name: str, *more: Any) -> Function:
-        """Return a function that returns only a code. The emulation also gets ``more``, last."""
+        """Return a function that returns only a code. It appends ``more`` to its arguments."""
 
         def function(*arguments: Any) -> int:
             return self.runtime.call(name, *arguments, *more)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further properties of the emulated devices, and the names of attributes."""
+"""Constant properties of the emulated devices, and the names of attributes."""
 
 from collections.abc import Mapping
 from typing import Any, Final

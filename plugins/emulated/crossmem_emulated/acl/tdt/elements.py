@@ -18,7 +18,7 @@ class Header(NamedTuple):
 
 
 def is_full(tables: sqlite3.Connection, number: int, depth: int) -> bool:
-    """Return whether a queue is full. A queue holds one element less than its depth."""
+    """Return whether a queue is full. A queue holds at most one element less than its depth."""
     query = "SELECT count(*) FROM acl_mbuf WHERE queue = ? AND place = 0"
     count: int = tables.execute(query, (number,)).fetchone()[0]
     return count >= depth - 1
@@ -32,7 +32,7 @@ def next_element(tables: sqlite3.Connection, number: int) -> int:
 
 
 def first_element(tables: sqlite3.Connection, number: int) -> list[Header]:
-    """Return the headers of the first element of a queue, an empty list if the queue is empty."""
+    """Return the headers of the first element of a queue, or an empty list if there is none."""
     rows = tables.execute(
         f"SELECT {', '.join(Header._fields)} FROM acl_mbuf WHERE queue = ? "  # noqa: S608 - our own
         "AND element = (SELECT MIN(element) FROM acl_mbuf WHERE queue = ?) ORDER BY place",

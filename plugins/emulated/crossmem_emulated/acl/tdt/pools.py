@@ -72,7 +72,7 @@ def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ())
 
 
 def device_of(process: AclProcess) -> int:
-    """Return the number in this process of the device whose queues a call of this thread uses."""
+    """Return the device whose queues a call of this thread uses, by its number in this process."""
     return process.current().device if _processor(process) is Processor.HOST else 0
 
 
@@ -82,11 +82,11 @@ def tables_of(
 ) -> Iterator[tuple[sqlite3.Connection, Pool]]:
     """Yield the tables in a transaction, and this process's pool.
 
-    A call that waits passes the device that :func:`device_of` returned at its begin, because
-    another thread may reset the device meanwhile.
+    Before the yield, release the blocks that this process need not keep. From time to time, also
+    free the buffers of dead processes; see ``_recycle``.
 
-    Before that, release the blocks that this process need not keep, and from time to time free the
-    buffers of dead processes; see ``_recycle``.
+    For a call that waits, ``device`` is the result of :func:`device_of` before the wait, because
+    another thread may reset the device during the wait.
     """
     device = device_of(process) if device is None else device
     with process.machine.transaction() as tables:
@@ -103,8 +103,8 @@ def _pool_of(process: AclProcess, tables: sqlite3.Connection, device: int) -> Po
     me, index = process.machine.me(tables), process.visible[device]
     processor = _processor(process)
     if processor is Processor.HOST:
-        # On a real device, a separate process keeps the queues of each host process. So no other
-        # process uses this pool.
+        # On a real device, each host process has queues of its own, which a separate process on
+        # the device keeps. So no other host process uses this pool.
         name = f"/{me}/{index}"
         tables.execute(
             "INSERT OR IGNORE INTO acl_pool (name, device, owner) VALUES (?, ?, ?)",

@@ -52,12 +52,12 @@ class Block:
     address: int
     """The address at which each process maps the block if the address is free."""
     span: int
-    """Size of the block's addresses in bytes."""
+    """Size of the block's address range in bytes."""
     pages: Pages
     is_own: bool
     """Whether this process allocated the block, and keeps it for other processes."""
     piece: Piece | None = None
-    """The mapping, None while the block is not mapped in this process."""
+    """The mapping; None while the block is not mapped in this process."""
     headers: int = 0
     """The number of this process's buffers that refer to the block."""
 

@@ -109,7 +109,10 @@ def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
 
 
 def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
-    """Kill this process while it uses a queue, by the signal that an injected fault names."""
+    """Kill this process while it uses a queue, if a fault was injected for that.
+
+    The fault's code is the number of the signal.
+    """
     number = process.faults.take(f"{call}.inside")
     if number is not None:
         with tables_of(process) as (tables, pool):
@@ -130,7 +133,7 @@ def until(
     """Repeat an attempt until it returns a result. Other threads can make calls between attempts.
 
     A negative timeout means no timeout. After the timeout, ``late`` is raised. ``device`` is the
-    device at the begin of the call.
+    result of :func:`device_of` before the first attempt.
     """
     started = time.monotonic()
     end = started + timeout_ms / 1000 if timeout_ms >= 0 else None
