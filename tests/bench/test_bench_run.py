@@ -204,6 +204,13 @@ def test_a_missing_peer_is_named_and_not_measured(report: Report) -> None:
     assert not [row for row in report.rows if row.subject == "posix_ipc"]
 
 
+def test_a_run_in_which_every_peer_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PosixIpcPeer, "missing", lambda: "not installed")
+
+    with pytest.raises(BenchError, match=r"no peer can be measured \(posix_ipc: not installed\)"):
+        run("brief", peers=["posix_ipc"])
+
+
 def test_rows_of_crossmem_alone_are_there(report: Report) -> None:
     sections = {row.section for row in report.rows if row.subject == "crossmem"}
     assert {"batch", "repeats", "scale", "life"} <= sections

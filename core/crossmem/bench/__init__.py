@@ -93,6 +93,8 @@ def run(
         The device cannot be used.
     UnsupportedError
         The device's memory is not visible to the host.
+    BenchError
+        No peer can be measured.
 
     Notes
     -----

@@ -82,6 +82,9 @@ class Suite:
             }
             if reason is None:
                 self._peers.append(name)
+            elif plan.is_brief:
+                # The one table of a brief run has no columns for missing peers.
+                self.note(f"{name}: {reason}")
 
     def __enter__(self) -> Self:
         # The benchmark has its own run directory, so that this user's other programs of crossmem do
@@ -164,12 +167,20 @@ class Suite:
         parts
             Functions that measure crossmem and add rows to the report. They run only if crossmem is
             one of the peers.
+
+        Raises
+        ------
+        BenchError
+            No peer can be measured.
         """
         start = monotonic()
         load = self.report.machine["load"]
         if load > _BUSY_LOAD:
             self.note(f"other programs were busy when the run began (load {load:g}): expect noise")
         self._check()
+        if not self._peers:
+            states = [f"{name}: {peer['state']}" for name, peer in self.report.peers.items()]
+            raise BenchError(f"no peer can be measured ({', '.join(states)})")
         for nbytes in self.plan.sizes:
             self._life(nbytes)
         self._churn_and_held()

@@ -143,15 +143,6 @@ class LeaseTable:
         is_of_it = lease.unit.allocation == allocation and export in (None, lease.export)
         return lease if is_of_it else None
 
-    def reserves(self, number: int, export: Export) -> bool:
-        """Whether a reservation is for an export. A pool's export stands for all its blocks."""
-        lease = self._leases.get(number)
-        if lease is None or not lease.in_message:
-            return False
-        handle = export.handle
-        is_same = export.is_arena or lease.export == handle.export
-        return is_same and lease.unit.allocation == handle.allocation
-
     def pass_on(self, lease: Lease, holder: Holder) -> None:
         """Transfer the reservation of a message to another process."""
         number, moved = lease.number, lease._replace(holder=holder)

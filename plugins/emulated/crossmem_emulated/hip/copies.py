@@ -263,7 +263,7 @@ def _memcpy(process: HipProcess, target: int, source: int, nbytes: int, kind: in
 
 @entry("memcpy_spt(intptr_t dst, intptr_t src, size_t size, int kind)")
 def _memcpy_spt(process: HipProcess, target: int, source: int, nbytes: int, kind: int) -> None:
-    _copy(process, "memcpy", find_stream(process, PER_THREAD), (target, source), nbytes, kind)
+    _copy(process, "memcpy_spt", find_stream(process, PER_THREAD), (target, source), nbytes, kind)
 
 
 @entry("memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)")
