@@ -41,7 +41,7 @@ def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]
 
 
 def is_closed(name: str) -> bool:
-    """Whether a named object is closed. A read of ``closed`` releases nothing."""
+    """Whether a named object is closed. A read of ``closed`` does not continue deferred work."""
     closed: bool = actions.objects[name].closed
     return closed
 

@@ -4,7 +4,8 @@
 The receiver looks only in modules that it has imported. A dataclass must have exactly the sent
 fields, and a named tuple must have as many fields as values were sent. No code of the class runs,
 except the ``__hash__`` and ``__eq__`` of objects that are keys of a dict. Therefore, a class is
-refused if it has ``__del__``, or if a field is a data descriptor other than a slot.
+refused if it has ``__del__``. A dataclass is also refused if a field is a data descriptor other
+than a slot.
 """
 
 import sys

@@ -70,9 +70,10 @@ class Place(NamedTuple):
 
 
 def collect(tree: Any) -> tuple[Any, list[Leaf]]:
-    """Return a tree as JSON values, and its arrays. An array's number is its position in the list.
+    """Return a tree as JSON values, and the list of its arrays.
 
-    An array that occurs twice has one number.
+    In the JSON values, a number stands for each array: its position in the list. An array that
+    occurs twice has one number.
 
     Raises
     ------

@@ -209,8 +209,9 @@ class TreeMemory:
 
         A gap is memory between the elements of an array: if the array is one column of a matrix,
         the other columns are gaps. In host memory, gaps are not copied, because the user did not
-        share them. But arrays that overlap are copied with their gaps. On a device, all gaps are
-        copied, because only a kernel could omit them.
+        share them. But arrays whose address ranges overlap, such as two columns of one matrix, are
+        copied with their gaps. On a device, all gaps are copied, because only a kernel could omit
+        them.
         """
         home = self.host() if where is None else home_of(self.process, where)
         alignment = ALIGNMENT if self.pool is None else BLOCK_ALIGNMENT

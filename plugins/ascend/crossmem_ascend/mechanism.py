@@ -23,7 +23,7 @@ class Mechanism(Protocol):
     needs
         Functions of ``acl.rt`` that the mechanism needs.
     whitelist_limit
-        The maximum number of processes on the vendor's whitelist of one export.
+        The maximum number of processes on the whitelist of one export.
     """
 
     name: str

@@ -54,7 +54,8 @@ class Shareable(Mechanism):
 
     name = "shareable"
     needs = SHAREABLE
-    # The limit of one call. The vendor documents no limit for all calls together.
+    # The vendor's limit for one call. No limit for the whole whitelist is documented, so crossmem
+    # applies this one.
     whitelist_limit = 65535
 
     def __init__(self, vendor: Vendor) -> None:
@@ -136,7 +137,7 @@ class Shareable(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # If a mapping and its undo both failed, only this call can retry the undo.
+        # If a mapping and its undo both failed, the caller has no mapping that it could unmap.
         self.unmap(imported)
         self._free_physical(owned)
 
@@ -154,7 +155,7 @@ class Shareable(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: the close frees the physical memory."""
+        """Do nothing: physical memory is unmapped before it is freed, so the close frees it."""
 
     @override
     def unmap(self, imported: Imported) -> None:

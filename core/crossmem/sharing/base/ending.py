@@ -46,8 +46,9 @@ class Endable:
     """The reason why crossmem itself ended the object. Unset in all other cases."""
 
     _when_ended: ClassVar[Any] = None
-    """The class that an object gets at its end. It differs only in its finaliser, which is C code:
-    Python swallows an exception that a signal handler raises in a finaliser written in Python."""
+    """The class that an object gets at its end. Its finaliser is a C function that does nothing. In
+    a finaliser written in Python, a signal handler could run, and Python would swallow its
+    exception."""
     _when_alive: ClassVar[Any] = None
     """The class of an object that has not ended, or whose end is undone."""
 
@@ -175,7 +176,7 @@ class Endable:
             )
 
     def _is_reaped(self) -> bool:
-        """Return whether the reaper releases this object if it is dropped without ``_is_left``.
+        """Whether the reaper releases this object if it is dropped before ``_is_left`` is set.
 
         The release of a GPU's memory waits for the device. In the reaper's thread, this wait could
         break the capture of a graph. So the next call of crossmem releases such memory.
@@ -187,9 +188,9 @@ class Endable:
 def end_later(one: Endable) -> None:
     """Queue the resources of an object for their release.
 
-    If the object is in use, its finaliser queues them later. The finaliser alone is not enough: if
-    a signal handler raises at the entry of the finaliser, the resources are lost. After this call,
-    the caller must continue with deferred work, unless the caller itself is deferred work.
+    A caller that only drops the object could lose the resources: a signal handler may raise at the
+    entry of the finaliser. If the object is in use, this function leaves it to its finaliser. After
+    this call, the caller must continue with deferred work, unless it is itself deferred work.
     """
     process, one._is_left = one._process, True
     with process.state:

@@ -15,14 +15,17 @@ __all__ = ["publish_raw"]
 
 
 def publish_raw(process: Process, handle: ShareableHandle) -> None:
-    """Let this process lease its own raw export. A raw handle of another owner is ignored.
+    """Let this process lease its own raw export.
+
+    This function ignores a handle of another owner, and a handle whose memory this process does not
+    know. The request for the lease refuses such a handle.
 
     Raises
     ------
     InvalidHandleError
-        The handle names this process as its owner, but this process did not make it.
+        This process knows the memory, but did not make the handle.
     StaleHandleError
-        The memory was freed.
+        The memory was freed, and leases still keep it.
     """
     if handle.owner != process.identity:
         return

@@ -36,8 +36,8 @@ class BlockRecord:
         self.blocks: list[Block] = []
         """A list with the block, or an empty list before and after the block's life."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
-        """A list with the vendor's export. The list is empty before the vendor has made the export.
-        The key is the access, and whether the export is raw."""
+        """For each kind of export, a list with the vendor's export. The list is empty before the vendor
+        has made the export. The key is the access, and whether the export is raw."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 
@@ -259,8 +259,8 @@ class AllocationRecord(Record):
         unit, server = self.unit, self.process.server
         if unit is not None:
             if not unit.is_retired and server is not None:
-                # Another thread has made the unit since give_back() looked for it. That thread has
-                # returned no handle, so the unit has no leases.
+                # Another thread has made the unit since give_back() looked for it, and has returned
+                # no handle. Or the process exits, and importers keep the memory after the free.
                 server.leases.retire(unit, even_if_leased=False)
             self.unit = None
             # The unit and its exports refer to each other. This statement breaks the cycle.

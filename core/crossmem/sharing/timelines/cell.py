@@ -5,17 +5,18 @@ The process that signals is the only writer of the words, with two exceptions. A
 ``CARE`` and ``WAITING`` before it sleeps. After the death of the signalling process, any other
 process may write ``VOID`` into the value and wake the sleepers.
 
-A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, executes a fence and reads the value
-again. The signalling process writes the value, executes a fence and then reads ``WAITING``. So
-either the sleeper sees the value, or the signalling process sees ``WAITING``. In the second case,
-the signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. If it
+A sleeper reads ``SEQUENCE``, sets ``WAITING``, executes a fence and then reads the value. The
+signalling process writes the value, executes a fence and then reads ``WAITING``. So either the
+sleeper sees the value, or the signalling process sees ``WAITING``. In the second case, the
+signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. If it
 clears a ``WAITING`` that another thread has just set, that thread does not sleep, because
 ``SEQUENCE`` has changed. Only this file writes ``WAITING``, ``SEQUENCE`` and ``CARE``.
 
-Before any thread has slept, the signalling process executes no fence. The first sleeper sets
-``CARE`` to 1 and executes the barrier, which orders the accesses of the signalling process, too.
-After the barrier, the signalling process sees ``CARE`` and executes fences. The sleeper then sets
-``CARE`` to 2, so that later sleepers execute a fence instead of the barrier.
+If the processes can use the barrier, the signalling process executes no fence before a thread has
+slept. The first sleeper sets ``CARE`` to 1 and executes the barrier, which orders the accesses of
+the signalling process, too. After the barrier, the signalling process sees ``CARE`` and executes
+fences. The sleeper then sets ``CARE`` to 2, so that later sleepers execute a fence instead of the
+barrier.
 """
 
 import time
@@ -55,8 +56,9 @@ CELL_NBYTES: Final = 64
 """Size of the words. Each timeline has its own cache line."""
 
 VOID: Final = 2**63 - 1
-"""The value after the signalling process has closed the timeline or has died. This value ends every
-wait, also the waits of streams that compare values cyclically."""
+"""The value after the signalling process has closed the timeline, or after another process has
+noticed its death. This value ends every wait, also the waits of streams that compare values
+cyclically."""
 
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
@@ -144,7 +146,8 @@ class Cell:
         end = time.monotonic() + awaited.timeout_s
         pause_s = _SHORTEST_S
         while True:
-            # This read comes before WAITING is set. Otherwise a later wake-up could be lost.
+            # This read comes before WAITING is set. Otherwise, a signal between the two could clear
+            # WAITING, and the thread would sleep although nobody wakes it.
             sequence = words.observe(cell, SEQUENCE)
             self._announce()
             if load(cell, word) >= target or self._is_reached(word, awaited):
