@@ -36,8 +36,8 @@ class BlockRecord:
         self.blocks: list[Block] = []
         """A list with the block, or an empty list before and after the block's life."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
-        """For each kind of export, a list with the vendor's export. The list is empty before the vendor
-        has made the export. The key is the access, and whether the export is raw."""
+        """For each kind of export, a list with the vendor's export. The list is empty before the
+        vendor has made the export. The key is the access, and whether the export is raw."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 
