@@ -9,6 +9,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance import actions, probes, resources
+from crossmem.conformance.blocks import close_pools
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
@@ -94,8 +95,11 @@ def test_c16_a_full_device_gives_nothing_and_recovers(
     assert tracer.live == live
     # Together, these allocations are larger than the device.
     nbytes = largest(device) // 2
+    # With --crossmem-blocks, a pool keeps the memory of blocks of one size.
+    close_pools()
     for _ in range(4 * len(held) + 5):
         device.allocate(nbytes).free()
+    close_pools()
     again, _ = fill(device)
     for one in again:
         one.free()
