@@ -3,7 +3,7 @@
 
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -53,6 +53,22 @@ def test_a_tree_that_was_closed_before_it_was_received_is_stale(start_peer: "Sta
 
     with pytest.raises(crossmem.StaleHandleError):
         reader.call(tree_actions.receive, "tree", blob)
+
+
+@pytest.mark.parametrize("options", [{}, {"access": "ro"}], ids=str)
+def test_the_value_of_a_closed_tree_is_shared_again(
+    start_peer: "StartPeer", options: dict[str, Any]
+) -> None:
+    owner, early, late = start_peer(), start_peer(), start_peer()
+    blob = owner.call(tree_actions.share, "tree", 5, **options)
+    expected = early.call(tree_actions.receive, "tree", blob)
+    owner.call(tree_actions.take_value, "tree", "value")
+    owner.call(tree_actions.close, "tree")
+
+    again = owner.call(tree_actions.share_again, "value", "again")
+
+    assert late.call(tree_actions.receive, "tree", again) == expected
+    assert early.call(tree_actions.digest, "tree") == expected
 
 
 def test_a_tree_whose_owner_is_gone_is_not_received(start_peer: "StartPeer") -> None:

@@ -95,6 +95,11 @@ def train(name: str, seed: int, value: int, *, in_place: bool) -> int:
     return int(shared.publish() if in_place else shared.update(state))
 
 
+def take_value(name: str, new_name: str) -> None:
+    """Keep the arrays of a tree that this process shares."""
+    _kept[new_name] = _kept[name].value
+
+
 def share_again(name: str, new_name: str, **options: Any) -> bytes:
     """Share what was received, or a part of it."""
     _kept[new_name] = crossmem.share(_kept[name], **options)

@@ -162,12 +162,15 @@ tree = put(
 )
 reader = put("mapping", lambda _w, k: crossmem.Shared.from_bytes(k["shared"].to_bytes()))
 both_ends = both(tree, reader)
+value = put("array", lambda _w, k: k["shared"].value)
 HOST_TIMELINES: dict[str, Callable[[World], Step]] = {
     "publish": operation(published, tree),
     "wait for a version": operation(lambda _w, k: k["mapping"].wait(0), both(both_ends, published)),
     "done with a version": operation(done_with_version, both_ends),
     "close a reader of versions": operation(close("mapping"), both(both_ends, done_with_version)),
     "close a tree with versions": operation(close("shared"), both(both_ends, done_with_version)),
+    "value of a tree": operation(value, tree),
+    "close a tree with a value": operation(close("shared"), both(tree, value)),
 }
 STREAMS: dict[str, Callable[[World], Step]] = {
     "signal on a stream": operation(signal_on_stream, ready),

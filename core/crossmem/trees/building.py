@@ -2,6 +2,7 @@
 """Builds arrays and tensors from the description of a tree, in memory mapped in this process."""
 
 from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
 from typing import Any
 
 from crossmem.arrays import Kind, Layout
@@ -24,7 +25,7 @@ def build(message: Message, memories: Sequence[Memory]) -> Any:
 
 
 def maker_of_rows(
-    memories: Sequence[Memory] | dict[int, Memory],
+    memories: Sequence[Memory] | MappingOf[int, Memory],
 ) -> Callable[[Row, Kind], Any]:
     """Return a function that makes the array of a row, as an array of the library ``kind``.
 

@@ -4,12 +4,8 @@
 from typing import Any, Final
 
 from crossmem.arrays.adapters import describe
-from crossmem.control.records import Allow
 from crossmem.errors import ConfigurationError
 from crossmem.guards import clause
-from crossmem.sharing.base.memory import Memory, leave_to_views
-from crossmem.sharing.importer.attach import attach
-from crossmem.sharing.pools.block import Block
 from crossmem.trees.aliasing import Copy, copy_all
 from crossmem.trees.building import maker_of_rows
 from crossmem.trees.matching import match, refuse_unwritable
@@ -34,14 +30,13 @@ class Contents:
         The memory to which arrays were copied. The key is the number of its handle in the message.
     """
 
-    __slots__ = ("_allow", "_arrays", "_copies", "_message")
+    __slots__ = ("_arrays", "_copies", "_message")
 
     def __init__(
         self,
         message: Message,
         arrays: list[Any],
         copies: dict[int, Exportable],
-        allow: Allow | None,
     ) -> None:
         self._message = message
         self._arrays = [
@@ -50,7 +45,6 @@ class Contents:
             for row, array in zip(message.rows, arrays, strict=True)
         ]
         self._copies = copies
-        self._allow = allow
 
     def tree(self) -> Any:
         """Return the tree with the arrays in shared memory."""
@@ -86,32 +80,23 @@ class Contents:
     def _shared_arrays(self) -> list[Any]:
         """Return the arrays that readers see: for a copied array, a new array over the copy.
 
-        A new array holds an import of the memory, so that the tree can be closed while the array is
-        in use. An array in a pool's block holds the block instead.
+        A new array holds the memory, so that the tree can be closed while the array is in use, and
+        the array can be shared again.
         """
         copies, rows = self._copies, self._message.rows
         if copies:
-            memories: dict[int, Memory] = {}
-            for number, memory in copies.items():
-                if isinstance(memory, Block):
-                    memories[number] = memory
-                    continue
-                # This process may write, even if the memory is read-only for other processes.
-                mapping = attach(memory.export(allow=self._allow, access="rw"))
-                leave_to_views(mapping)
-                memories[number] = mapping
-            make = maker_of_rows(memories)
+            make = maker_of_rows(copies)
             arrays = self._arrays.copy()
             for number, row in enumerate(rows):
-                if row.handle in memories:
+                if row.handle in copies:
                     arrays[number] = make(row, row.kind)
                     if row.layout.extent is not None and row.layout.is_contiguous:
-                        _map_pages(memories[row.handle], *row.layout.extent)
+                        _map_pages(copies[row.handle], *row.layout.extent)
             self._arrays, self._copies = arrays, {}
         return self._arrays
 
 
-def _map_pages(memory: Memory, low: int, high: int) -> None:
+def _map_pages(memory: Exportable, low: int, high: int) -> None:
     """Map the pages of a copy now, so that later reads of the copy cause no page faults.
 
     A copy that was written through a descriptor has no mapped page yet.

@@ -2,6 +2,7 @@
 """Blocks of pools for new arrays, and the refusal of blocks that a forked child does not have."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, cast
 
 from crossmem.errors import (
@@ -87,15 +88,11 @@ def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
 def let_go(memory: Exportable) -> None:
     """Free memory that a tree owns.
 
-    If arrays in a block outlive the tree, the block is freed after the last array. The tree's
-    handle of the block is withdrawn at once, so that no further process can import the block.
+    If arrays in the memory outlive the tree, the memory is freed after the last array. Until then,
+    its handles stay valid: other trees and messages of readers may have them.
     """
-    try:
+    with suppress(BusyError):
         memory.free()
-    except BusyError:
-        if not isinstance(memory, Block):
-            raise
-        memory.withdraw(memory.export())
 
 
 def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None:

@@ -256,7 +256,12 @@ class Published:
             This object was closed, or a forked child made this call.
         """
         timeline = self._own("wait_for_readers")
-        return timeline.wait_for_readers(version, readers=readers, timeout=timeout)
+        try:
+            return timeline.wait_for_readers(version, readers=readers, timeout=timeout)
+        except ClosedError:
+            # Another thread may have closed this object, and the caller does not know its timeline.
+            self.check()
+            raise
 
 
 def _closed(operation: str) -> ClosedError:

@@ -31,10 +31,10 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 @contextmanager
 def refusing_closed(shared: "Shared[Any]") -> Iterator[None]:
-    """Raise ClosedError if a close of an object makes its handles stale inside the block."""
+    """Name the closed object in errors if a close ends its memory or handles inside the block."""
     try:
         yield
-    except StaleHandleError:
+    except (ClosedError, StaleHandleError):
         # Another thread may have closed the object after the caller's check.
         shared.check()
         raise
@@ -257,7 +257,8 @@ class Shared(Published, Generic[_T_co]):
         """Release the shared memory and free the copies. A second call does nothing.
 
         Other processes keep what they have received. A process that receives later gets a
-        :class:`crossmem.StaleHandleError` if the memory was copied or adopted for this tree.
+        :class:`crossmem.StaleHandleError` if the memory was copied or adopted for this tree, and
+        no array of :attr:`value` is left.
         """
         if self._is_closed:
             return

@@ -59,14 +59,14 @@ def test_a_call_beside_the_close(
 
 
 @pytest.mark.parametrize("call", ["value", "update"])
-def test_a_close_between_the_export_and_the_import_of_a_copy(
+def test_a_close_before_a_copy_gets_an_array(
     call: str,
     device: crossmem.Device,
     threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared, halt = crossmem.share({"a": np.arange(9.0)}, copy=True, device=device), Halt()
-    monkeypatch.setattr(contents, "attach", halt.before(crossmem.attach))
+    monkeypatch.setattr(contents, "maker_of_rows", halt.before(contents.maker_of_rows))
     with inside(threads, halt, CALLS[call], shared) as caller:
         shared.close()
 

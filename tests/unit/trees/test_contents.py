@@ -122,15 +122,27 @@ def test_the_value_outlives_the_tree() -> None:
     shared.close()
 
     value += 1
-    assert value.tolist() == crossmem.receive(blob).tolist() == [1, 2, 3, 4]
     with pytest.raises(crossmem.ClosedError):
         shared.value  # noqa: B018
     with pytest.raises(crossmem.ClosedError):
         shared.update(value)
+    assert value.tolist() == crossmem.receive(blob).tolist() == [1, 2, 3, 4]
     del value
     crossmem.collect()
     with pytest.raises(crossmem.StaleHandleError):
         crossmem.receive(blob)
+
+
+@pytest.mark.parametrize("is_pooled", [False, True])
+def test_the_value_is_shared_again_beyond_the_tree(*, is_pooled: bool) -> None:
+    with crossmem.device("host").pool(4096, 1) as pool:
+        first = crossmem.share(np.arange(4), copy=True, pool=pool if is_pooled else None)
+        again = crossmem.share(first.value)
+
+        first.close()
+
+        assert crossmem.receive(again.to_bytes()).tolist() == [0, 1, 2, 3]
+        again.close()
 
 
 def test_a_tree_that_is_dropped_keeps_nothing_but_its_value() -> None:

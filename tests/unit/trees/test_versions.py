@@ -149,6 +149,24 @@ def test_closing_ends_what_waits_for_a_version() -> None:
     mine.close()
 
 
+def test_closing_ends_a_wait_for_readers_and_names_the_tree() -> None:
+    mine, errors = crossmem.share(None), []
+
+    def wait() -> None:
+        try:
+            mine.wait_for_readers(0, readers=1, timeout=60 * SLOWNESS)
+        except crossmem.CrossmemError as error:
+            errors.append((type(error), "Shared tree" in str(error)))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.1)
+    mine.close()
+    waiting.join(10)
+
+    assert errors == [(ClosedError, True)]
+
+
 def test_closing_waits_for_no_thread_that_asks_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, errors = crossmem.share(None), []
     other = crossmem.Shared.from_bytes(mine.to_bytes())
