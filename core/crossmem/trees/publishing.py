@@ -2,7 +2,7 @@
 """Versions of shared trees: the writer publishes, and the readers wait and acknowledge."""
 
 import threading
-from typing import Any
+from typing import Any, Final
 
 from crossmem.errors import (
     ClosedError,
@@ -21,6 +21,9 @@ from crossmem.sharing.timelines.timeline import Timeline, open_timeline
 from crossmem.trees.message import Message
 
 __all__ = ["Published"]
+
+_MOST: Final = 2**63 - 3
+"""The largest version."""
 
 
 class Published:
@@ -152,7 +155,7 @@ class Published:
             ``after`` is not a version, or ``stream`` is not a stream.
         """
         after = plain_integer(after)
-        if not is_within(after, 0, 2**63 - 3):
+        if not is_within(after, 0, _MOST):
             msg = f"after must be a version, not {shorten(after)}"
             raise ConfigurationError(msg, operation="wait")
         timeline = self._look(timeout or None)
@@ -161,6 +164,8 @@ class Published:
         except WaitTimeoutError as error:
             limit_s = self._process.settings.timeout_s if timeout is None else timeout
             msg = f"no version after {after} was published within {limit_s:g} s"
+            if after > (newest := timeline._usable().known):
+                msg = f"{msg}; the newest version is {newest}"
             raise WaitTimeoutError(msg, operation="wait", hint=error.hint) from None
         except ClosedError:
             self.check()
@@ -203,7 +208,7 @@ class Published:
         Parameters
         ----------
         version
-            The version. Earlier versions are acknowledged, too.
+            A version that was published, or 0. Earlier versions are acknowledged, too.
         stream
             The stream that uses the arrays. The version is acknowledged when the work that was
             issued on the stream is complete. The call waits for that work, unless the device's
@@ -226,6 +231,12 @@ class Published:
             msg = "the process that shares this tree cannot acknowledge its versions"
             hint = "call done() in a process that has received the tree"
             raise UnsupportedError(msg, operation="done", hint=hint)
+        known = timeline._usable().known
+        if is_within(version, known + 1, _MOST):
+            # A counter of an earlier tree would acknowledge versions of this tree in advance.
+            msg = f"version {version} cannot be acknowledged: the newest version is {known}"
+            hint = "acknowledge a version that wait() has returned; each new tree begins at 0"
+            raise ConfigurationError(msg, operation="done", hint=hint)
         timeline.done(version, stream=stream)
 
     def wait_for_readers(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import crossmem
-from crossmem import ClosedError, Shared, UnsupportedError
+from crossmem import ClosedError, ConfigurationError, Shared, UnsupportedError, WaitTimeoutError
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.sharing.base.process import drain
 
@@ -193,3 +193,22 @@ def test_closing_waits_for_no_thread_that_asks_the_owner(monkeypatch: pytest.Mon
 
     assert errors == [ClosedError]
     mine.close()
+
+
+def test_a_version_of_an_earlier_tree_is_not_acknowledged() -> None:
+    """It would acknowledge all versions of the new tree in advance."""
+    with crossmem.share(crossmem.empty(4, "uint8", device="host")) as shared:
+        reader = Shared.from_bytes(shared.to_bytes())
+        reader.done(0)
+        with pytest.raises(ConfigurationError, match=r"version 57 .*: the newest version is 0"):
+            reader.done(57)
+        with pytest.raises(WaitTimeoutError, match=r"after 57 .*; the newest version is 0"):
+            reader.wait(57, timeout=0)
+        version = shared.publish()
+
+        with pytest.raises(WaitTimeoutError, match=rf"0 of 1 .*; the late ones are {os.getpid()}"):
+            shared.wait_for_readers(version, timeout=0)
+        reader.done(reader.wait(0))
+        assert shared.wait_for_readers(version, timeout=0) == 1
+        with pytest.raises(WaitTimeoutError, match=r"1 of 2 .*; the number of readers is 1"):
+            shared.wait_for_readers(version, readers=2, timeout=0)

@@ -7,6 +7,7 @@ timeline are never used for another timeline, because a stream of another proces
 them.
 """
 
+import os
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -83,13 +84,16 @@ class Page:
         """If the page has no importer, refuse further importers and return True."""
         return self._leases.retire(self._export.unit, even_if_leased=False)
 
-    def acknowledged(self, offset: int) -> list[int]:
-        """Return the word of each reader of a timeline: its acknowledged value plus 1."""
+    def acknowledged(self, offset: int) -> list[tuple[int, int]]:
+        """Return pid and word of each reader of a timeline: its acknowledged value plus 1."""
         at = self._slot.at + 1 + offset // CELL_NBYTES
         with self._leases.lock:
+            rows = [(one.holder.pid, row) for one, row in self._export.rows.items()]
             own = self._leases.pools.own_rows.get(self._slot.number // SLOTS)
-            rows = [*self._export.rows.values(), *([] if own is None else [own])]
-            return [word for word in (words.load(row, at) for row in rows) if word]
+            if own is not None:
+                rows.append((os.getpid(), own))
+            found = [(pid, words.load(row, at)) for pid, row in rows]
+        return [one for one in found if one[1]]
 
     def cell(self, offset: int, nbytes: int) -> Cell:
         """Return the words at an offset of the page."""

@@ -24,11 +24,13 @@ from crossmem.sharing.timelines.cell import CELL_NBYTES, Awaited
 from crossmem.sharing.timelines.levels import Level
 from crossmem.sharing.timelines.memory import Page, Registrations
 
-__all__ = ["ReaderWord", "await_readers"]
+__all__ = ["ReaderWord", "Readers", "await_readers"]
 
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
 """The longest pause between two reads of the acknowledgements."""
+_NAMED: Final = 8
+"""The number of late readers that an error names."""
 
 
 class _Word:
@@ -56,6 +58,8 @@ class Readers(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._words: WeakValueDictionary[tuple[int, int], _Word] = WeakValueDictionary()
+        self.awaited: dict[int, int] = {}
+        """By the identity of a timeline, the largest value for which a stream waits or waited."""
 
     def enter(self, row: memoryview, at: int, user: "ReaderWord") -> _Word:
         """Add a user of a word, and return the word."""
@@ -170,14 +174,23 @@ def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> in
     while True:
         awaited.check()
         found = page.acknowledged(offset)
-        done = sum(word > awaited.value for word in found)
-        if done == len(found) and done >= readers:
-            return done
+        late = [pid for pid, word in found if word <= awaited.value]
+        if not late and len(found) >= readers:
+            return len(found)
         left_s = end - time.monotonic()
         if left_s <= 0:
-            of = max(len(found), readers)
-            msg = f"{done} of {of} readers have acknowledged value {awaited.value} in time"
-            hint = "let each reader call done(), or let a reader that does not need the value close"
-            raise WaitTimeoutError(msg, operation="wait_for_readers", hint=hint)
+            raise _late(awaited.value, late, len(found), readers)
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _LONGEST_S)
+
+
+def _late(value: int, late: list[int], found: int, readers: int) -> WaitTimeoutError:
+    of = max(found, readers)
+    msg = f"{found - len(late)} of {of} readers have acknowledged value {value} in time"
+    if late:
+        more = f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
+        msg += f"; the late ones are {', '.join(map(str, late[:_NAMED]))}{more}"
+    else:
+        msg += f"; the number of readers is {found}"
+    hint = "let each reader call done(); a process that has closed its objects or died is no reader"
+    return WaitTimeoutError(msg, operation="wait_for_readers", hint=hint)

@@ -18,7 +18,7 @@ from crossmem.sharing.timelines.cell import IDENTITY, ISSUED, VALUE, VOID, Await
 from crossmem.sharing.timelines.events import EventLevel
 from crossmem.sharing.timelines.levels import HostLevel, Level, WordLevel
 from crossmem.sharing.timelines.memory import Page, Pages
-from crossmem.sharing.timelines.readers import ReaderWord
+from crossmem.sharing.timelines.readers import Readers, ReaderWord
 from crossmem.sharing.timelines.watcher import StreamWatcher
 
 __all__ = ["IS_FENCED", "TimelineRecord"]
@@ -80,6 +80,12 @@ class TimelineRecord(Record):
             self.level = EventLevel(process, device, cell, is_own=self.is_own, maker=maker)
         else:
             self.level = _LEVELS[handle.level](process, device, cell)
+
+    @property
+    def known(self) -> int:
+        """The largest value that was signalled, or for which a stream of this process waits."""
+        awaited = self.process.part(Readers).awaited
+        return max(self.level.issued, awaited.get(self.handle.identity, 0))
 
     def allow_stores(self) -> None:
         """Let a signal without a stream be one store, unless a stream may still write the value.
@@ -160,6 +166,8 @@ class TimelineRecord(Record):
             # The value is reached, so there is no wait, even if the signalling process is dead.
             return
         self.check()
+        known, identity = self.process.part(Readers).awaited, self.handle.identity
+        known[identity] = max(known.get(identity, 0), awaited.value)
         watcher = self.process.part(StreamWatcher)
         before = watcher.watch(self, awaited.value)
         try:
@@ -199,6 +207,7 @@ class TimelineRecord(Record):
                 return
             if self.reader is not None:
                 self.reader.leave()
+            self.process.part(Readers).awaited.pop(self.handle.identity, None)
             self.level.close()
             if self.page is not None:
                 self.process.part(Pages).leave(self.page, self)
