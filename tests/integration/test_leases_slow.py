@@ -213,6 +213,23 @@ def test_requests_that_nobody_waits_for_any_more_hold_nothing(
     assert len(after) <= len(before), after
 
 
+def test_a_late_reply_is_dropped_without_another_call(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(), start_peer()
+    met, unmet = (exporter.call(actions.offer, name, NBYTES) for name in "ab")
+    importer.call(actions.attach, "mapped", met)
+    exporter.stop()
+    with pytest.raises(crossmem.OwnerUnresponsiveError):
+        importer.call(actions.attach, "late", unmet, timeout=0.2)
+
+    exporter.cont()
+    # An unread reply would keep the memory that the exporter frees.
+    assert importer.call(lease_actions.settles_without_late_replies)
+
+    importer.call(actions.unmap, "mapped")
+    for name in "ab":
+        exporter.call(actions.free, name, busy="wait", timeout=SLOWNESS)
+
+
 def test_memory_is_used_while_another_thread_asks_for_more_of_it(start_peer: "StartPeer") -> None:
     exporter, importer = start_peer(tracing=False), start_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
