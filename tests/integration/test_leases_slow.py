@@ -14,6 +14,7 @@ from crossmem.conformance import actions, forks, resources
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.control.endpoint import new_socket
 
 if TYPE_CHECKING:
     from tests.integration import lease_actions
@@ -144,6 +145,27 @@ def test_the_end_of_a_connection_is_not_the_end_of_its_leases(start_peer: "Start
     importer.call(actions.collect)
     for name in "bc":
         exporter.call(actions.free, name, busy="wait", timeout=SLOWNESS)
+
+
+def test_a_closed_connection_has_ended_although_a_child_has_a_copy(
+    start_peer: "StartPeer", run_dir: Path
+) -> None:
+    exporter, importer = start_peer(), start_peer()
+    blobs = [exporter.call(actions.offer, name, NBYTES) for name in "ab"]
+    importer.call(actions.attach, "one", blobs[0])
+    exporter.call(forks.sleeping_child, with_handlers=False)
+    exporter.call(resources.limit_descriptors, 10)
+    (path,) = run_dir.iterdir()
+    with contextlib.ExitStack() as others:
+        for _ in range(20):
+            other = others.enter_context(new_socket())
+            other.connect(str(path))
+        # The exporter has accepted all of them, and has closed its oldest connections.
+        other.settimeout(10 * SLOWNESS)
+        assert other.recv(100)
+
+    importer.call(actions.attach, "two", blobs[1], timeout=5 * SLOWNESS)
+    importer.call(actions.unmap, "one", "two")
 
 
 def test_releases_that_wait_go_out_with_the_next_import(start_peer: "StartPeer") -> None:
