@@ -293,11 +293,12 @@ class OwnerConnection:
         self._holds.close()
 
     def close_at_exit(self) -> None:
-        """Send delayed messages and close, unless another thread waits for the owner's reply."""
+        """Send delayed messages and disconnect, unless another thread waits for a reply."""
         if self.lock.acquire(blocking=False):
             try:
                 self._send_ended()
-                self.close()
+                # Other threads may use the rows and the pidfd until the process ends.
+                self._disconnect()
             finally:
                 self.lock.release()
 

@@ -59,3 +59,24 @@ def test_an_exit_beside_a_call_that_maps_memory(call: str) -> None:
         done = run_script(PROGRAM, call, *handles)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "ClosedError\n", "")
+
+
+LATE_END: Final = """
+import os, sys
+
+import crossmem
+
+mapping = crossmem.attach(bytes.fromhex(sys.argv[1]))
+process, hold = mapping._process, mapping._record
+process.shut_down()
+with process.state:
+    print(hold.leave_to_others(), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_thread_that_has_begun_to_unmap_a_block_may_end_after_the_exit() -> None:
+    with crossmem.device("host:0").pool(NBYTES, 1) as pool, pool.allocate() as block:
+        done = run_script(LATE_END, block.export().to_bytes().hex())
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

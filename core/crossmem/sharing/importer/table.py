@@ -321,7 +321,7 @@ class ImportTable(Part):
     def close_at_exit(self) -> None:
         """Close the imports and the connections."""
         self.close_records()
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.close_at_exit()
 
     @override
