@@ -129,20 +129,17 @@ class LateReplies:
         return number, bool(flags & LAST)
 
     def drop(self, link: Link, deadline: Deadline) -> None:
-        """Receive late replies and close their descriptors, until the deadline at the latest.
-
-        One message is received even after the deadline.
-        """
+        """Receive late replies and close their descriptors, until the deadline at the latest."""
         received: list[int] = []
         try:
-            while link.has_messages:
+            while True:
+                if not (link.has_messages and deadline.remaining_s):
+                    break
                 message, received = link.take()
                 self.take_page(message)
                 # A closing thread may still read this list, so the next reply gets a new list.
                 close_aside(received)
                 received = []
-                if not deadline.remaining_s:
-                    break
         except EOFError:
             # No further reply can arrive.
             self._pages.clear()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of replies that arrive after the timeout of their request."""
 
+from typing import Final
+
 from typing_extensions import override
 
 from crossmem.control.client import OwnerConnection
@@ -8,6 +10,8 @@ from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.process import Process
 
 __all__ = ["drop_late_replies"]
+
+_DROP_S: Final = 0.1
 
 
 class _LateReplies(Record):
@@ -22,8 +26,10 @@ class _LateReplies(Record):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Drop the replies that have arrived, without waiting for others."""
-        self.connection.tend(0.0)
-        self.is_done = not self.connection.late_replies
+        # A dead exporter sends no further reply, even if its forked child keeps the connection.
+        may_send = self.connection.is_owner_alive
+        self.connection.tend(_DROP_S)
+        self.is_done = not (may_send and self.connection.late_replies)
 
 
 def drop_late_replies(process: Process, connection: OwnerConnection) -> None:
