@@ -19,6 +19,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance import actions, resources
+from crossmem.conformance.pool import settle
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address, socket_path
 from crossmem.models import ProcessIdentity
@@ -298,6 +299,16 @@ def attach_in_background(blob: bytes, timeout: float) -> None:
     while connection.lock.acquire(blocking=False):
         connection.lock.release()
         time.sleep(0.001)
+
+
+def settles_without_late_replies() -> bool:
+    """Whether this process drops late replies without a further call of the application."""
+    connections = list(current().part(ImportTable)._connections.values())
+
+    def late() -> list[str]:
+        return [repr(one) for one in connections if one.late_replies or one._link.has_messages]
+
+    return settle(late) == []
 
 
 def use_what_another_thread_asks_for(known: str, blob: bytes, timeout: float) -> float:

@@ -14,6 +14,7 @@ from crossmem.conformance import actions, forks, resources
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.control.endpoint import new_socket
 
 if TYPE_CHECKING:
     from tests.integration import lease_actions
@@ -146,6 +147,27 @@ def test_the_end_of_a_connection_is_not_the_end_of_its_leases(start_peer: "Start
         exporter.call(actions.free, name, busy="wait", timeout=SLOWNESS)
 
 
+def test_a_closed_connection_has_ended_although_a_child_has_a_copy(
+    start_peer: "StartPeer", run_dir: Path
+) -> None:
+    exporter, importer = start_peer(), start_peer()
+    blobs = [exporter.call(actions.offer, name, NBYTES) for name in "ab"]
+    importer.call(actions.attach, "one", blobs[0])
+    exporter.call(forks.sleeping_child, with_handlers=False)
+    exporter.call(resources.limit_descriptors, 10)
+    (path,) = run_dir.iterdir()
+    with contextlib.ExitStack() as others:
+        for _ in range(20):
+            other = others.enter_context(new_socket())
+            other.connect(str(path))
+        # The exporter has accepted all of them, and has closed its oldest connections.
+        other.settimeout(10 * SLOWNESS)
+        assert other.recv(100)
+
+    importer.call(actions.attach, "two", blobs[1], timeout=5 * SLOWNESS)
+    importer.call(actions.unmap, "one", "two")
+
+
 def test_releases_that_wait_go_out_with_the_next_import(start_peer: "StartPeer") -> None:
     exporter, importer = start_peer(), start_peer()
     blobs = [exporter.call(actions.offer, name, NBYTES) for name in "ab"]
@@ -211,6 +233,23 @@ def test_requests_that_nobody_waits_for_any_more_hold_nothing(
     # Descriptors that came with late answers are closed.
     after = importer.call(resources.descriptors)
     assert len(after) <= len(before), after
+
+
+def test_a_late_reply_is_dropped_without_another_call(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(), start_peer()
+    met, unmet = (exporter.call(actions.offer, name, NBYTES) for name in "ab")
+    importer.call(actions.attach, "mapped", met)
+    exporter.stop()
+    with pytest.raises(crossmem.OwnerUnresponsiveError):
+        importer.call(actions.attach, "late", unmet, timeout=0.2)
+
+    exporter.cont()
+    # An unread reply would keep the memory that the exporter frees.
+    assert importer.call(lease_actions.settles_without_late_replies)
+
+    importer.call(actions.unmap, "mapped")
+    for name in "ab":
+        exporter.call(actions.free, name, busy="wait", timeout=SLOWNESS)
 
 
 def test_memory_is_used_while_another_thread_asks_for_more_of_it(start_peer: "StartPeer") -> None:

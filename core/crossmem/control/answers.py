@@ -141,7 +141,8 @@ class LateReplies:
                 close_aside(received)
                 received = []
         except EOFError:
-            return
+            # No further reply can arrive.
+            self._pages.clear()
         finally:
             close_aside(received)
 

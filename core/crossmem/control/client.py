@@ -85,7 +85,8 @@ class OwnerConnection:
         self._holds = HoldTable()
         self._ended: dict[int, None] = {}
         """Ended reservations that are not reported to the owner yet."""
-        self._late_replies = LateReplies()
+        self.late_replies = LateReplies()
+        """The replies whose requests have timed out."""
 
     @override
     def __repr__(self) -> str:
@@ -260,7 +261,7 @@ class OwnerConnection:
         The method connects again if necessary.
         """
         self._send_ended()
-        if not (self._ended or self._late_replies):
+        if not (self._ended or self.late_replies):
             return
         deadline = Deadline(timeout_s)
         taken: list[bool] = []
@@ -268,8 +269,8 @@ class OwnerConnection:
             if not call_into(taken, self.lock.acquire, False):  # noqa: FBT003
                 return
             link = self._link
-            if self._late_replies and link is not None:
-                self._late_replies.drop(link, deadline)
+            if self.late_replies and link is not None:
+                self.late_replies.drop(link, deadline)
             if self._ended and self.is_owner_alive and (link is None or link.is_broken):
                 self._disconnect()
                 self._connect(deadline)
@@ -292,11 +293,12 @@ class OwnerConnection:
         self._holds.close()
 
     def close_at_exit(self) -> None:
-        """Send delayed messages and close, unless another thread waits for the owner's reply."""
+        """Send delayed messages and disconnect, unless another thread waits for a reply."""
         if self.lock.acquire(blocking=False):
             try:
                 self._send_ended()
-                self.close()
+                # Other threads may use the rows and the pidfd until the process ends.
+                self._disconnect()
             finally:
                 self.lock.release()
 
@@ -313,7 +315,7 @@ class OwnerConnection:
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        self._late_replies = LateReplies()
+        self.late_replies = LateReplies()
 
     def _connect(self, deadline: Deadline) -> Link:
         try:
@@ -377,7 +379,7 @@ class OwnerConnection:
         context = proof_context(link.server_nonce, link.nonce, number)
         this = self._this.start_time, self._session, self._holds.known
         message = batch.pack(number, link.nonce, context, this)
-        expected, asked = self._late_replies, len(batch.handles)
+        expected, asked = self.late_replies, len(batch.handles)
         descriptors: list[int] = []
         try:
             if self._ended:

@@ -104,6 +104,9 @@ def close_aside(closing: list[int] | list[socket.socket]) -> None:
 
 def close_connection(connection: socket.socket) -> None:
     """Close a connection or listening socket that may contain unread descriptors."""
+    with suppress(OSError):
+        # The peer sees the end even if a forked child has a copy of the socket.
+        connection.shutdown(socket.SHUT_RDWR)
     if refuses(connection) or _is_empty(connection):
         connection.close()
     else:
@@ -124,9 +127,8 @@ def is_closing() -> bool:
 
 
 def _is_empty(connection: socket.socket) -> bool:
-    """Shut a connection down; return whether it has no unread message."""
+    """Whether a connection that was shut down has no unread message."""
     with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
         # With this option, every message has its sender's credentials. The end of the connection
         # has none, so it differs from an empty message.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

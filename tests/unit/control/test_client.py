@@ -46,7 +46,7 @@ def connection(tmp_path: Path) -> Any:
 
 
 def test_a_flood_of_late_replies_takes_no_longer_than_allowed(connection: Any) -> None:
-    connection._late_replies.expect(7, 10**9)
+    connection.late_replies.expect(7, 10**9)
 
     connection.tend(0.1)
 
@@ -54,7 +54,7 @@ def test_a_flood_of_late_replies_takes_no_longer_than_allowed(connection: Any) -
 
 
 def test_a_late_reply_is_no_longer_than_what_was_asked_for(connection: Any) -> None:
-    connection._late_replies.expect(7, 1)
+    connection.late_replies.expect(7, 1)
     flood = connection._link
 
     connection.tend(60)

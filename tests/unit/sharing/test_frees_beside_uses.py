@@ -64,6 +64,24 @@ def test_no_view_begins_between_the_wait_for_leases_and_the_end(
     assert memory.closed
 
 
+@pytest.mark.parametrize("busy", ["raise", "wait"])
+def test_no_first_export_begins_between_the_wait_for_leases_and_the_end(
+    busy: Any, memory: Allocation | Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles, end = [], type(memory)._end
+
+    def export_then_end(self: Any) -> None:
+        with suppress(ClosedError):
+            handles.append(self.export())
+        end(self)
+
+    monkeypatch.setattr(type(memory), "_end", export_then_end)
+    memory.free(busy=busy)
+
+    assert handles == []
+    assert memory.closed
+
+
 def test_a_signal_handler_that_raises_after_the_retirement(
     memory: Allocation | Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:

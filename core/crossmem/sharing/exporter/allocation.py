@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal
 from typing_extensions import override
 
 from crossmem.control.leases import name_holders
-from crossmem.control.records import Allow
+from crossmem.control.records import Allow, Unit
 from crossmem.errors import (
     BusyError,
     ConfigurationError,
@@ -244,7 +244,7 @@ class Allocation(Memory):
         process = self._process
         deadline = time.monotonic() + wait_s
         turns = 0
-        while (unit := record.unit) is not None and process.server is not None:
+        while (unit := self._unit_of(record)) is not None and process.server is not None:
             leases = process.server.leases
             if unit.pins or leases.leases_of(unit):
                 process.server.catch_up(CATCH_UP_S)
@@ -277,6 +277,19 @@ class Allocation(Memory):
                 )
         if self._record is None:
             self._release(record)
+
+    def _unit_of(self, record: AllocationRecord) -> Unit | None:
+        """Return the memory's unit. End this object if the memory was never exported."""
+        if record.unit is None:
+            if self._is_used():
+                # Dropped objects may count as users until their records are released.
+                self._process.drain(patient=True)
+            # An export that holds the lock ends before this check. A later export raises.
+            with record.lock, self._process.state:
+                self._refuse_if_used("free")
+                if record.unit is None:
+                    self._detach(record)
+        return record.unit
 
     @override
     def _refuse_if_used(self, operation: str) -> None:

@@ -16,7 +16,13 @@ from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
-from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, StaleHandleError
+from crossmem.errors import (
+    ClosedError,
+    DriverError,
+    InvalidHandleError,
+    OwnerGoneError,
+    StaleHandleError,
+)
 from crossmem.models import Event, EventKind, PoolCore, ShareableHandle
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
@@ -159,7 +165,7 @@ class RemoteImport(ImportRecord):
     @override
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
         """Return the words that came with the lease."""
-        leased = self.leases[core]
+        leased = self._leased(core)
         if slot != leased.slot:
             raise not_of_the_pool()
         holds = leased.holds
@@ -167,10 +173,18 @@ class RemoteImport(ImportRecord):
         found: tuple[memoryview, memoryview, bool] = holds.words_of(slot)
         return found
 
+    def _leased(self, core: bytes) -> Leased:
+        leased: Leased | None = self.leases.get(core)
+        if leased is None:
+            # At the exit of this process, memory is closed even if it has users.
+            msg = "the imported memory was closed, because this process is exiting"
+            raise ClosedError(msg, operation="import")
+        return leased
+
     @override
     def row_of(self, core: bytes) -> LeaseWords:
         """Return the row that came with the lease."""
-        leased = self.leases[core]
+        leased = self._leased(core)
         assert leased.holds is not None  # noqa: S101 - request() has set it
         control, row = leased.holds.segments_of(leased.slot)
         return LeaseWords(leased.slot, control.words, row.words, row.address)

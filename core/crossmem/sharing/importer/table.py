@@ -21,6 +21,7 @@ from crossmem.sharing.exporter.raw import publish_raw
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.key import ImportKey, ImportRequest
+from crossmem.sharing.importer.late import drop_late_replies
 from crossmem.sharing.importer.own import OwnImport, own_memory_gone
 from crossmem.sharing.importer.record import ImportRecord, State, Use
 from crossmem.sharing.importer.remote import RemoteImport
@@ -209,6 +210,7 @@ class ImportTable(Part):
                     raise deadline.passed(connection.owner)
             except BaseException:
                 connection.give_back(answers)
+                drop_late_replies(self._process, connection)
                 raise
             batch = late
 
@@ -319,7 +321,7 @@ class ImportTable(Part):
     def close_at_exit(self) -> None:
         """Close the imports and the connections."""
         self.close_records()
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.close_at_exit()
 
     @override

@@ -242,7 +242,7 @@ class Block(Memory):
         check_choice("busy", busy, ("defer", "raise", "wait"), "free")
         wait_s = check_timeout(timeout, default_s=process.settings.timeout_s)
         landing = None if stream is None else self.device._landing_of(stream)
-        if busy != "defer" and record.generation:
+        if busy != "defer":
             self._await_holders(record, wait_s if busy == "wait" else 0.0, landing)
         elif landing is None:
             self._end()
@@ -297,10 +297,9 @@ class Block(Memory):
 
     def _await_holders(self, record: BlockRecord, wait_s: float, landing: Landing | None) -> None:
         """Free the block when no process holds it; raise if it is still held after the wait."""
-        arena, index = record.arena, record.index
-        deadline = time.monotonic() + wait_s
-        pause_s = _FIRST_PAUSE_S
-        call = object()
+        arena, index, call = record.arena, record.index, object()
+        view, at = arena.words, arena.at + index
+        deadline, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
         try:
             # From here on, no thread frees the block without the lock.
             arena.waiting[call] = None
@@ -308,15 +307,18 @@ class Block(Memory):
                 if not arena.is_held(index):
                     with self._process.state:
                         self._refuse_if_used("free")
-                        if self.closed:
+                        if self._record is None:
                             # Another thread has freed the block, which may be in its next life.
                             break
-                        is_retired, generation = False, record.generation
+                        # The first generation begins in one step with the check above. So a first
+                        # export in another thread makes a handle that this call retires.
+                        is_retired, generation = False, record.generation or view[at] + 1 | 1
+                        view[at] = record.generation = generation
                         try:
                             is_retired = arena.retire_if_idle(index, generation)
                         except BaseException:
                             # If a signal handler has raised, the next call frees the block.
-                            is_retired = arena.words[arena.at + index] == generation + 1
+                            is_retired = view[at] == generation + 1
                             raise
                         finally:
                             # The lock was held since the check, so no view has begun.
@@ -332,11 +334,8 @@ class Block(Memory):
                 if left_s <= 0:
                     found = arena.holders([index])
                     way = "unmap it in that process" if found else "receive or discard the message"
-                    raise BusyError(
-                        f"{self!r} is held by {name_pids(found)}",
-                        operation="free",
-                        hint=f'{way}, or free with busy="defer"',
-                    )
+                    msg = f"{self!r} is held by {name_pids(found)}"
+                    raise BusyError(msg, operation="free", hint=f'{way}, or free with busy="defer"')
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of replies that arrive after the timeout of their request."""
+
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.control.client import OwnerConnection
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.process import Process
+
+__all__ = ["drop_late_replies"]
+
+_DROP_S: Final = 0.1
+
+
+class _LateReplies(Record):
+    """The late replies of one exporter."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: OwnerConnection) -> None:
+        super().__init__()
+        self.connection = connection
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Drop the replies that have arrived, without waiting for others."""
+        # A dead exporter sends no further reply, even if its forked child keeps the connection.
+        may_send = self.connection.is_owner_alive
+        self.connection.tend(_DROP_S)
+        self.is_done = not (may_send and self.connection.late_replies)
+
+
+def drop_late_replies(process: Process, connection: OwnerConnection) -> None:
+    """Have the reaper drop the replies of requests that have timed out.
+
+    The descriptors in an unread reply would keep the memory, even after the exporter has freed it.
+    """
+    ready = process.deferred.ready
+    known = [one for one in list(ready) if isinstance(one, _LateReplies) and not one.is_done]
+    if connection.late_replies and all(one.connection is not connection for one in known):
+        ready[_LateReplies(connection)] = None
+        process.deferred.start_reaper()
