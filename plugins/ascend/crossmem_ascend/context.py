@@ -147,8 +147,14 @@ class Contexts:
                 raise
         if vendor.value("rt.get_device", rt.get_device()) == ordinal:
             return None
-        vendor.check("rt.set_context", rt.set_context(opened))
-        return _Debt(opened, previous)
+        codes: list[int] = []
+        try:
+            vendor.check("rt.set_context", call_into(codes, rt.set_context, opened))
+            return _Debt(opened, previous)
+        except BaseException:
+            if codes and not codes[0]:
+                rt.set_context(previous)
+            raise
 
     def _current(self) -> int | None:
         context, code = self._vendor.rt.get_context()

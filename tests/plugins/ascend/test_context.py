@@ -4,11 +4,14 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
 
 import crossmem
+from crossmem.conformance.interrupts import Interrupted, Interrupts
 from crossmem.driver import CopyKind
 from crossmem_ascend.driver import AscendDriver
 
@@ -69,6 +72,28 @@ def test_it_is_current_again_after_a_failure(
         assert acl.rt.context == found
 
     in_a_thread(work)
+
+
+def test_an_interrupted_call_restores_it_at_the_latest_at_the_next_call(
+    acl: Any, driver: AscendDriver
+) -> None:
+    another_device(acl)
+    found = acl.rt.context
+    driver.synchronize(0)
+    for number in count(1):
+        with (
+            Interrupts(
+                number, lambda file: "crossmem_ascend" in file, innermost=True
+            ) as interrupts,
+            suppress(Interrupted),
+        ):
+            driver.synchronize(0)
+        if not interrupts.place:
+            break
+        if acl.rt.context != found:
+            driver.synchronize(0)
+        assert acl.rt.context == found, interrupts.place
+    assert number > 10
 
 
 def test_a_signal_handler_may_use_a_device_that_is_being_opened(

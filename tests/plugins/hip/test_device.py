@@ -3,12 +3,15 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 import crossmem
+from crossmem.conformance.interrupts import Interrupted, Interrupts
 from crossmem.driver import CopyKind, Exported
 from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP, Family
@@ -169,6 +172,23 @@ def test_the_applications_choice_is_worth_more_than_a_debt(fake: Any) -> None:
     driver.synchronize(1)
 
     assert rt.current == 2
+
+
+def test_an_interrupted_call_restores_it_at_the_latest_at_the_next_call(
+    driver: GpuDriver, rt: Any
+) -> None:
+    for number in count(1):
+        with (
+            Interrupts(number, lambda file: "crossmem_hip" in file, innermost=True) as interrupts,
+            suppress(Interrupted),
+        ):
+            driver.synchronize(1)
+        if not interrupts.place:
+            break
+        if rt.current:
+            driver.synchronize(1)
+        assert rt.current == 0, interrupts.place
+    assert number > 10
 
 
 def test_threads_do_not_mix_up_their_devices(driver: GpuDriver, rt: Any) -> None:
