@@ -119,3 +119,9 @@ def test_streams_are_those_of_libraries_in_use(monkeypatch: pytest.MonkeyPatch) 
     torch.cuda.is_initialized = lambda: False
     stream.ptr = 0
     assert current_streams() == ()
+
+    # Another thread is importing the libraries.
+    for unfinished in (SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())):
+        monkeypatch.setitem(sys.modules, "cupy.cuda.stream", unfinished)
+        monkeypatch.setitem(sys.modules, "torch", unfinished)
+        assert current_streams() == ()

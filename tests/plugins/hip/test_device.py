@@ -36,6 +36,28 @@ def test_nvidia_has_identities_of_its_own(fake: Any) -> None:
     assert GpuDriver(CUDA, rt).devices()[0].identity == f"GPU-{UUID_TEXT}"
 
 
+def test_cupy_may_read_more_than_the_uuid(fake: Any) -> None:
+    rt = fake(1, is_hip=False)
+    rt.properties["uuid"] = UUID(UUID_TEXT).bytes + b"luid"
+
+    assert GpuDriver(CUDA, rt).devices()[0].identity == f"GPU-{UUID_TEXT}"
+
+
+def test_two_mig_devices_of_one_gpu_are_told_apart(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rt = fake(2, is_hip=False)
+    # Both bindings of the properties cut a UUID at its first zero byte.
+    rt.properties["uuid"] = b"\x9b\x1c"
+    rt.deviceGetUuid = lambda device: bytes([0x9B, 0x1C, 0, device, *range(12)])
+    monkeypatch.setattr(rt, "deviceGetPCIBusId", lambda _: "0000:C1:00.0")
+
+    assert [one.identity for one in GpuDriver(CUDA, rt).devices()] == [
+        "GPU-9b1c0000-0001-0203-0405-060708090a0b",
+        "GPU-9b1c0001-0001-0203-0405-060708090a0b",
+    ]
+
+
 @pytest.mark.parametrize("uuid", [b"", bytes(16), b"cut short", None])
 def test_an_identity_that_is_none(uuid: object, fake: Any) -> None:
     rt = fake(1, is_hip=False)
