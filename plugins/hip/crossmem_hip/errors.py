@@ -202,8 +202,8 @@ _AFTER: Final = {
             "stream= is no living stream of this device: pass one of the same device"
         )
         for function in (
-            *("streamSynchronize", "streamWaitEvent", "streamWaitValue64", "streamWriteValue64"),
-            "eventRecord",
+            *("streamIsCapturing", "streamSynchronize", "streamWaitEvent", "streamWaitValue64"),
+            *("streamWriteValue64", "eventRecord"),
         )
     },
     ("memUnmap", 1): _LOST,
