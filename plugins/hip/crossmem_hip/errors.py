@@ -196,16 +196,25 @@ _AFTER: Final = {
     ("memRetainAllocationHandle", 1): Meaning(
         "the memory is not mapped any more: its owner unmapped it", StaleHandleError
     ),
-    # Only the application chooses the streams.
+    # Only the application chooses the streams. The code for a destroyed stream is 400 on CUDA, and
+    # 709 on HIP.
     **{
-        (function, 400): Meaning(
+        (function, code): Meaning(
             "stream= is no living stream of this device: pass one of the same device"
         )
         for function in (
             *("streamIsCapturing", "streamSynchronize", "streamWaitEvent", "streamWaitValue64"),
             *("streamWriteValue64", "eventRecord"),
         )
+        for code in (400, 709)
     },
+    ("streamWaitEvent", 1): Meaning(
+        "in AMD's releases before 2026, streams cannot wait for an event that was recorded more "
+        "than 32 times: use level 'word' or 'host'"
+    ),
+    ("streamWaitValue64", 1): Meaning(
+        "on AMD, GPU_STREAMOPS_CP_WAIT=1 forbids waits for ordinary memory: unset this variable"
+    ),
     ("memUnmap", 1): _LOST,
     ("memRelease", 1): _LOST,
     ("memAddressFree", 1): _LOST,

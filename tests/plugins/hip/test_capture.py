@@ -12,7 +12,7 @@ import crossmem
 from crossmem.driver import CopyKind, SharedEvent
 from crossmem_hip.cupy import current_streams
 from crossmem_hip.driver import GpuDriver
-from crossmem_hip.family import Family
+from crossmem_hip.family import CUDA, HIP, Family
 
 BREAKING = ("allocate", "map", "unmap", "free")
 CAPTURE_IMPLICIT = 906
@@ -63,7 +63,9 @@ OF_A_STREAM: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("function", OF_A_STREAM)
-def test_a_graph_records_no_step_of_a_timeline(function: str, driver: Any, rt: Any) -> None:
+def test_a_graph_records_no_step_of_a_timeline(function: str, fake: Any) -> None:
+    rt = fake(is_hip=False)
+    driver: Any = GpuDriver(CUDA, rt)
     called: list[str] = []
     setattr(rt, function, lambda *_: called.append(function))
     rt.capturing = {STREAM}
@@ -76,6 +78,16 @@ def test_a_graph_records_no_step_of_a_timeline(function: str, driver: Any, rt: A
     OF_A_STREAM[function](driver._order)
 
     assert called == [function]
+
+
+def test_amd_is_asked_about_no_stream_that_may_be_destroyed(fake: Any) -> None:
+    rt = fake()
+    driver: Any = GpuDriver(HIP, rt)
+    rt.calls.clear()
+    driver._order.synchronize_stream(0, STREAM)
+
+    assert rt.named() == ["streamSynchronize"]
+    assert ("streamIsCapturing", STREAM) not in rt.calls
 
 
 def test_a_page_is_not_registered_in_a_capture(driver: Any, rt: Any) -> None:
