@@ -215,6 +215,10 @@ _AFTER: Final = {
     ("streamWaitValue64", 1): Meaning(
         "on AMD, GPU_STREAMOPS_CP_WAIT=1 forbids waits for ordinary memory: unset this variable"
     ),
+    ("memSetAccess", 1): Meaning(
+        "the memory may be smaller than its exporter claims; some releases of ROCm 7 also accept "
+        "only pieces of one size in an address range"
+    ),
     ("memUnmap", 1): _LOST,
     ("memRelease", 1): _LOST,
     ("memAddressFree", 1): _LOST,

@@ -121,6 +121,7 @@ def test_every_code_says_what_failed_and_what_to_do() -> None:
         ("memcpy", 201, crossmem.DriverError, "forked child"),
         ("streamWriteValue64", 400, crossmem.DriverError, "stream= is no living stream"),
         ("streamWriteValue64", 709, crossmem.DriverError, "stream= is no living stream"),
+        ("memSetAccess", 1, crossmem.DriverError, "pieces of one size"),
         ("streamWaitEvent", 1, crossmem.DriverError, "32 times"),
         ("streamWaitValue64", 1, crossmem.DriverError, "GPU_STREAMOPS_CP_WAIT"),
     ],
