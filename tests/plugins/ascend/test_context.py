@@ -121,9 +121,42 @@ def test_a_signal_handler_may_use_a_device_that_is_being_opened(
 def test_a_thread_of_this_device_costs_two_questions(acl: Any, driver: AscendDriver) -> None:
     acl.rt.set_device(0)
     acl.rt.calls.clear()
+    driver.copy(0, 1, 2, 3, CopyKind.HOST_TO_DEVICE)
+
+    assert acl.rt.named(context=True) == ["get_context", "get_device", "memcpy"]
+
+
+def test_a_thread_without_a_context_gets_the_default_context(
+    acl: Any, driver: AscendDriver
+) -> None:
+    driver.synchronize(0)
+    acl.rt.calls.clear()
     driver.synchronize(0)
 
-    assert acl.rt.named(context=True) == ["get_context", "get_device", "synchronize_device"]
+    (own,) = (call[1] for call in acl.rt.calls if call[0] == "destroy_context")
+    assert [call for call in acl.rt.calls if call[0] in {"set_context", "synchronize_device"}] == [
+        ("set_context", acl.rt._defaults[0]),
+        ("synchronize_device",),
+        ("set_context", own),
+    ]
+
+
+def test_a_synchronisation_waits_for_the_threads_own_context_and_the_default_one(
+    acl: Any, driver: AscendDriver
+) -> None:
+    acl.rt.set_device(0)
+    default = acl.rt.context
+    own, _ = acl.rt.create_context(0)
+    acl.rt.calls.clear()
+    driver.synchronize(0)
+
+    assert [call for call in acl.rt.calls if call[0] in {"set_context", "synchronize_device"}] == [
+        ("synchronize_device",),
+        ("set_context", default),
+        ("synchronize_device",),
+        ("set_context", own),
+    ]
+    assert acl.rt.context == own
 
 
 def test_a_thread_of_another_device_gets_the_default_context(
