@@ -7,9 +7,9 @@ change. crossmem never resets a device, because torch_npu or the application may
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from crossmem.driver.cleanup import noting
@@ -54,22 +54,31 @@ class Contexts:
         """The ordinals of the devices that this process has opened."""
         return list(self._opened)
 
+    def on(self, ordinal: int) -> AbstractContextManager[bool]:
+        """Make a device current for this thread, and restore the previous context afterwards.
+
+        A thread of this device keeps its own context. Every other thread gets the default context,
+        to which the streams of torch_npu and of most programs belong. The ``with`` statement
+        returns whether the context was replaced.
+        """
+        return self._switched(self._enter, ordinal)
+
+    def on_default(self, ordinal: int) -> AbstractContextManager[bool]:
+        """Make a device's default context current, inside a ``with`` block of :meth:`on`."""
+        return self._switched(self._enter_default, ordinal)
+
     @contextmanager
-    def on(self, ordinal: int) -> Iterator[None]:
-        """Make a device current for this thread, and restore the previous context afterwards."""
-        entered: list[_Debt | None] = []
+    def _switched(self, enter: Callable[[int], list[_Debt]], ordinal: int) -> Iterator[bool]:
+        entered: list[list[_Debt]] = []
         debts = self._debts
         try:
-            call_into(entered, self._enter, ordinal)
-            yield
+            yield bool(call_into(entered, enter, ordinal))
         except BaseException as error:
-            if entered and entered[0] is not None:
-                debts.append(entered[0])
+            debts += entered[0] if entered else ()
             with noting(error):
                 self._pay_all()
             raise
-        if entered[0] is not None:
-            debts.append(entered[0])
+        debts += entered[0]
         self._pay_all()
 
     @property
@@ -130,25 +139,43 @@ class Contexts:
                     raise
                 del debts[0]
 
-    def _enter(self, ordinal: int) -> _Debt | None:
-        """Make a device current. Return the debt, None if the device was current already."""
+    def _enter(self, ordinal: int) -> list[_Debt]:
+        """Make a device current. Return the debts: none if the device was current already."""
         vendor, rt = self._vendor, self._vendor.rt
         self._settle()
         opened = self._open(ordinal)
         previous = self._current()
-        if previous is None:
-            made: list[tuple[int, int]] = []
-            try:
-                call_into(made, rt.create_context, ordinal)
-                return _Debt(vendor.value("rt.create_context", made[0]), None)
-            except BaseException:
-                if made and not made[0][1]:
-                    rt.destroy_context(made[0][0])
-                raise
-        if vendor.value("rt.get_device", rt.get_device()) == ordinal:
-            return None
-        vendor.check("rt.set_context", rt.set_context(opened))
-        return _Debt(opened, previous)
+        if previous is not None:
+            is_current = vendor.value("rt.get_device", rt.get_device()) == ordinal
+            return [] if is_current else self._exchange(previous, opened)
+        # The new context only serves to detach the default context from the thread later.
+        made: list[tuple[int, int]] = []
+        try:
+            call_into(made, rt.create_context, ordinal)
+            own = vendor.value("rt.create_context", made[0])
+            return [*self._exchange(own, opened), _Debt(own, None)]
+        except BaseException:
+            if made and not made[0][1]:
+                rt.set_context(made[0][0])
+                rt.destroy_context(made[0][0])
+            raise
+
+    def _enter_default(self, ordinal: int) -> list[_Debt]:
+        """Make a device's default context current. Return the debts."""
+        opened, previous = self._open(ordinal), self._current()
+        return [] if previous in {None, opened} else self._exchange(previous, opened)
+
+    def _exchange(self, previous: int, chosen: int) -> list[_Debt]:
+        """Replace this thread's context. Return the debt."""
+        rt, codes = self._vendor.rt, list[int]()
+        try:
+            code = call_into(codes, rt.set_context, chosen)
+            self._vendor.check("rt.set_context", code)
+            return [_Debt(chosen, previous)]
+        except BaseException:
+            if codes and not codes[0]:
+                rt.set_context(previous)
+            raise
 
     def _current(self) -> int | None:
         context, code = self._vendor.rt.get_context()

@@ -8,7 +8,8 @@ from crossmem.errors import ConfigurationError
 from crossmem.guards import shorten
 from crossmem.models import DeviceInfo
 from crossmem_ascend.errors import BACKEND, SUCCESS
-from crossmem_ascend.runtime import Vendor
+from crossmem_ascend.library import beside
+from crossmem_ascend.runtime import Rt, Vendor
 
 __all__ = ["MASK", "find_devices"]
 
@@ -23,13 +24,16 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
     ConfigurationError
         A device has no UUID, and the mask does not identify it.
     """
+    # Some editions of pyACL lack the call. With them, a device must still have the same identity as
+    # in a process that uses the library.
+    uuids = vendor.rt if vendor.has("device_get_uuid") else beside(vendor.acl).rt
     count = vendor.value("rt.get_device_count", vendor.rt.get_device_count())
     soc_name = getattr(vendor.acl, "get_soc_name", None)
     name = (soc_name and soc_name()) or "Ascend NPU"
     return tuple(
         DeviceInfo(
             ordinal=ordinal,
-            identity=_uuid_of(vendor, ordinal) or f"npu:{_physical_id(ordinal, environ)}",
+            identity=_uuid_of(uuids, ordinal) or f"npu:{_physical_id(ordinal, environ)}",
             name=name,
             # The vendor reports the size only for an open device, and an open device uses memory.
             total_nbytes=None,
@@ -38,11 +42,11 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
     )
 
 
-def _uuid_of(vendor: Vendor, ordinal: int) -> str | None:
+def _uuid_of(rt: Rt, ordinal: int) -> str | None:
     """Return a device's UUID, None if the driver reports no UUID."""
-    if not vendor.has("device_get_uuid"):
+    if not hasattr(rt, "device_get_uuid"):
         return None
-    uuid, code = vendor.rt.device_get_uuid(ordinal)
+    uuid, code = rt.device_get_uuid(ordinal)
     if code != SUCCESS or not any(uuid["bytes"]):
         return None
     # The vendor's bytes are C's char, which may be signed.

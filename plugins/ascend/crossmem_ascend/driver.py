@@ -303,5 +303,10 @@ class AscendDriver(VendorDriver):
 
     @override
     def synchronize(self, ordinal: int) -> None:
+        vendor, rt = self._vendor, self._vendor.rt
         with self._on(ordinal, "synchronize"):
-            self._vendor.check("rt.synchronize_device", self._vendor.rt.synchronize_device())
+            # The vendor's call waits only for streams of the current context.
+            vendor.check("rt.synchronize_device", rt.synchronize_device())
+            with self._current.on_default(ordinal) as is_another:
+                if is_another:
+                    vendor.check("rt.synchronize_device", rt.synchronize_device())

@@ -41,6 +41,7 @@ SUCCESS: Final = 0
 REPEAT_INITIALIZE: Final = 100002
 PARAM_INVALID: Final = 107000
 CONTEXT_NULL: Final = 107002
+_STREAM_CONTEXT: Final = 107003
 INVALID_HANDLE: Final = 107017
 FEATURE_NOT_SUPPORT: Final = 207000
 _RESOURCE_ALLOC_FAIL: Final = 207005
@@ -221,6 +222,10 @@ _NO_GROUP: Final = (
     "this process may be in no memory group: another process must add it to one; the emulation "
     "adds it to the group that CROSSMEM_EMULATED_ACL_GROUP names"
 )
+_OTHER_CONTEXT: Final = (
+    "stream= belongs to another context than this thread's: call acl.rt.set_context with the "
+    "stream's context first"
+)
 _STREAM: Final = "stream= is no living stream of this process: pass a stream of the same device"
 _MEMORY_GONE: Final = (
     "with mechanism 'key', the owner is dead or closed the key (see owner_alive): attach again to "
@@ -233,8 +238,9 @@ _HINTS: Final = {
     ("tdt.attach_queue", FAILURE): _NO_GROUP,
     # The application chooses the stream, and crossmem all other arguments of these calls.
     **{
-        (f"rt.{function}", PARAM_INVALID): _STREAM
+        (f"rt.{function}", code): hint
         for function in ("synchronize_stream", "value_wait", "value_write")
+        for code, hint in ((PARAM_INVALID, _STREAM), (_STREAM_CONTEXT, _OTHER_CONTEXT))
     },
     **{
         (f"rt.{function}", _DEVICE_MEM_ERROR): _MEMORY_GONE

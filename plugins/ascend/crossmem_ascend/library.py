@@ -19,7 +19,7 @@ from crossmem_ascend.prototypes import ACL, RT, TDT
 from crossmem_ascend.pyacl import INSTALL_HINT
 from crossmem_ascend.runtime import Acl
 
-__all__ = ["LibraryAcl", "acl_library", "folders", "open_acl", "open_tdt"]
+__all__ = ["LibraryAcl", "acl_library", "beside", "folders", "open_acl", "open_tdt"]
 
 _STEM: Final = "libascendcl.so"
 _NAMES: Final = (_STEM, f"{_STEM}.1")
@@ -149,14 +149,19 @@ def open_acl() -> Acl:
     return cast("Acl", LibraryAcl(library))
 
 
-def open_tdt(acl: Acl) -> object | None:
-    """Return a runtime's functions for queues and buffers, None if there are none.
+def beside(acl: Acl) -> Any:
+    """Return the library that pyACL has loaded, because pyACL lacks some of its functions.
 
-    pyACL lacks these functions. With pyACL, they come from the library that pyACL has loaded.
+    Another runtime, or a pyACL whose library is not found, is returned itself.
     """
-    if hasattr(acl, "tdt") or not isinstance(acl, ModuleType):
-        return getattr(acl, "tdt", None)
+    if not isinstance(acl, ModuleType):
+        return acl
     try:
-        return LibraryAcl(acl_library()).tdt
+        return LibraryAcl(acl_library())
     except LibraryNotFoundError:
-        return None
+        return acl
+
+
+def open_tdt(acl: Acl) -> object | None:
+    """Return a runtime's functions for queues and buffers, None if there are none."""
+    return getattr(acl if hasattr(acl, "tdt") else beside(acl), "tdt", None)

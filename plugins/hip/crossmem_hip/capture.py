@@ -7,9 +7,11 @@ from crossmem.errors import BusyError
 from crossmem_hip.errors import CAPTURE, CAPTURE_HINT
 from crossmem_hip.runtime import Vendor
 
-__all__ = ["refuse_capture"]
+__all__ = ["refuse_capture", "refuse_captured"]
 
 _DEFAULT_STREAM: Final = 0
+_BREAKS: Final = "this call would break the capture"
+_RECORDED: Final = "the graph would record or refuse this call"
 
 
 def refuse_capture(vendor: Vendor) -> None:
@@ -27,24 +29,42 @@ def refuse_capture(vendor: Vendor) -> None:
     DriverError
         The vendor refused the query for another reason.
     """
+    for stream in (_DEFAULT_STREAM, *vendor.streams()):
+        _refuse(vendor, stream, "a stream is being captured into a graph", _BREAKS)
+
+
+def refuse_captured(vendor: Vendor, stream: int) -> None:
+    """Raise if this stream of CUDA is being captured. The check does not affect the capture.
+
+    CUDA would record a call for a captured stream in the graph, and never or repeatedly execute the
+    call. AMD is not asked, because ``hipStreamIsCapturing`` of ROCm 7 uses the memory of a stream
+    without a check that the stream is alive.
+
+    Raises
+    ------
+    BusyError
+        The stream is being captured.
+    DriverError
+        The vendor refused the query for another reason.
+    """
+    if not vendor.family.is_hip:
+        _refuse(vendor, stream, "the stream is being captured into a graph", _RECORDED)
+
+
+def _refuse(vendor: Vendor, stream: int, what: str, why: str) -> None:
     if not vendor.has("streamIsCapturing"):
         return
-    for stream in (_DEFAULT_STREAM, *vendor.streams()):
-        try:
-            is_capturing = vendor.rt.streamIsCapturing(stream)
-        except vendor.error as error:
-            # While a stream that waits for the default stream is captured, the vendor refuses the
-            # query of the default stream.
-            if getattr(error, "status", None) not in CAPTURE:
-                raise vendor.refusal("streamIsCapturing", error) from error
-            is_capturing = True
-        except RuntimeError:
-            # CuPy raises RuntimeError if the capture is already lost. CuPy for ROCm does not offer
-            # this function, and always raises RuntimeError.
-            is_capturing = False
-        if is_capturing:
-            raise BusyError(
-                "a stream is being captured into a graph, and this call would break the capture",
-                hint=CAPTURE_HINT,
-                backend=vendor.family.backend,
-            )
+    try:
+        is_capturing = vendor.rt.streamIsCapturing(stream)
+    except vendor.error as error:
+        # While a stream that waits for the default stream is captured, the vendor refuses the query
+        # of the default stream.
+        if getattr(error, "status", None) not in CAPTURE:
+            raise vendor.refusal("streamIsCapturing", error) from error
+        is_capturing = True
+    except RuntimeError:
+        # CuPy raises RuntimeError if the capture is already lost. CuPy for ROCm does not offer this
+        # function, and always raises RuntimeError.
+        is_capturing = False
+    if is_capturing:
+        raise BusyError(f"{what}, and {why}", hint=CAPTURE_HINT, backend=vendor.family.backend)

@@ -9,9 +9,8 @@ never resets a device, because CuPy, PyTorch or the application may be using it.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 
-from crossmem.driver.cleanup import in_any_case, on_failure
+from crossmem.driver.cleanup import noting
 from crossmem.errors import CrossmemError
 from crossmem_hip.capture import refuse_capture
 from crossmem_hip.runtime import Vendor
@@ -25,7 +24,8 @@ class Current:
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
         self._thread = threading.local()
-        """``owed`` records a failed restoration: the device in use and the device to restore."""
+        """``owed`` is the debt of a thread whose device is not restored yet, or None: the device in
+        use and the device to restore."""
 
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:
@@ -37,23 +37,32 @@ class Current:
             return
         # A switch of devices would also break a capture by this thread on the previous device.
         refuse_capture(self._vendor)
-        put_back = partial(self._put_back, ordinal, previous)
-        # The device may have become current even if setDevice failed.
-        with on_failure(put_back):
-            self._set(ordinal)
-        with in_any_case(put_back):
-            yield
-
-    def _put_back(self, ordinal: int, previous: int) -> None:
-        """Restore a thread's device. If the vendor refuses, the thread's next call retries."""
+        # No signal handler runs between the `try` block and a statement that records the debt.
         try:
-            self._set(previous)
-        except CrossmemError:
+            # The device may have become current even if setDevice failed.
+            self._set(ordinal)
+            yield
+        except BaseException as error:
             self._thread.owed = ordinal, previous
+            with noting(error):
+                self._pay()
             raise
+        self._thread.owed = ordinal, previous
+        self._pay()
+
+    def _pay(self) -> None:
+        """Restore this thread's device. If this fails, the thread's next call retries."""
+        owed: tuple[int, int] | None = self._thread.owed
+        # A signal handler may have used crossmem, which has then restored the device already.
+        if owed is not None:
+            self._set(owed[1])
+            self._thread.owed = None
 
     def _settle(self) -> None:
-        """Retry a failed restoration, unless the application has since chosen another device."""
+        """Retry a failed or interrupted restoration.
+
+        If the application has chosen another device since, keep that device.
+        """
         owed: tuple[int, int] | None = getattr(self._thread, "owed", None)
         if owed is None:
             return

@@ -57,11 +57,13 @@ def import_cupy(family: Family) -> Runtime:
 def current_streams() -> tuple[int, ...]:
     """Return the streams that CuPy and PyTorch use in this thread, without the default stream 0.
 
-    The call imports neither library.
+    The call imports neither library. A library that another thread is importing has no streams yet.
     """
     found = []
-    if (cupy := sys.modules.get(_STREAMS)) is not None:
-        found.append(int(cupy.get_current_stream().ptr))
-    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
-        found.append(int(torch.cuda.current_stream().cuda_stream))
+    if current := getattr(sys.modules.get(_STREAMS), "get_current_stream", None):
+        found.append(int(current().ptr))
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    is_initialized = getattr(cuda, "is_initialized", None)
+    if cuda is not None and is_initialized is not None and is_initialized():
+        found.append(int(cuda.current_stream().cuda_stream))
     return tuple(one for one in found if one)

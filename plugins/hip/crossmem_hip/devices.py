@@ -2,7 +2,7 @@
 """The visible devices of this process, and their names in every process of the host."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from crossmem.errors import BackendUnavailableError, ConfigurationError
@@ -13,6 +13,8 @@ from crossmem_hip.family import Family
 from crossmem_hip.runtime import Vendor
 
 __all__ = ["find_devices"]
+
+_UUID_NBYTES: Final = 16
 
 
 def find_devices(vendor: Vendor) -> tuple[DeviceInfo, ...]:
@@ -75,20 +77,26 @@ def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:
     text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
     return DeviceInfo(
         ordinal=ordinal,
-        identity=_uuid_in(properties) or _bus_id(vendor, ordinal),
+        identity=_uuid_of(vendor, ordinal, properties) or _bus_id(vendor, ordinal),
         name=text.strip("\0 ") or f"{vendor.family.vendor} GPU",
         total_nbytes=properties.get("totalGlobalMem"),
     )
 
 
-def _uuid_in(properties: dict[str, Any]) -> str | None:
-    """Return a device's UUID in the format of the vendor's tool, or None if it is not complete."""
-    uuid = properties.get("uuid")
-    # CuPy reports no UUID for AMD, and cuts a UUID at its first zero byte. In both cases, all
-    # processes identify the device by its bus id.
-    if not isinstance(uuid, bytes) or len(uuid) != len(UUID(int=0).bytes) or not any(uuid):
+def _uuid_of(vendor: Vendor, ordinal: int, properties: dict[str, Any]) -> str | None:
+    """Return a device's UUID in the format of the vendor's tool, or None if it is not known."""
+    # CuPy reports no UUID for AMD, so all processes identify AMD's devices by their bus ids.
+    if vendor.family.is_hip:
         return None
-    return f"GPU-{UUID(bytes=uuid)}"
+    # Both bindings cut the UUID in the properties at its first zero byte, and CuPy can add bytes
+    # after a UUID without a zero byte.
+    uuid = properties.get("uuid")
+    if vendor.has("deviceGetUuid"):
+        with vendor.calling("deviceGetUuid"):
+            uuid = vendor.rt.deviceGetUuid(ordinal)
+    if not isinstance(uuid, bytes) or len(uuid) < _UUID_NBYTES or not any(uuid):
+        return None
+    return f"GPU-{UUID(bytes=uuid[:_UUID_NBYTES])}"
 
 
 def _bus_id(vendor: Vendor, ordinal: int) -> str:

@@ -196,16 +196,29 @@ _AFTER: Final = {
     ("memRetainAllocationHandle", 1): Meaning(
         "the memory is not mapped any more: its owner unmapped it", StaleHandleError
     ),
-    # Only the application chooses the streams.
+    # Only the application chooses the streams. The code for a destroyed stream is 400 on CUDA, and
+    # 709 on HIP.
     **{
-        (function, 400): Meaning(
+        (function, code): Meaning(
             "stream= is no living stream of this device: pass one of the same device"
         )
         for function in (
-            *("streamSynchronize", "streamWaitEvent", "streamWaitValue64", "streamWriteValue64"),
-            "eventRecord",
+            *("streamIsCapturing", "streamSynchronize", "streamWaitEvent", "streamWaitValue64"),
+            *("streamWriteValue64", "eventRecord"),
         )
+        for code in (400, 709)
     },
+    ("streamWaitEvent", 1): Meaning(
+        "in AMD's releases before 2026, streams cannot wait for an event that was recorded more "
+        "than 32 times: use level 'word' or 'host'"
+    ),
+    ("streamWaitValue64", 1): Meaning(
+        "on AMD, GPU_STREAMOPS_CP_WAIT=1 forbids waits for ordinary memory: unset this variable"
+    ),
+    ("memSetAccess", 1): Meaning(
+        "the memory may be smaller than its exporter claims; some releases of ROCm 7 also accept "
+        "only pieces of one size in an address range"
+    ),
     ("memUnmap", 1): _LOST,
     ("memRelease", 1): _LOST,
     ("memAddressFree", 1): _LOST,

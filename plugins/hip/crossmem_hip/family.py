@@ -40,6 +40,7 @@ _DEVICE_POINTER: Final = "hostGetDevicePointer"
 _DRIVER_FUNCTIONS: Final = frozenset(
     {
         "deviceGetAttribute",
+        "deviceGetUuid",
         "memGetAddressRange",
         "pointerGetAttribute",
         "streamWaitValue64",

@@ -25,6 +25,7 @@ _NO_CONTEXT: Final = frozenset({3, 201})
 """The codes of CUDA's driver library in a process or thread that has used no device yet."""
 _ADDED: Final = (
     "deviceGetAttribute",
+    "deviceGetUuid",
     "hostGetDevicePointer",
     "memGetAddressRange",
     "pointerGetAttribute",

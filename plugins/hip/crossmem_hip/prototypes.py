@@ -226,6 +226,7 @@ _RUNTIME: Final[_Table] = {
 _KNOWLEDGE: Final[_Table] = {
     # CUDA's runtime library has this function, too, but knows fewer attributes.
     "deviceGetAttribute": (_INT_OUT, _INT, _INT),
+    "deviceGetUuid": (Out(ctypes.c_char * 16, lambda found: found.raw), _INT),
     "memGetAddressRange": (_POINTER_OUT, _SIZE_OUT, _POINTER),
     # The vendors write one, four or eight bytes into this buffer, depending on the attribute.
     "pointerGetAttribute": (Out(ctypes.c_uint64), _INT, _POINTER),
@@ -309,6 +310,8 @@ CUDA_DRIVER: Final = {
     **_named("cu", _VIRTUAL),
     "memGetAddressRange": Prototype("cuMemGetAddressRange_v2", *_KNOWLEDGE["memGetAddressRange"]),
     "hostGetDevicePointer": Prototype("cuMemHostGetDevicePointer_v2", *_DEVICE_POINTER),
+    # Version 2 exists since CUDA 11.4. Two MIG devices of one GPU have different UUIDs in it.
+    "deviceGetUuid": Prototype("cuDeviceGetUuid_v2", *_KNOWLEDGE["deviceGetUuid"]),
     # Version 2 needs no option of the kernel module, and exists since CUDA 11.7.
     "streamWaitValue64": Prototype("cuStreamWaitValue64_v2", *_WORD),
     "streamWriteValue64": Prototype("cuStreamWriteValue64_v2", *_WORD),

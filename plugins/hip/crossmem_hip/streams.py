@@ -8,6 +8,7 @@ from crossmem.driver import SharedEvent
 from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError
 from crossmem.models import TimelineLevel
+from crossmem_hip.capture import refuse_capture, refuse_captured
 from crossmem_hip.errors import NOT_READY, error_for
 from crossmem_hip.runtime import Vendor
 
@@ -77,9 +78,15 @@ class StreamOrder:
         with self._on(ordinal, "timeline"), self._vendor.calling(function):
             return getattr(self._vendor.rt, function)(*arguments)
 
+    def _call_for(self, ordinal: int, stream: int, function: str, *arguments: Any) -> None:
+        with self._on(ordinal, "timeline"):
+            refuse_captured(self._vendor, stream)
+            with self._vendor.calling(function):
+                getattr(self._vendor.rt, function)(*arguments)
+
     def synchronize_stream(self, ordinal: int, stream: int) -> None:
         """Wait on the host for the work of a stream."""
-        self._call(ordinal, "streamSynchronize", stream)
+        self._call_for(ordinal, stream, "streamSynchronize", stream)
 
     # Words --------------------------------------------------------------------------------
 
@@ -88,10 +95,12 @@ class StreamOrder:
         registered: list[object] = []
         self._registered[pointer] = registered
         try:
-            with self._on(ordinal, "timeline"), self._vendor.calling("hostRegister"):
-                call_into(
-                    registered, self._vendor.rt.hostRegister, pointer, nbytes, _MAPPED_FOR_ALL
-                )
+            with self._on(ordinal, "timeline"):
+                refuse_capture(self._vendor)
+                with self._vendor.calling("hostRegister"):
+                    call_into(
+                        registered, self._vendor.rt.hostRegister, pointer, nbytes, _MAPPED_FOR_ALL
+                    )
             address: int = self._call(ordinal, "hostGetDevicePointer", pointer, 0)
         except BaseException:
             self.unregister_host(ordinal, pointer)
@@ -115,11 +124,11 @@ class StreamOrder:
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
         """Write a word after the earlier work of a stream."""
-        self._call(ordinal, "streamWriteValue64", stream, address, value, 0)
+        self._call_for(ordinal, stream, "streamWriteValue64", stream, address, value, 0)
 
     def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
         """Let a stream wait until a word is at least a value."""
-        self._call(ordinal, "streamWaitValue64", stream, address, value, _AT_LEAST)
+        self._call_for(ordinal, stream, "streamWaitValue64", stream, address, value, _AT_LEAST)
 
     # Events -------------------------------------------------------------------------------
 
@@ -173,11 +182,11 @@ class StreamOrder:
 
     def record_event(self, event: SharedEvent, stream: int) -> None:
         """Record an event after the earlier work of a stream."""
-        self._call(event.ordinal, "eventRecord", event.reference, stream)
+        self._call_for(event.ordinal, stream, "eventRecord", event.reference, stream)
 
     def wait_event(self, event: SharedEvent, stream: int) -> None:
         """Let a stream wait until the last recording of an event is complete."""
-        self._call(event.ordinal, "streamWaitEvent", stream, event.reference, 0)
+        self._call_for(event.ordinal, stream, "streamWaitEvent", stream, event.reference, 0)
 
     def is_event_done(self, event: SharedEvent) -> bool:
         """Return whether the last recording of an event is complete."""

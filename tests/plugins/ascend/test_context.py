@@ -4,11 +4,14 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
 
 import crossmem
+from crossmem.conformance.interrupts import Interrupted, Interrupts
 from crossmem.driver import CopyKind
 from crossmem_ascend.driver import AscendDriver
 
@@ -71,6 +74,28 @@ def test_it_is_current_again_after_a_failure(
     in_a_thread(work)
 
 
+def test_an_interrupted_call_restores_it_at_the_latest_at_the_next_call(
+    acl: Any, driver: AscendDriver
+) -> None:
+    another_device(acl)
+    found = acl.rt.context
+    driver.synchronize(0)
+    for number in count(1):
+        with (
+            Interrupts(
+                number, lambda file: "crossmem_ascend" in file, innermost=True
+            ) as interrupts,
+            suppress(Interrupted),
+        ):
+            driver.synchronize(0)
+        if not interrupts.place:
+            break
+        if acl.rt.context != found:
+            driver.synchronize(0)
+        assert acl.rt.context == found, interrupts.place
+    assert number > 10
+
+
 def test_a_signal_handler_may_use_a_device_that_is_being_opened(
     monkeypatch: pytest.MonkeyPatch, driver: AscendDriver
 ) -> None:
@@ -96,9 +121,42 @@ def test_a_signal_handler_may_use_a_device_that_is_being_opened(
 def test_a_thread_of_this_device_costs_two_questions(acl: Any, driver: AscendDriver) -> None:
     acl.rt.set_device(0)
     acl.rt.calls.clear()
+    driver.copy(0, 1, 2, 3, CopyKind.HOST_TO_DEVICE)
+
+    assert acl.rt.named(context=True) == ["get_context", "get_device", "memcpy"]
+
+
+def test_a_thread_without_a_context_gets_the_default_context(
+    acl: Any, driver: AscendDriver
+) -> None:
+    driver.synchronize(0)
+    acl.rt.calls.clear()
     driver.synchronize(0)
 
-    assert acl.rt.named(context=True) == ["get_context", "get_device", "synchronize_device"]
+    (own,) = (call[1] for call in acl.rt.calls if call[0] == "destroy_context")
+    assert [call for call in acl.rt.calls if call[0] in {"set_context", "synchronize_device"}] == [
+        ("set_context", acl.rt._defaults[0]),
+        ("synchronize_device",),
+        ("set_context", own),
+    ]
+
+
+def test_a_synchronisation_waits_for_the_threads_own_context_and_the_default_one(
+    acl: Any, driver: AscendDriver
+) -> None:
+    acl.rt.set_device(0)
+    default = acl.rt.context
+    own, _ = acl.rt.create_context(0)
+    acl.rt.calls.clear()
+    driver.synchronize(0)
+
+    assert [call for call in acl.rt.calls if call[0] in {"set_context", "synchronize_device"}] == [
+        ("synchronize_device",),
+        ("set_context", default),
+        ("synchronize_device",),
+        ("set_context", own),
+    ]
+    assert acl.rt.context == own
 
 
 def test_a_thread_of_another_device_gets_the_default_context(

@@ -4,12 +4,14 @@
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import pytest
 
 import crossmem
 from crossmem.driver import Exported, Peer, check_groups, witness_of
+from crossmem_ascend import library
 from crossmem_ascend.driver import AscendDriver
 from crossmem_ascend.runtime import KEY, PEER_ACCESS, SHAREABLE, Rt
 
@@ -116,6 +118,20 @@ def test_a_device_is_named_by_its_uuid(acl: Any) -> None:
     ]
     assert {one.name for one in devices} == {"Ascend910B1"}
     assert {one.total_nbytes for one in devices} == {None}
+
+
+def test_a_pyacl_without_uuids_takes_them_from_the_library(
+    fake_acl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = fake_acl()
+    opened.rt.uuids = {0: list(range(16))}
+    pyacl = cast("Any", ModuleType("acl"))
+    old = without(fake_acl(), frozenset({"device_get_uuid"}))
+    vars(pyacl).update(init=old.init, rt=old.rt)
+    monkeypatch.setattr(library, "acl_library", lambda: None)
+    monkeypatch.setattr(library, "LibraryAcl", lambda _: opened)
+
+    assert AscendDriver(pyacl).devices()[0].identity == "npu:000102030405060708090a0b0c0d0e0f"
 
 
 @pytest.mark.parametrize("mask", ["", "0,1", "5,2"])

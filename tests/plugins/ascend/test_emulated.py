@@ -4,9 +4,12 @@
 The conformance kit runs there too (`tox -e conformance-ascend`); here is what it cannot ask for.
 """
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,27 @@ def share(
 @pytest.fixture
 def emulated(tmp_path: Path) -> Acl:
     return Acl(options=Options(state=tmp_path / "host", capacity_nbytes=64 * MIB))
+
+
+def test_a_thread_without_a_context_waits_for_the_work_of_other_threads(emulated: Acl) -> None:
+    rt = emulated.rt
+    driver = AscendDriver(emulated)
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    word = ctypes.c_uint64.from_buffer(page)
+    assert rt.set_device(0) == 0
+    stream, _ = rt.create_stream()
+    address, code = rt.host_register(ctypes.addressof(word), mmap.PAGESIZE, 0)
+    assert code == 0
+    assert rt.value_wait(address, 1, 0, stream) == 0
+
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        done = threads.submit(driver.synchronize, 0)
+        with pytest.raises(TimeoutError):
+            done.result(0.2)
+        word.value = 1
+        done.result(DEADLINE_S)
+
+    assert rt.host_unregister(ctypes.addressof(word)) == 0
 
 
 @pytest.mark.parametrize("mechanism", BOTH)

@@ -112,6 +112,7 @@ def id_of(case: Case) -> str:
 
 # Some names of NVIDIA's driver library differ from those of AMD's library by more than the prefix.
 RENAMED: list[Case] = [
+    ("deviceGetUuid", (1,), "DeviceGetUuid 1", bytes(range(16, 32))),
     ("hostGetDevicePointer", (0x1000, 0), "HostGetDevicePointer 0x1000 0", POINTER),
     (
         "streamWaitValue64",

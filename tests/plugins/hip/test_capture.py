@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import crossmem
-from crossmem.driver import CopyKind
+from crossmem.driver import CopyKind, SharedEvent
 from crossmem_hip.cupy import current_streams
 from crossmem_hip.driver import GpuDriver
-from crossmem_hip.family import Family
+from crossmem_hip.family import CUDA, HIP, Family
 
 BREAKING = ("allocate", "map", "unmap", "free")
 CAPTURE_IMPLICIT = 906
@@ -50,6 +50,52 @@ def test_so_is_what_the_vendor_would_refuse(operation: str, rt: Any, story: Any)
     getattr(story, operation)()
 
     assert rt.named()
+
+
+STREAM = 7
+OF_A_STREAM: dict[str, Callable[[Any], object]] = {
+    "streamSynchronize": lambda order: order.synchronize_stream(0, STREAM),
+    "streamWriteValue64": lambda order: order.write_value(0, 0x1000, 1, STREAM),
+    "streamWaitValue64": lambda order: order.wait_value(0, 0x1000, 1, STREAM),
+    "eventRecord": lambda order: order.record_event(SharedEvent(0, 5, b""), STREAM),
+    "streamWaitEvent": lambda order: order.wait_event(SharedEvent(0, 5, b""), STREAM),
+}
+
+
+@pytest.mark.parametrize("function", OF_A_STREAM)
+def test_a_graph_records_no_step_of_a_timeline(function: str, fake: Any) -> None:
+    rt = fake(is_hip=False)
+    driver: Any = GpuDriver(CUDA, rt)
+    called: list[str] = []
+    setattr(rt, function, lambda *_: called.append(function))
+    rt.capturing = {STREAM}
+    with pytest.raises(crossmem.BusyError, match="captured into a graph") as raised:
+        OF_A_STREAM[function](driver._order)
+    assert not called
+    assert raised.value.hint
+    rt.capturing = {STREAM + 1}
+
+    OF_A_STREAM[function](driver._order)
+
+    assert called == [function]
+
+
+def test_amd_is_asked_about_no_stream_that_may_be_destroyed(fake: Any) -> None:
+    rt = fake()
+    driver: Any = GpuDriver(HIP, rt)
+    rt.calls.clear()
+    driver._order.synchronize_stream(0, STREAM)
+
+    assert rt.named() == ["streamSynchronize"]
+    assert ("streamIsCapturing", STREAM) not in rt.calls
+
+
+def test_a_page_is_not_registered_in_a_capture(driver: Any, rt: Any) -> None:
+    rt.hostRegister = lambda *_: pytest.fail("the vendor would refuse this, and end the capture")
+    rt.hostUnregister = rt.hostRegister
+    rt.capturing = {0}
+    with pytest.raises(crossmem.BusyError):
+        driver._order.register_host(0, 0x1000, 4096)
 
 
 @pytest.mark.parametrize("operation", ["export", "import_", "close"])
@@ -119,3 +165,9 @@ def test_streams_are_those_of_libraries_in_use(monkeypatch: pytest.MonkeyPatch) 
     torch.cuda.is_initialized = lambda: False
     stream.ptr = 0
     assert current_streams() == ()
+
+    # Another thread is importing the libraries.
+    for unfinished in (SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())):
+        monkeypatch.setitem(sys.modules, "cupy.cuda.stream", unfinished)
+        monkeypatch.setitem(sys.modules, "torch", unfinished)
+        assert current_streams() == ()

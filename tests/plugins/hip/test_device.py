@@ -3,12 +3,15 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 import crossmem
+from crossmem.conformance.interrupts import Interrupted, Interrupts
 from crossmem.driver import CopyKind, Exported
 from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP, Family
@@ -31,6 +34,28 @@ def test_nvidia_has_identities_of_its_own(fake: Any) -> None:
     rt.properties["uuid"] = UUID(UUID_TEXT).bytes
 
     assert GpuDriver(CUDA, rt).devices()[0].identity == f"GPU-{UUID_TEXT}"
+
+
+def test_cupy_may_read_more_than_the_uuid(fake: Any) -> None:
+    rt = fake(1, is_hip=False)
+    rt.properties["uuid"] = UUID(UUID_TEXT).bytes + b"luid"
+
+    assert GpuDriver(CUDA, rt).devices()[0].identity == f"GPU-{UUID_TEXT}"
+
+
+def test_two_mig_devices_of_one_gpu_are_told_apart(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rt = fake(2, is_hip=False)
+    # Both bindings of the properties cut a UUID at its first zero byte.
+    rt.properties["uuid"] = b"\x9b\x1c"
+    rt.deviceGetUuid = lambda device: bytes([0x9B, 0x1C, 0, device, *range(12)])
+    monkeypatch.setattr(rt, "deviceGetPCIBusId", lambda _: "0000:C1:00.0")
+
+    assert [one.identity for one in GpuDriver(CUDA, rt).devices()] == [
+        "GPU-9b1c0000-0001-0203-0405-060708090a0b",
+        "GPU-9b1c0001-0001-0203-0405-060708090a0b",
+    ]
 
 
 @pytest.mark.parametrize("uuid", [b"", bytes(16), b"cut short", None])
@@ -169,6 +194,23 @@ def test_the_applications_choice_is_worth_more_than_a_debt(fake: Any) -> None:
     driver.synchronize(1)
 
     assert rt.current == 2
+
+
+def test_an_interrupted_call_restores_it_at_the_latest_at_the_next_call(
+    driver: GpuDriver, rt: Any
+) -> None:
+    for number in count(1):
+        with (
+            Interrupts(number, lambda file: "crossmem_hip" in file, innermost=True) as interrupts,
+            suppress(Interrupted),
+        ):
+            driver.synchronize(1)
+        if not interrupts.place:
+            break
+        if rt.current:
+            driver.synchronize(1)
+        assert rt.current == 0, interrupts.place
+    assert number > 10
 
 
 def test_threads_do_not_mix_up_their_devices(driver: GpuDriver, rt: Any) -> None:

@@ -119,6 +119,11 @@ def test_every_code_says_what_failed_and_what_to_do() -> None:
         ("free", 17, crossmem.DriverError, "no such memory"),
         ("memcpy", 17, crossmem.DriverError, "report it"),
         ("memcpy", 201, crossmem.DriverError, "forked child"),
+        ("streamWriteValue64", 400, crossmem.DriverError, "stream= is no living stream"),
+        ("streamWriteValue64", 709, crossmem.DriverError, "stream= is no living stream"),
+        ("memSetAccess", 1, crossmem.DriverError, "pieces of one size"),
+        ("streamWaitEvent", 1, crossmem.DriverError, "32 times"),
+        ("streamWaitValue64", 1, crossmem.DriverError, "GPU_STREAMOPS_CP_WAIT"),
     ],
 )
 def test_a_code_means_something_else_after_some_calls(

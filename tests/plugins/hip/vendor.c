@@ -14,6 +14,7 @@
 #define RUNTIME(name) hip##name
 #define DRIVER(name) hip##name
 #define ADDRESS_RANGE hipMemGetAddressRange
+#define DEVICE_UUID hipDeviceGetUuid
 #define DEVICE_POINTER hipHostGetDevicePointer
 #define VERSION HIP
 #elif defined(CUDA)
@@ -22,6 +23,7 @@
 #else
 #define DRIVER(name) cu##name
 #define ADDRESS_RANGE cuMemGetAddressRange_v2
+#define DEVICE_UUID cuDeviceGetUuid_v2
 #define DEVICE_POINTER cuMemHostGetDevicePointer_v2
 #endif
 #define QUOTED(text) #text
@@ -287,6 +289,13 @@ int DEVICE_POINTER(void **out, void *host, unsigned flags)
 {
     NOTE(DEVICE_POINTER, " %p %u", host, flags);
     *out = (void *)POINTER;
+    return 0;
+}
+int DEVICE_UUID(unsigned char *out, int device)
+{
+    NOTE(DEVICE_UUID, " %d", device);
+    for (int i = 0; i < 16; i++)
+        out[i] = 16 * device + i;
     return 0;
 }
 int DRIVER(DeviceGetAttribute)(int *out, int attribute, int device)

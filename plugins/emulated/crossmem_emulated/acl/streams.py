@@ -98,8 +98,8 @@ def _synchronize_device(process: AclProcess) -> None:
 @entry("rt.synchronize_device_with_timeout", "i")
 def _synchronize_device_with_timeout(process: AclProcess, timeout_ms: int) -> None:
     check_timeout(timeout_ms)
-    device = process.current().device
-    streams = (one for one in process.streams.values() if one.device == device)
+    context = process.current().handle
+    streams = (one for one in process.streams.values() if one.context == context)
     process.finish(*streams, timeout_ms=timeout_ms)
 
 

@@ -35,6 +35,7 @@ _WITHOUT_CONTEXT: Final = frozenset(
         "deviceGetAttribute",
         "deviceGetByPCIBusId",
         "deviceGetPCIBusId",
+        "deviceGetUuid",
         "getDevice",
         "getDeviceCount",
         "getDeviceProperties",
