@@ -39,9 +39,9 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(run_dir: Path) -> Iterator[Start]:
     """Start a worker; none survives the test."""
-    environ = {**os.environ, "CROSSMEM_RUN_DIR": str(tmp_path / "run")}
+    environ = {**os.environ, "CROSSMEM_RUN_DIR": str(run_dir)}
     environ["CROSSMEM_EMULATED_GRANULARITY"] = "page"
 
     with ExitStack() as stack:

@@ -33,7 +33,7 @@ Share = Callable[..., list[str]]
 
 
 @pytest.fixture
-def share(tmp_path: Path) -> Share:
+def share(variables: dict[str, str]) -> Share:
     """Share in two processes, and return what they said."""
 
     def do(
@@ -45,14 +45,9 @@ def share(tmp_path: Path) -> Share:
         lease: bool = True,
         **environment: str,
     ) -> list[str]:
-        variables = {
-            "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
-            "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
-            "CROSSMEM_EMULATED_HIP_PROFILE": profile,
-            **environment,
-        }
+        environment = {**variables, "CROSSMEM_EMULATED_HIP_PROFILE": profile, **environment}
         masks = {MASK[backend]: mask} if mask else {}
-        with sharing(f"{backend}:{ordinal}", variables, importers=masks) as (exporter, importer):
+        with sharing(f"{backend}:{ordinal}", environment, importers=masks) as (exporter, importer):
             blob = exporter.call(export, lease=lease)
             try:
                 importer.call(attach, f"{backend}:0", blob)
@@ -327,13 +322,8 @@ with crossmem.device("cuda").allocate(4096) as allocation:
 """
 
 
-def test_one_variable_chooses_the_runtime_of_every_process(tmp_path: Path) -> None:
-    environment = {
-        "CROSSMEM_RUNTIME": "cuda=emulated",
-        "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
-        "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
-    }
-    done = run_script(EXPORTER, environment=environment)
+def test_one_variable_chooses_the_runtime_of_every_process(variables: dict[str, str]) -> None:
+    done = run_script(EXPORTER, environment={**variables, "CROSSMEM_RUNTIME": "cuda=emulated"})
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "b'hello' emulated\n"
