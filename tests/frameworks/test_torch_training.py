@@ -116,6 +116,19 @@ def test_a_tensor_that_is_expanded_or_made_for_inference_is_not_updated() -> Non
     del born, tensor
 
 
+@pytest.mark.parametrize("copy", [True, None])
+def test_a_tensor_that_got_other_memory_is_not_updated(copy: bool | None) -> None:
+    """Readers would never see the new contents."""
+    tensor = torch.zeros(3) if copy else crossmem.empty(3, torch.float32)
+    parameter = torch.nn.Parameter(tensor, requires_grad=False)
+    with crossmem.share({"w": parameter}, copy=copy) as shared:
+        shared.update({"w": torch.ones(3)})
+        tensor = shared.value["w"]
+        tensor.data = torch.zeros(3)
+        with pytest.raises(ConfigurationError, match=r"shared as .*w.* has got other memory"):
+            shared.update({"w": torch.ones(3)})
+
+
 def test_new_tensors_are_like_those_of_a_model() -> None:
     model = make_model().to(torch.bfloat16)
     state = model.state_dict()

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrays of a tree that this process shares, for reads and updates in this process."""
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from crossmem.arrays import ArrayInfo
 from crossmem.arrays.adapters import describe
 from crossmem.errors import ConfigurationError
 from crossmem.guards import clause
 from crossmem.trees.aliasing import Copy, copy_all
 from crossmem.trees.building import maker_of_rows
+from crossmem.trees.leaves import Leaf
 from crossmem.trees.matching import match, refuse_unwritable
 from crossmem.trees.message import Message
 from crossmem.trees.nodes import read
@@ -24,26 +26,28 @@ class Contents:
 
     Parameters
     ----------
-    arrays
+    leaves
         The arrays of the tree, in the order of their numbers in the message.
     copies
         The memory to which arrays were copied. The key is the number of its handle in the message.
     """
 
-    __slots__ = ("_arrays", "_copies", "_message")
+    __slots__ = ("_arrays", "_copies", "_message", "_pointers")
 
     def __init__(
         self,
         message: Message,
-        arrays: list[Any],
+        leaves: list[Leaf],
         copies: dict[int, Exportable],
     ) -> None:
         self._message = message
         self._arrays = [
             # The original of a copied array is not kept, because only the copy is shared.
-            None if row.handle in copies else array
-            for row, array in zip(message.rows, arrays, strict=True)
+            None if row.handle in copies else leaf.value
+            for row, leaf in zip(message.rows, leaves, strict=True)
         ]
+        self._pointers = [leaf.found.pointer for leaf in leaves]
+        """The addresses of the arrays. A program can give a tensor of PyTorch other memory."""
         self._copies = copies
 
     def tree(self) -> Any:
@@ -74,6 +78,10 @@ class Contents:
                 refuse_unwritable(name, target, row.kind, row.layout, "update")
             to = describe(target)
             assert to is not None  # noqa: S101 - it was shared
+            if to.pointer != self._pointers[number]:
+                msg = f"the array that is shared as {clause(where, 50)} has got other memory"
+                hint = "write into the array: `tensor.data = ...` replaces memory that readers have"
+                raise ConfigurationError(msg, operation="update", hint=hint)
             copies.append(Copy(where, target, to, leaf.value, leaf.found))
         copy_all(copies, "update")
 
@@ -89,7 +97,8 @@ class Contents:
             arrays = self._arrays.copy()
             for number, row in enumerate(rows):
                 if row.handle in copies:
-                    arrays[number] = make(row, row.kind)
+                    arrays[number] = made = make(row, row.kind)
+                    self._pointers[number] = cast("ArrayInfo", describe(made)).pointer
                     if row.layout.extent is not None and row.layout.is_contiguous:
                         _map_pages(copies[row.handle], *row.layout.extent)
             self._arrays, self._copies = arrays, {}

@@ -126,7 +126,7 @@ def share(
         tree_memory.give_up()
         raise
     message = Message(handles, rows, tree, None if timeline is None else timeline.export())
-    contents = Contents(message, [leaf.value for leaf in leaves], copies)
+    contents = Contents(message, leaves, copies)
     return Shared(process, message, timeline=timeline, tree_memory=tree_memory, contents=contents)
 
 
