@@ -226,7 +226,7 @@ class Published:
             end, the call raises if it is the first use of this object's versions. Later calls have
             no effect.
         """
-        timeline = self._look(None)
+        version, timeline = plain_integer(version), self._look(None)
         if self._is_own:
             msg = "the process that shares this tree cannot acknowledge its versions"
             hint = "call done() in a process that has received the tree"

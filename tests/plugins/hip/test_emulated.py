@@ -327,3 +327,36 @@ def test_one_variable_chooses_the_runtime_of_every_process(variables: dict[str, 
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "b'hello' emulated\n"
+
+
+CAPTURED = """
+import crossmem
+
+device = crossmem.device("cuda")
+vendor = device.driver._vendor.rt
+stream = vendor.streamCreateWithFlags(1)
+for level in ("word", "event", "host"):
+    made = device.timeline(level)
+    reader = crossmem.open_timeline(made.export(), device=device)
+    made.signal(1, stream=stream)
+    reader.done(0, stream=stream)
+    vendor.streamBeginCapture(stream, vendor.streamCaptureModeRelaxed)
+    refused = 0
+    for step, value in ((made.signal, 2), (made.signal, 2), (reader.done, 1)):
+        try:
+            step(value, stream=stream)
+        except crossmem.BusyError:
+            refused += 1
+    # The refused steps have left nothing that the host would have to wait for.
+    made.signal(2)
+    reader.done(2)
+    vendor.streamEndCapture(stream)
+    print(level, refused, made.value, made.wait_for_readers(2, readers=1, timeout=0))
+"""
+
+
+def test_steps_that_a_captured_stream_refuses_have_no_effect(variables: dict[str, str]) -> None:
+    done = run_script(CAPTURED, environment={**variables, "CROSSMEM_RUNTIME": "cuda=emulated"})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "word 3 2 1\nevent 3 2 1\nhost 3 2 1\n"

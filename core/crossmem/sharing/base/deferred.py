@@ -97,7 +97,7 @@ class DeferredWork:
         """Records that can be released now, in order. One statement adds a record, so no interrupt
         loses it."""
         self.waiting: set[Record] = set()
-        """Freed memory whose leases have not ended."""
+        """Records that the reaper checks periodically, such as freed memory with leases."""
         self.idle: dict[Record, None] = {}
         """Freed memory whose last lease has ended. The lease registry adds the records."""
         self.draining: set[int] = set()

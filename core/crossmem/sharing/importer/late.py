@@ -37,8 +37,9 @@ def drop_late_replies(process: Process, connection: OwnerConnection) -> None:
 
     The descriptors in an unread reply would keep the memory, even after the exporter has freed it.
     """
-    ready = process.deferred.ready
-    known = [one for one in list(ready) if isinstance(one, _LateReplies) and not one.is_done]
+    # Only the reaper looks at ``waiting``, so no call of the application reads from the connection.
+    waiting = process.deferred.waiting
+    known = [one for one in list(waiting) if isinstance(one, _LateReplies) and not one.is_done]
     if connection.late_replies and all(one.connection is not connection for one in known):
-        ready[_LateReplies(connection)] = None
+        waiting.add(_LateReplies(connection))
         process.deferred.start_reaper()

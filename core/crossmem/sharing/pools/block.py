@@ -308,14 +308,15 @@ class Block(Memory):
                     with self._process.state:
                         self._refuse_if_used("free")
                         if self._record is None:
-                            # Another thread has freed the block, which may be in its next life.
-                            break
-                        # The first generation begins in one step with the check above. So a first
-                        # export in another thread makes a handle that this call retires.
-                        is_retired, generation = False, record.generation or view[at] + 1 | 1
-                        view[at] = record.generation = generation
+                            break  # Another thread has freed the block.
+                        # One step: a later first export in another thread makes a stale handle.
+                        generation = record.generation
+                        if is_retired := not generation:
+                            # The block has no handle, so no barrier is necessary.
+                            generation = record.generation = view[at] + 1 | 1
+                            view[at] = generation + 1
                         try:
-                            is_retired = arena.retire_if_idle(index, generation)
+                            is_retired = is_retired or arena.retire_if_idle(index, generation)
                         except BaseException:
                             # If a signal handler has raised, the next call frees the block.
                             is_retired = view[at] == generation + 1

@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 from typing_extensions import override
 
 from crossmem.driver import Streams, StreamWords, stream_words_of, streams_of
-from crossmem.errors import UnsupportedError
+from crossmem.errors import BusyError, UnsupportedError
 from crossmem.models import TimelineLevel
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
@@ -98,8 +98,15 @@ class Level:
         streams, key = self.streams, (stream, threading.get_ident())
         if key != self._last and self.issued > self.reached:
             self._order(stream)
+        issued = self.cell.read(ISSUED)
         self.is_unsure = True
-        self._issue(streams, value, stream)
+        try:
+            self._issue(streams, value, stream)
+        except BusyError:
+            # The stream is being captured into a graph, so nothing was issued.
+            self.cell.write(ISSUED, issued)
+            self.is_unsure = False
+            raise
         self.is_unsure, self._last = False, key
 
     def set(self, value: int) -> None:

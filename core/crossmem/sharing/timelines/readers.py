@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from crossmem.control import words
 from crossmem.control.segments import HEADER_WORDS, SLOTS
 from crossmem.driver import StreamWords, stream_words_of
-from crossmem.errors import InvalidHandleError, WaitTimeoutError
+from crossmem.errors import BusyError, DriverError, InvalidHandleError, WaitTimeoutError
 from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.devices import wait_for_work
 from crossmem.sharing.base.process import Part, Process
@@ -115,7 +115,12 @@ class ReaderWord:
             if shared.last is not None and shared.attempted > reached:
                 # The stream must not overwrite this value with its own smaller value.
                 last, stream, _thread = shared.last
-                last.streams.synchronize_stream(last.device.ordinal, stream)
+                ordinal = last.device.ordinal
+                try:
+                    last.streams.synchronize_stream(ordinal, stream)
+                except DriverError:
+                    # The application may have destroyed the stream.
+                    last.device.driver.synchronize(ordinal)
             words.release()
             words.store(self._row, self._at, word)
             return
@@ -130,8 +135,14 @@ class ReaderWord:
         if key != shared.last and shared.issued > reached:
             # Work of different streams runs in any order, and the word must not shrink.
             driver.wait_value(device.ordinal, address, shared.issued, number)
+        before = shared.attempted, shared.last
         shared.attempted, shared.last = word, key
-        driver.write_value(device.ordinal, address, word, number)
+        try:
+            driver.write_value(device.ordinal, address, word, number)
+        except BusyError:
+            # The stream is being captured into a graph, so nothing was issued.
+            shared.attempted, shared.last = before
+            raise
         shared.issued = word
 
     def leave(self) -> None:

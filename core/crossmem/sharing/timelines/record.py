@@ -166,14 +166,14 @@ class TimelineRecord(Record):
             # The value is reached, so there is no wait, even if the signalling process is dead.
             return
         self.check()
-        known, identity = self.process.part(Readers).awaited, self.handle.identity
-        known[identity] = max(known.get(identity, 0), awaited.value)
         watcher = self.process.part(StreamWatcher)
         before = watcher.watch(self, awaited.value)
         try:
             with self.lock:
                 awaited.check()
                 level.wait(awaited.value, stream)
+                known, identity = self.process.part(Readers).awaited, self.handle.identity
+                known[identity] = max(known.get(identity, 0), awaited.value)
         except CrossmemError:
             watcher.forget(self, awaited.value, before)
             raise

@@ -121,8 +121,9 @@ class Timeline(Endable):
             Another process signals this timeline, or the device has no streams.
         WaitTimeoutError
             Earlier work on streams is not complete within ``CROSSMEM_TIMEOUT``.
-        DriverError
-            The vendor's call failed. The value is unchanged.
+        DriverError, BusyError
+            The vendor's call failed, or the stream is being captured into a graph. The value is
+            unchanged.
         ClosedError, ForkedProcessError
             The timeline was closed, or a forked child made this call.
         """
