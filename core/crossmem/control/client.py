@@ -61,11 +61,7 @@ class OwnerConnection:
     """
 
     def __init__(
-        self,
-        owner: ProcessIdentity,
-        this: ProcessIdentity,
-        run_dir: Path,
-        state: "threading.RLock",
+        self, owner: ProcessIdentity, this: ProcessIdentity, run_dir: Path, state: "threading.RLock"
     ) -> None:
         self.owner = owner
         self.users: set[object] = set()
@@ -286,21 +282,24 @@ class OwnerConnection:
 
     def close(self) -> None:
         """Close the connection and the owner's pidfd. Holds that are written in rows stay."""
+        self._leave()
+        self._holds.close()
+
+    def close_at_exit(self) -> None:
+        """Send delayed messages and close, unless another thread waits for the owner's reply."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._send_ended()
+                # Other threads may use the rows until the process ends.
+                self._leave()
+            finally:
+                self.lock.release()
+
+    def _leave(self) -> None:
         self._disconnect()
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
-        self._holds.close()
-
-    def close_at_exit(self) -> None:
-        """Send delayed messages and disconnect, unless another thread waits for a reply."""
-        if self.lock.acquire(blocking=False):
-            try:
-                self._send_ended()
-                # Other threads may use the rows and the pidfd until the process ends.
-                self._disconnect()
-            finally:
-                self.lock.release()
 
     def abandon(self) -> None:
         """Close every descriptor and change nothing else: for a forked child."""
