@@ -112,9 +112,9 @@ def test_a_waiting_task_keeps_its_buffer(
 
         with monkeypatch.context() as patch:
             patch.setattr("crossmem.sharing.queues.waiting.os.close", interrupted)
+            # Only a task that waits has a descriptor of its own.
+            asyncio.get_running_loop().call_later(0.05, put, queue, range(1))
             await queue.get_async()
-
-    put(queue, range(1))
 
     with pytest.raises(Alarm):
         asyncio.run(receive())

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from crossmem.control import words
 from crossmem.control.barrier import IS_ORDERED
@@ -76,6 +76,8 @@ class Place:
         """Pages with words that streams write."""
         self.sleepers = 0
         """Number of threads and tasks that wait."""
+        self.turns: dict[Any, Any] = {}
+        """By event loop, the lock of the task that waits; see :func:`waiting.repeat`."""
         self._bell = opened.bells[place]
 
     # The session --------------------------------------------------------------------------

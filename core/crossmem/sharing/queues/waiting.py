@@ -128,28 +128,32 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
     import asyncio  # noqa: PLC0415
 
     loop = asyncio.get_running_loop()
-    # An event loop has one reader for each descriptor. So each waiting task uses a duplicate.
     found: list[_T] = []
     numbers: list[int] = []
     try:
+        place.sleepers += 1
         try:
-            place.sleepers += 1
-            with name_limit("dup"):
-                call_into(numbers, os.dup, place.fileno())
-            while True:
-                if found:
-                    break
-                came = loop.create_future()
-                loop.add_reader(numbers[0], came.cancel)
-                try:
-                    call_into(found, call)
-                except (QueueEmptyError, QueueFullError):
-                    if not waits:
-                        raise
+            # The tasks of one loop take turns. If all of them waited for the bell, each ring would
+            # wake all of them, and some would never get a buffer.
+            async with place.turns.setdefault(loop, asyncio.Lock()):
+                while True:
+                    if _has_called(call, found, waits=waits):
+                        break
+                    if not numbers:
+                        # A loop has one reader for each descriptor, so it needs a duplicate.
+                        with name_limit("dup"):
+                            call_into(numbers, os.dup, place.fileno())
+                    came = loop.create_future()
+                    loop.add_reader(numbers[0], came.cancel)
+                    # The bell may have rung before it had a reader.
+                    if _has_called(call, found, waits=waits):
+                        break
                     pause_s = PAUSE_S if place.waits_for_streams() else LOOK_S
                     await asyncio.wait([came], timeout=pause_s)
         finally:
             place.sleepers -= 1
+            if not place.sleepers:
+                place.turns.clear()
             for number in numbers:
                 try:
                     loop.remove_reader(number)
@@ -160,6 +164,16 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
             place.keep(one)
         raise
     return found[0]
+
+
+def _has_called(call: Callable[[], _T], found: list[_T], *, waits: bool) -> bool:
+    """Call once. Return False if the queue was empty or full, and the caller waits."""
+    try:
+        call_into(found, call)
+    except (QueueEmptyError, QueueFullError):
+        if not waits:
+            raise
+    return bool(found)
 
 
 def may_look(process: Process, timeout: object) -> bool:
