@@ -106,6 +106,9 @@ def flat(numbers: Any, tree: Any) -> list[tuple[int, Any]]:
 
 def content(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """Return all that can be seen of an array."""
+    if array.dtype.names:
+        # tobytes() may leave the bytes between fields undefined.
+        return array.shape, array.dtype, *(content(array[name]) for name in array.dtype.names)
     return array.shape, array.dtype, array.tobytes()
 
 
