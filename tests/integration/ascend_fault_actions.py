@@ -233,7 +233,8 @@ def _fail_once(operation: Operation, blob: bytes, call: str, code: int, skip: in
     _acl().faults.add(call, code, skip=skip, count=count, pid=os.getpid())
     try:
         operation.act(kept)
-        if not (operation.logs_put_back and call == "rt.destroy_context"):
+        puts_back = call in {"rt.destroy_context", "rt.set_context"}
+        if not (operation.logs_put_back and puts_back):
             wrong.append("no error")
     except crossmem.CrossmemError as error:
         told = f"{error} {error.__cause__}"

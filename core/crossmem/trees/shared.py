@@ -260,14 +260,15 @@ class Shared(Published, Generic[_T_co]):
         :class:`crossmem.StaleHandleError` if the memory was copied or adopted for this tree, and
         no array of :attr:`value` is left.
         """
-        if self._is_closed:
+        timeline = self._timeline
+        has_timeline = timeline is not None and not timeline.closed
+        # After an interrupted call, the next call continues.
+        if self._is_closed and not (self._owned or self._received or has_timeline):
             return
         if is_current(self._process) and self._process.is_closed:
             return
         refuse_foreign(self._process, self)
         with self._lock:
-            if self._is_closed:
-                return
             self._is_closed = True
         self._kept = self._contents = self._value = None
         with ExitStack() as steps:

@@ -23,7 +23,7 @@ from crossmem.models import Access, Capabilities
 from crossmem_ascend.buffers import MAX_BUFFER_NBYTES
 from crossmem_ascend.context import Contexts
 from crossmem_ascend.devices import find_devices
-from crossmem_ascend.errors import BACKEND
+from crossmem_ascend.errors import BACKEND, SUCCESS
 from crossmem_ascend.key import Key
 from crossmem_ascend.library import open_tdt
 from crossmem_ascend.mechanism import GRANULARITY_NBYTES, Mechanism
@@ -296,10 +296,18 @@ class AscendDriver(VendorDriver):
                 self._peers.enable_all(ordinal)
             # A synchronous copy within one device refuses imported memory (error 207000).
             stream = vendor.value("rt.create_stream", rt.create_stream())
-            with in_any_case(lambda: vendor.check("rt.destroy_stream", rt.destroy_stream(stream))):
+            with in_any_case(lambda: self._destroy(stream)):
                 code = rt.memcpy_async(target, nbytes, source, nbytes, _DEVICE_TO_DEVICE, stream)
                 vendor.check("rt.memcpy_async", code)
                 vendor.check("rt.synchronize_stream", rt.synchronize_stream(stream))
+
+    def _destroy(self, stream: int) -> None:
+        rt = self._vendor.rt
+        code = rt.destroy_stream(stream)
+        if code != SUCCESS:
+            # No later call knows this stream, so this is the last chance to destroy it.
+            rt.destroy_stream(stream)
+        self._vendor.check("rt.destroy_stream", code)
 
     @override
     def synchronize(self, ordinal: int) -> None:

@@ -17,10 +17,11 @@ _DROP_S: Final = 0.1
 class _LateReplies(Record):
     """The late replies of one exporter."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("_process", "connection")
 
-    def __init__(self, connection: OwnerConnection) -> None:
+    def __init__(self, process: Process, connection: OwnerConnection) -> None:
         super().__init__()
+        self._process = process
         self.connection = connection
 
     @override
@@ -30,6 +31,8 @@ class _LateReplies(Record):
         may_send = self.connection.is_owner_alive
         self.connection.tend(_DROP_S)
         self.is_done = not (may_send and self.connection.late_replies)
+        if self.is_done:
+            self._process.deferred.waiting.discard(self)
 
 
 def drop_late_replies(process: Process, connection: OwnerConnection) -> None:
@@ -41,5 +44,5 @@ def drop_late_replies(process: Process, connection: OwnerConnection) -> None:
     waiting = process.deferred.waiting
     known = [one for one in list(waiting) if isinstance(one, _LateReplies) and not one.is_done]
     if connection.late_replies and all(one.connection is not connection for one in known):
-        waiting.add(_LateReplies(connection))
+        waiting.add(_LateReplies(process, connection))
         process.deferred.start_reaper()

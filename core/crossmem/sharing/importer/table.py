@@ -208,9 +208,11 @@ class ImportTable(Part):
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
-            except BaseException:
+            except BaseException as error:
                 connection.give_back(answers)
-                drop_late_replies(self._process, connection)
+                # After an interrupt, nothing tells whether a reply will come.
+                if isinstance(error, OwnerUnresponsiveError):
+                    drop_late_replies(self._process, connection)
                 raise
             batch = late
 
