@@ -306,7 +306,11 @@ def settles_without_late_replies() -> bool:
     connections = list(current().part(ImportTable)._connections.values())
 
     def late() -> list[str]:
-        return [repr(one) for one in connections if one.late_replies or one._link.has_messages]
+        return [
+            repr(one)
+            for one in connections
+            if one.late_replies or (one._link is not None and one._link.has_messages)
+        ]
 
     return settle(late) == []
 

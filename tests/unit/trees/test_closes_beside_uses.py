@@ -14,6 +14,7 @@ import crossmem
 from crossmem import ClosedError, Shared
 from crossmem.conformance.interrupts import Interrupted, Interrupts
 from crossmem.trees import contents
+from crossmem.trees.building import maker_of_rows
 
 np = pytest.importorskip("numpy")
 
@@ -69,7 +70,7 @@ def test_a_close_before_a_copy_gets_an_array(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared, halt = crossmem.share({"a": np.arange(9.0)}, copy=True, device=device), Halt()
-    monkeypatch.setattr(contents, "maker_of_rows", halt.before(contents.maker_of_rows))
+    monkeypatch.setattr(contents, "maker_of_rows", halt.before(maker_of_rows))
     with inside(threads, halt, CALLS[call], shared) as caller:
         shared.close()
 
