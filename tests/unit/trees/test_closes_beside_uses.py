@@ -95,9 +95,11 @@ def test_an_interrupted_close_is_continued_by_the_next_call(
         raise Alarm
 
     shared = crossmem.share(np.arange(64.0), copy=True)
-    with monkeypatch.context() as patch, pytest.raises(Alarm):
+    with monkeypatch.context() as patch:
         patch.setattr("crossmem.trees.shared.ExitStack", interrupted)
-        shared.close()
+        with pytest.raises(Alarm):
+            shared.close()
     shared.close()
 
-    assert not [one for one in crossmem.exports() if one.nbytes == 512]
+    # A page of timelines stays.
+    assert not [one for one in crossmem.exports() if one.nbytes < 4096]
