@@ -242,11 +242,8 @@ class Virtual(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        # The mapping keeps the memory alive, so CUDA does not need the handle any more. On HIP, the
-        # handle must stay: `hipMemRetainAllocationHandle` of ROCm 6 and 7 returns a handle without
-        # counting it, so its release would take the mapping's own hold of the memory.
-        if not self._vendor.family.is_hip:
-            self._release_handle(imported.reference)
+        # The mapping keeps the memory alive, so the import does not need the handle any more.
+        self._release_handle(imported.reference)
 
     @override
     def unmap(self, imported: Imported) -> None:
