@@ -164,7 +164,7 @@ class Published:
         except WaitTimeoutError as error:
             limit_s = self._process.settings.timeout_s if timeout is None else timeout
             msg = f"no version after {after} was published within {limit_s:g} s"
-            if after > (newest := timeline._usable().known):
+            if after > (newest := timeline._usable().level.issued):
                 msg = f"{msg}; the newest version is {newest}"
             raise WaitTimeoutError(msg, operation="wait", hint=error.hint) from None
         except ClosedError:
@@ -231,10 +231,11 @@ class Published:
             msg = "the process that shares this tree cannot acknowledge its versions"
             hint = "call done() in a process that has received the tree"
             raise UnsupportedError(msg, operation="done", hint=hint)
-        known = timeline._usable().known
-        if is_within(version, known + 1, _MOST):
+        record = timeline._usable()
+        if is_within(version, record.known + 1, _MOST):
             # A counter of an earlier tree would acknowledge versions of this tree in advance.
-            msg = f"version {version} cannot be acknowledged: the newest version is {known}"
+            newest = record.level.issued
+            msg = f"version {version} cannot be acknowledged: the newest version is {newest}"
             hint = "acknowledge a version that wait() has returned; each new tree begins at 0"
             raise ConfigurationError(msg, operation="done", hint=hint)
         timeline.done(version, stream=stream)

@@ -206,7 +206,9 @@ def test_a_version_of_an_earlier_tree_is_not_acknowledged() -> None:
             reader.wait(57, timeout=0)
         version = shared.publish()
 
-        with pytest.raises(WaitTimeoutError, match=rf"0 of 1 .*; the late ones are {os.getpid()}"):
+        with pytest.raises(
+            WaitTimeoutError, match=rf"0 of 1 .*; the late readers are {os.getpid()}"
+        ):
             shared.wait_for_readers(version, timeout=0)
         reader.done(reader.wait(0))
         assert shared.wait_for_readers(version, timeout=0) == 1

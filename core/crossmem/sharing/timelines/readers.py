@@ -200,7 +200,7 @@ def _late(value: int, late: list[int], found: int, readers: int) -> WaitTimeoutE
     msg = f"{found - len(late)} of {of} readers have acknowledged value {value} in time"
     if late:
         more = f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
-        msg += f"; the late ones are {', '.join(map(str, late[:_NAMED]))}{more}"
+        msg += f"; the late readers are {', '.join(map(str, late[:_NAMED]))}{more}"
     else:
         msg += f"; the number of readers is {found}"
     hint = "let each reader call done(); a process that has closed its objects or died is no reader"
