@@ -44,7 +44,8 @@ class Rank(IntEnum):
     IMPORT = 3
     """One import: held while the vendor opens, maps or closes it."""
     ALLOCATION = 4
-    """One allocation, address range, timeline, ring or place: held during driver calls on it."""
+    """One allocation, address range, timeline, ring, place or vendor's buffer: held during driver
+    calls on it."""
     FOREIGN = 5
     """The foreign allocations, and the registered pages and the events of timelines: held during
     driver calls on them."""

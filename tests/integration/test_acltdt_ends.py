@@ -2,6 +2,8 @@
 """Ends of Ascend's own queues: what the others may still do, and what an exit gives back."""
 
 import os
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +13,7 @@ from crossmem.conformance import actions
 from crossmem.conformance import queues_of_tests as queues
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S
+from crossmem.sharing.base.process import current
 
 if TYPE_CHECKING:
     from tests.integration import acltdt_fault_actions
@@ -117,6 +120,36 @@ def _get_many_and_fail(name: str) -> int:
     for one in found:
         one.release()
     return len(found)
+
+
+def test_two_threads_free_a_buffer_once(start_npu_peer: "StartNpuPeer") -> None:
+    peer = start(start_npu_peer)
+    peer.call(queues.make, "queue")
+    assert peer.call(_release_beside_deferred_work, "queue") == [1, 0]
+
+
+def _release_beside_deferred_work(name: str) -> list[int]:
+    """Return the number of the vendor's frees, and of live buffers afterwards."""
+    buffer = actions.objects[name].allocate()
+    side = buffer._record.holder
+    inner, freed = side.driver, []
+    is_freeing, may_go_on = threading.Event(), threading.Event()
+
+    def free_slowly(vendors: object) -> None:
+        freed.append(vendors)
+        is_freeing.set()
+        may_go_on.wait(SOON_S)
+        inner.free_buffer(vendors)
+
+    side.driver = SimpleNamespace(free_buffer=free_slowly)
+    thread = threading.Thread(target=buffer.release)
+    thread.start()
+    assert is_freeing.wait(SOON_S)
+    # The release by the other thread is not complete, so its record is still in the queue.
+    current().drain(patient=True)
+    may_go_on.set()
+    thread.join(SOON_S)
+    return [len(freed), len(side.held)]
 
 
 def test_an_exit_closes_the_other_queues_if_one_fails(start_npu_peer: "StartNpuPeer") -> None:

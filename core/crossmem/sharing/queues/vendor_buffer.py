@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from crossmem.driver import VendorBuffer, VendorQueues
+from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError
+from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.queues.buffer import BufferRecord, SharedBuffer, Source
@@ -74,14 +76,29 @@ class VendorBufferRecord(BufferRecord):
         Whether this process received the buffer, and did not allocate it.
     """
 
-    __slots__ = ("_side", "vendor")
+    __slots__ = ("_lock", "_side", "vendor")
 
     def __init__(self, side: Side, vendor: VendorBuffer, *, is_received: bool) -> None:
         super().__init__(side, 0, vendor.pointer, int(is_received), int(is_received))
         self.vendor = vendor
         self._side = side
+        self._lock = ordered_lock(Rank.ALLOCATION)
         side.held[self] = None
         side.opened.process.part(VendorBuffers).live[self] = None
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Free the buffer."""
+        taken: list[bool] = []
+        try:
+            # Two threads may release one buffer: its user, and a thread with deferred work. The
+            # vendor must not free a buffer twice.
+            call_into(taken, self._lock.acquire, blocking)
+            if taken[0] and not self.is_done:
+                super().give_back(blocking=blocking)
+        finally:
+            if taken and taken[0]:
+                self._lock.release()
 
     def forget(self) -> None:
         """Forget a buffer that was freed or handed over."""
