@@ -46,14 +46,18 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = f"crossmem {version}"
 
-# Users import the API from these modules, and its names are documented under them.
+# Users import the API from these modules. The reference documents each name under its module here.
 PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
 
 
 def resolve_public_name(
     app: Sphinx, environment: BuildEnvironment, node: pending_xref, text: Element
 ) -> Element | None:
-    """Link a class in an annotation to its public name. Annotations name the defining module."""
+    """Link a class to its public name: ``crossmem.sharing.device.Device`` to ``crossmem.Device``.
+
+    Annotations name a class by the module that defines it. Return None if the class has no public
+    name.
+    """
     target = str(node.get("reftarget", ""))
     name = target.rpartition(".")[2]
     for module in PUBLIC_MODULES:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share device memory between the processes of one host, without copying it.
 
-One process exports, and other processes attach::
+One process exports an allocation, and other processes attach it::
 
     allocation = crossmem.device("host").allocate(nbytes)
     blob = allocation.export().to_bytes()      # send these bytes in any way
@@ -18,7 +18,7 @@ import typing
 
 from crossmem import lazy
 from crossmem._version import __version__
-from crossmem.control import barrier as _barrier  # noqa: F401 - registers this process
+from crossmem.control import barrier as _barrier  # noqa: F401 - registers for membarrier
 
 if typing.TYPE_CHECKING:
     from crossmem.activation import install
@@ -69,8 +69,8 @@ if typing.TYPE_CHECKING:
     from crossmem.trees.share import share
     from crossmem.trees.shared import Shared
 else:
-    # A module is imported when one of its names is first used. So a framework that only imports
-    # crossmem loses almost no time.
+    # The first use of a name imports the name's module. So a framework that imports crossmem
+    # without using it loses almost no time.
     __getattr__, __dir__ = lazy.names(
         __name__,
         {

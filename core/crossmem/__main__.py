@@ -3,7 +3,7 @@
 
 from crossmem.cli import main
 
-# Spawned children of the demo import this module again, under another name. Without this test, they
-# would run the command again.
+# If Python runs this file by its path, multiprocessing imports the file again in each spawned
+# child, under the name ``__mp_main__``. Without this test, the child would run the command again.
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Let this process send arrays through queues, pipes, pools and Ray as handles.
+    """Let this process send arrays as handles through ``multiprocessing`` and Ray.
 
     Arrays, tensors and trees in memory of crossmem then travel without a copy through
     ``multiprocessing``, ``concurrent.futures``, ``torch.multiprocessing``, and everything else that
@@ -22,8 +22,8 @@ def install() -> None:
 
     Call this function once in each process that sends. Call it after the import statements, because
     it registers with Ray only if Ray is already imported. A forked child inherits the effect. A
-    process that only receives does not need the call. A second call registers with Ray if Ray was
-    imported after the first call, and does nothing else.
+    process that only receives does not need the call. A second call has an effect only if the
+    program imported Ray after the first call: the second call then registers with Ray.
 
     Warns
     -----

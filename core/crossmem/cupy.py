@@ -36,9 +36,9 @@ after which CuPy's pools free unused blocks and try again."""
 def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     """Return an allocator for ``cupy.cuda.set_allocator``, or for a CuPy pool.
 
-    Each block is an allocation of crossmem. crossmem frees a block soon after CuPy's last reference
-    and the last lease of another process have ended. If the device has no room, CuPy's pools free
-    their unused blocks and try again.
+    Each call of the allocator makes an allocation of crossmem. crossmem frees it soon after CuPy's
+    last reference and the last lease of another process have ended. If the device has no room, a
+    CuPy pool that uses the allocator frees its unused blocks and tries again.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     ------
     UnsupportedError
         CuPy cannot use memory of the device, for example of an emulated runtime. If ``device`` is
-        None, only a call of the allocator raises this error. A call also raises it if CuPy cannot
-        be imported.
+        None, only a call of the allocator raises this error. A call of the allocator also raises
+        this error if CuPy cannot be imported.
     ConfigurationError
         At a call of the allocator: CuPy's current device is not ``device``.
     CrossmemError

@@ -121,8 +121,9 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
 
 
 def _default_run_dir(environ: Mapping[str, str]) -> Path:
-    # By the XDG base directory specification, a relative XDG_RUNTIME_DIR is ignored, and the folder
-    # belongs to the user. After "sudo -E", the folder belongs to another user.
+    # The XDG base directory specification says that a relative XDG_RUNTIME_DIR is ignored, and that
+    # the folder belongs to the user. After "sudo -E", the folder belongs to another user, so the
+    # owner is checked.
     runtime_dir = Path(environ.get("XDG_RUNTIME_DIR", ""))
     with suppress(OSError):
         if runtime_dir.is_absolute() and runtime_dir.stat().st_uid == os.geteuid():
@@ -132,9 +133,9 @@ def _default_run_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of core in the environment; immutable.
+    """All settings of crossmem in the environment, without those of its plugins; immutable.
 
-    Plugins read their own variables, such as ``CROSSMEM_EMULATED_DEVICES``. Core ignores them.
+    Plugins read their own variables, such as ``CROSSMEM_EMULATED_DEVICES``.
 
     Raises
     ------
@@ -146,12 +147,12 @@ class Settings:
     """The device that ``crossmem.device()`` returns if the call names no device."""
 
     runtimes: tuple[tuple[str, str], ...] = ()
-    """Backends, each with the runtime that it uses if the call names no runtime."""
+    """Pairs of a backend and the runtime that it uses if ``crossmem.device()`` gets none."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
-    """Folder of the lease sockets. :meth:`from_environ` uses ``$XDG_RUNTIME_DIR/crossmem`` if
-    ``XDG_RUNTIME_DIR`` is an absolute path of a folder that this user owns. Default otherwise:
-    ``/tmp/crossmem-UID``."""
+    """Folder of the lease servers' sockets. The default of :meth:`from_environ` is
+    ``$XDG_RUNTIME_DIR/crossmem`` if ``XDG_RUNTIME_DIR`` is the absolute path of a folder that this
+    user owns. In all other cases, the default is ``/tmp/crossmem-UID``."""
 
     timeout_s: float = 30.0
     """Seconds that an operation waits for another process if the call names no timeout."""
@@ -165,8 +166,8 @@ class Settings:
 
     barrier: str = "membarrier"
     """How accesses to shared words are ordered. ``"membarrier"``: by a system call of the exporter,
-    or by fences if the kernel refuses the call. ``"fence"``: by fences in each process. The
-    variable takes effect when Python imports crossmem; this field only checks it."""
+    or by fences if the kernel refuses the call. ``"fence"``: by fences in each process. crossmem
+    reads the variable when Python imports crossmem; this field only checks the value."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins in addition to the entry points, in this order."""

@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["raise_if_of_handler"]
 
 _VARARGS: Final = 4
-"""The flag of code that takes any number of arguments, as ``inspect.CO_VARARGS``."""
+"""The flag in ``co_flags`` of a function with ``*args``: the value of ``inspect.CO_VARARGS``."""
 
 
 def raise_if_of_handler(error: BaseException) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options and markers of crossmem's conformance kit, for pytest.
 
-pytest loads this package for every project in the environment. Therefore it only declares names
-that start with ``crossmem``: it has no fixture, no hook that affects other projects' tests, and no
-import of crossmem. The kit, ``crossmem.conformance``, reads the options and applies the markers.
-This package loads the kit's report and device check only if a run names the kit.
+pytest loads this package for every project in the environment. Therefore this package only declares
+options and markers, whose names start with ``crossmem``. It has no fixture and no hook that affects
+other projects' tests. It imports crossmem only if a run names the kit, ``crossmem.conformance``:
+then it loads the kit's report and device check. The kit reads the options and applies the markers.
 """
 
 import argparse
@@ -39,13 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--crossmem-runtime",
         default=None,
         metavar="NAME",
-        help="vendor binding that the backend uses, such as 'emulated'; default: the backend's own",
+        help="vendor binding to use, such as 'emulated'; default: the backend's own choice",
     )
     group.addoption(
         "--crossmem-mechanism",
         default=None,
         metavar="NAME",
-        help="how memory is shared, one of the device's mechanisms; default: the preferred one",
+        help="mechanism by which the device shares memory; default: the device's preferred one",
     )
     group.addoption(
         "--crossmem-core",
@@ -62,16 +62,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--crossmem-fork-peers",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="fork the kit's other processes from a process that has imported crossmem, which is "
-        "faster; default: only on host memory and emulated devices, because vendors' libraries may "
-        "not survive a fork",
+        help="make the kit's other processes by forks of a process that has imported crossmem, "
+        "which is faster; default: only on host memory and emulated devices, because vendors' "
+        "libraries may not survive a fork",
     )
     group.addoption(
         "--crossmem-mask",
         default=None,
         metavar="VARIABLE",
         help="environment variable that selects and orders the backend's visible devices, like "
-        "CUDA_VISIBLE_DEVICES; default: the variable of crossmem's own backends",
+        "CUDA_VISIBLE_DEVICES; the kit knows the variables of crossmem's own backends",
     )
     group.addoption(
         "--crossmem-require",
@@ -79,8 +79,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_names,
         default=[],
         metavar="NAMES",
-        help="laws (C1) and capabilities (peer_access), separated by commas, whose tests must run: "
-        "a skip of such a test becomes a failure; may be given several times",
+        help="names of laws, such as C1, and of capabilities, such as peer_access, separated by "
+        "commas: a skip of one of their tests becomes a failure; may be given several times",
     )
     group.addoption(
         "--crossmem-report",
@@ -113,7 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "crossmem_with_vendor_queues: not skipped if the device has only queues of the vendor",
+        "crossmem_with_vendor_queues: run even if the mechanism shares only queues of the vendor",
     )
     config.addinivalue_line(
         "markers", "crossmem_not_of_blocks(reason): skip with --crossmem-blocks"

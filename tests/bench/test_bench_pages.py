@@ -66,7 +66,7 @@ def test_the_blocks_that_live_at_once_have_their_numbers(tmp_path: Path) -> None
 
 
 def test_a_table_refuses_a_row_of_another_length() -> None:
-    with pytest.raises(ValueError, match="2 columns, and a row of 1"):
+    with pytest.raises(ValueError, match="2 columns, but 1 cells in"):
         Table("odd", ("size", "peer"), (("floor",),))
 
     assert markdown(Table("a", ("b\nc",), (("d",),))) == "## a\n\n| b c |\n|---|\n| d |\n"

@@ -325,6 +325,14 @@ def test_a_failing_half_is_reported(pair: Pair) -> None:
         pair.run("life", deadline_s=60, nbytes=-1, count=1, budget_s=1)
 
 
+def test_a_half_that_died_between_two_jobs_is_reported(pair: Pair) -> None:
+    victim = pair._processes["producer"]
+    victim.kill()
+    victim.wait()
+    with pytest.raises(BenchError, match="producer: died"):
+        pair.run("life", deadline_s=60, nbytes=4096, count=1, budget_s=1)
+
+
 def test_a_pair_that_cannot_start_leaves_nothing() -> None:
     with pytest.raises(BenchError, match="KeyError"):
         Pair("soap", device="-", cpus=choose_cpus(), environment=child_environment())

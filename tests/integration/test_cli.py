@@ -44,9 +44,9 @@ _DEFAULTS = {
     "": (),
     "demo": ("generated weights", "256MiB", "host", "60.0"),
     "devices": (),
-    "conformance": ("host", "the backend's own", "its first"),
+    "conformance": ("host", "the backend's own", "the device's first"),
     "bench": ("crossmem, mp and floor; with --full or --check, all", "host"),
-    "emulate": ("documented", "2", "half of this machine's", "strict", "fast", "a new one"),
+    "emulate": ("documented", "2", "half of this machine's memory", "strict", "fast", "a new one"),
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The array libraries, and the classes of their arrays."""
+"""An adapter for each array library, and a function that describes an array of any library."""
 
 from typing import Any, Final, Protocol
 
@@ -16,14 +16,14 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 class Adapter(Protocol):
     """The functions for arrays of one library.
 
-    The functions that make arrays in shared memory have different arguments in each library, so
-    the protocol leaves them out. ``sharing.base.views`` calls them.
+    The functions that make arrays in shared memory have different arguments for each library, so
+    they are not part of this protocol. ``sharing.base.views`` calls these functions.
     """
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
-        """Return the classes whose objects a message can carry whole.
+        """Return the array classes that crossmem can share.
 
-        The first class is the base class of the others.
+        The first class is the base class of the others. crossmem refuses its other subclasses.
         """
 
     def describe(self, array: Any, /) -> ArrayInfo:
@@ -67,7 +67,7 @@ def _find_adapter(kind: type) -> Adapter | None:
         library = used(name)
         if library is not None and issubclass(kind, (classes := adapter.classes(library))[0]):
             if kind not in classes:
-                msg = f"a {clause(kind.__name__)} holds more than its elements"
+                msg = f"a {clause(kind.__name__)} may hold more than its elements"
                 raise UnsupportedError(msg, hint="share the plain arrays in it")
             # This call runs the functions that on_use() has registered for the library's first use.
             require(name)

@@ -24,7 +24,7 @@ class ArrayInfo(NamedTuple):
     layout
         The layout of the elements relative to ``pointer``. Its offset is 0.
     device
-        ``backend:ordinal`` in crossmem's numbering; None for host memory.
+        Name of the crossmem device, such as ``"cuda:0"``; None for host memory.
     """
 
     kind: Kind

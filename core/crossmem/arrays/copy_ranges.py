@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The byte ranges in which arrays are copied. A byte that several arrays cover is copied once."""
+"""Byte ranges for copies of arrays. A byte that several arrays cover lies in only one range."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -9,11 +9,12 @@ from typing import Final, NamedTuple
 __all__ = ["ALIGNMENT", "BLOCK_ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
 
 ALIGNMENT: Final = 256
-"""In bytes. The offset of a copy and the original address are equal modulo this number, so aligned
-elements stay aligned."""
+"""The alignment of copies, in bytes. The address of an array and the offset of its copy are equal
+modulo this number, so aligned elements stay aligned."""
 
 BLOCK_ALIGNMENT: Final = 16
-"""The same number for copies in blocks of pools. It is smaller, because a block has little room."""
+"""The alignment of copies in a block of a pool, in bytes. It is smaller than :data:`ALIGNMENT`, so
+the gaps between the copies take less of the block."""
 
 
 class CopyRange(NamedTuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy arrays in device memory that another object owns."""
+"""The adapter for CuPy, and CuPy arrays in memory that another object owns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +23,13 @@ def backend() -> str:
 
 
 def memory_pointer(pointer: int, nbytes: int, owner: object, ordinal: int) -> Any:
-    """Return a CuPy pointer to the memory of an owner. The pointer keeps the owner alive."""
+    """Return a CuPy pointer to memory at an address. The pointer keeps ``owner`` alive."""
     cuda = require("cupy").cuda
     return cuda.MemoryPointer(cuda.UnownedMemory(pointer, nbytes, owner, ordinal), 0)
 
 
 def maker(pointer: int, nbytes: int, owner: object, ordinal: int) -> Callable[[Layout], Any]:
-    """Return a function that makes arrays in device memory. Each array keeps the owner alive."""
+    """Return a function that makes arrays in device memory. Each array keeps ``owner`` alive."""
     cupy = require("cupy")
     base = memory_pointer(pointer, nbytes, owner, ordinal)
 
@@ -62,10 +62,10 @@ def describe(array: Any) -> ArrayInfo:
 
 def copy_to(target: Any, source: Any) -> None:
     """Overwrite an array with another array of the same shape and dtype."""
-    # The copy runs in the current stream of the target's device, after earlier work of this stream.
+    # The copy runs in the current stream of the target's device, after the stream's earlier work.
     with target.device:
         target[...] = source
         if target.device != source.device:
             # Before crossmem unmaps the source, it waits only for the source's own device. Without
-            # this wait, the copy on the target's device could read unmapped memory.
+            # the following call, the copy on the target's device could read unmapped memory.
             require("cupy").cuda.get_current_stream().synchronize()

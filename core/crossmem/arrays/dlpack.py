@@ -3,10 +3,10 @@
 
 A consumer releases a tensor by calling its deleter, a C function. The consumer may call the deleter
 on any thread, without the GIL, while an exception is propagating, and even after the interpreter
-has ended. A ctypes callback fails in such calls: it loses the exception, and never releases the
-memory. NumPy's deleter is C code that handles all these cases. Therefore NumPy makes each capsule,
-from a tiny array that keeps the owner of the memory alive. This module then overwrites the fields
-that describe the array.
+has ended. A ctypes callback cannot do this: while an exception is propagating, the callback loses
+the exception and does not release the memory. NumPy's deleter is C code that handles all these
+cases. Therefore NumPy makes each capsule from a tiny array, which keeps alive the object that owns
+the memory. This module then overwrites the fields that describe the array.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ EXT_DEV: Final = 12
 """DLPack's device type of Ascend NPUs. torch_npu 2.14 accepts only this type and :data:`CPU`.
 
 ``import torch_npu`` replaces ``torch.from_dlpack``. The replacement first requests a capsule
-without a version, even for objects on other devices. The replacement ignores ``byte_offset``, and
+without a version, even if the object is not on an NPU. The replacement ignores ``byte_offset``, and
 does not know float8. Sources: torch_npu/csrc/aten/common/DLConvertor.cpp, and the machine code of
 the wheel.
 """
@@ -127,9 +127,9 @@ def make_capsule(
 ) -> Any:
     """Return a DLPack capsule for an array in memory that stays valid as long as ``owner`` lives.
 
-    An unused capsule keeps the owner alive until the capsule is dropped. A tensor that a consumer
-    took keeps the owner alive until the consumer releases it. A release after the end of the
-    interpreter does nothing.
+    An unused capsule keeps ``owner`` alive until the capsule is dropped. A tensor that a consumer
+    took keeps ``owner`` alive until the consumer releases the tensor. A release after the end of
+    the interpreter does nothing.
 
     Parameters
     ----------
@@ -181,15 +181,15 @@ def make_capsule(
             msg = f"DLPack capsules need NumPy 2.1 or newer, not {np.__version__}"
             raise UnsupportedError(msg, hint="install numpy>=2.1") from error
         managed = _Versioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
-        # The codes of small floats need version 1.1. Consumers that know only 1.0 accept 1.1 too,
-        # because only the major number decides.
+        # The type codes of float8 need DLPack 1.1. Consumers that know only 1.0 accept a capsule of
+        # 1.1, too: versions with the same major number are compatible.
         managed.major, managed.minor = 1, 1
         managed.flags = _READ_ONLY if readonly else 0
         tensor = managed.tensor
     else:
         capsule = array.__dlpack__()
         tensor = _Unversioned.from_address(_pointer_of(capsule, b"dltensor")).tensor
-    # Some consumers ignore byte_offset, so the address includes it and byte_offset stays 0.
+    # Some consumers ignore byte_offset. So data includes the offset, and byte_offset stays 0.
     tensor.data = pointer + layout.offset if layout.nbytes else None
     tensor.device_type, tensor.device_id = device
     tensor.code, tensor.bits, tensor.lanes = layout.dtype.dlpack
@@ -200,10 +200,10 @@ def make_capsule(
 
 
 def check_stream(device_type: int, stream: object) -> bool:
-    """Check a consumer's stream. Return True if the producer must wait for its device.
+    """Check the stream of a consumer. Return True if the caller must wait for the memory's device.
 
-    crossmem does not know on which streams other code wrote the memory. Therefore the producer
-    waits for all work of the device, and every stream sees the written data.
+    crossmem does not know on which streams other code wrote the memory. So the caller waits for all
+    work of the device. After this wait, every stream sees the written data.
 
     Parameters
     ----------
@@ -216,8 +216,8 @@ def check_stream(device_type: int, stream: object) -> bool:
     Raises
     ------
     ConfigurationError
-        The stream is not valid. Host memory has no streams. DLPack forbids streams 1 and 2 of ROCm.
-        It also forbids stream 0 of CUDA, because CUDA has two default streams.
+        The stream is not valid. For host memory, only None is valid. DLPack forbids streams 1 and 2
+        of ROCm, and stream 0 of CUDA.
     """
     if device_type == CPU:
         if stream is not None:

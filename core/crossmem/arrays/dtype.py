@@ -16,7 +16,7 @@ class DType:
     """
 
     name: str
-    """Common name, type string or JSON; see :mod:`crossmem.arrays.dtypes`."""
+    """A common name, a type string or JSON text; see :mod:`crossmem.arrays.dtypes`."""
 
     itemsize: int = field(compare=False)
     """Bytes of one element."""
@@ -25,8 +25,8 @@ class DType:
     """DLPack's type code, bits and lanes; None if DLPack has no such type."""
 
     typestr: str | None = field(compare=False)
-    """NumPy's type string, None if NumPy has no such dtype. The string of a struct says the size
-    and not the fields."""
+    """NumPy's type string, None if NumPy has no such dtype. The string of a struct contains
+    its size, but not its fields."""
 
     fields: "tuple[Field, ...]" = field(default=(), compare=False)
     """Fields of a struct, in order."""
@@ -48,4 +48,4 @@ class Field:
     dtype: DType
 
     shape: tuple[int, ...]
-    """Shape of a sub-array; empty for a single element."""
+    """Shape of the field if it is a sub-array, else an empty tuple."""

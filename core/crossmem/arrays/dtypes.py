@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types of elements: one description for NumPy, CuPy, PyTorch and DLPack.
 
-A dtype's name is also its text on the wire, and each dtype has only one text::
+Each dtype has exactly one name. A message contains the name as text. There are three kinds of
+names::
 
     float32, bfloat16, float8_e4m3fn ...    the frameworks' common names, in native byte order
     >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for dtypes that only NumPy has
@@ -9,7 +10,7 @@ A dtype's name is also its text on the wire, and each dtype has only one text::
                                             name, offset and dtype of each field. A field that is
                                             a sub-array also has its shape. Fields may leave gaps
 
-The parser checks bounds and never evaluates text, so the text may be untrusted.
+The parser checks all sizes, and never runs the text as code. So the text may be untrusted.
 """
 
 import json
@@ -149,7 +150,7 @@ def to_numpy(dtype: DType) -> "np.dtype[Any]":
     UnsupportedError
         Neither NumPy nor ml_dtypes has this dtype in this process.
     """
-    # NumPy's dtypes of structs can be changed in place, so each caller gets a new one.
+    # A program can change a struct dtype of NumPy in place, so each caller gets a new dtype.
     return _struct_to_numpy(dtype) if dtype.fields else _plain_to_numpy(dtype)
 
 
@@ -254,7 +255,7 @@ def _from_numpy(value: "np.dtype[Any]", depth: int = 0) -> DType:
 
 def _parse(text: str) -> DType:
     if len(text) > MAX_TEXT:
-        msg = f"a dtype has at most {MAX_TEXT} characters, not {len(text)}"
+        msg = f"the text of a dtype has at most {MAX_TEXT} characters, not {len(text)}"
         raise ConfigurationError(msg)
     if text.startswith("["):
         try:
@@ -338,7 +339,7 @@ def _struct(itemsize: int, fields: list[Field]) -> DType:
         what = f"field {shorten(one.name, 60)}"
         _check(what, "the offset", one.offset)
         if len(one.shape) > _MAX_FIELD_DIMENSIONS:
-            msg = f"{what} has {len(one.shape)} dimensions; {_MAX_FIELD_DIMENSIONS} are allowed"
+            msg = f"{what} has {len(one.shape)} dimensions, more than {_MAX_FIELD_DIMENSIONS}"
             raise ConfigurationError(msg)
         for size in one.shape:
             _check(what, "a size", size)

@@ -33,7 +33,7 @@ class Layout:
     strides
         Bytes from one element to the next in each dimension; None for C order without gaps.
     offset
-        Byte offset of the first element in the memory.
+        Byte offset in the memory of the element with all indices 0.
 
     Raises
     ------
@@ -52,8 +52,8 @@ class Layout:
     """Number of elements times the itemsize: the size of a copy without gaps."""
 
     extent: tuple[int, int] | None = field(compare=False, repr=False)
-    """Offset of the first byte that an element covers, and of the byte after the last; None if the
-    array has no elements."""
+    """Offsets of the lowest byte that the elements cover, and of the byte after the highest one.
+    None if the array has no elements."""
 
     is_contiguous: bool = field(compare=False, repr=False)
     """Whether the elements lie in C order without gaps."""
@@ -91,7 +91,7 @@ class Layout:
         self._place(offset, offset - before, offset + after)
 
     def at(self, offset: int) -> "Layout":
-        """Return the same layout, with the first element at another offset.
+        """Return the same layout with another offset.
 
         Raises
         ------
@@ -187,7 +187,7 @@ def _is_dense(layout: Layout) -> bool:
 
 
 def _integers(name: str, values: object) -> tuple[int, ...]:
-    """Return one or more values as plain integers. Integers of other libraries are converted."""
+    """Return one or several integers as a tuple of ``int``. NumPy's integers are allowed, too."""
     if type(values) is tuple:
         found = values
     else:
@@ -226,10 +226,11 @@ def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]
 
 
 def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
-    """Return the extent and the size of strided elements, in bytes.
+    """Return three sizes of an array with strides, in bytes.
 
-    The extent is two numbers: the bytes before the address of the first element, and the bytes
-    between this address and the end of the array. A dimension of size 0 counts as 1.
+    The sizes are: from the lowest byte to the start of the element with all indices 0, from there
+    to the end of the array, and the number of elements times the itemsize. A dimension of size 0
+    counts as 1.
     """
     if len(steps) != len(sizes):
         msg = f"strides {shorten(steps, 80)} do not match shape {shorten(sizes, 80)}"

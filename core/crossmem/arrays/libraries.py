@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The array libraries. No library is imported before its first use."""
+"""Imports of the array libraries, each at its first use."""
 
 import sys
 from collections.abc import Callable
@@ -43,9 +43,9 @@ def require(name: str) -> Any:
 
 
 def on_use(tell: Callable[[str], None]) -> None:
-    """Register a function that is called with each library's name at the library's first use.
+    """Register a function to call with a library's name at its first :func:`require`.
 
-    For libraries that were used before, the function is called at once.
+    For each library that was required before, the function is called at once.
     """
     _listeners.append(tell)
     # The loop runs over a copy, because another thread may add a library during the loop.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays in memory that another object owns."""
+"""The adapter for NumPy, and NumPy arrays in memory that another object owns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +13,9 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker"]
 
 
 def classes(numpy: Any) -> tuple[type, ...]:
-    """Return the classes whose objects need only their elements in a message.
+    """Return the array classes that crossmem can share.
 
-    The file name, the offset and the mode of a ``memmap`` are not sent.
+    Of a ``memmap``, importers get the elements, but not the file name, the offset and the mode.
     """
     return numpy.ndarray, numpy.memmap
 
@@ -24,7 +24,8 @@ def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
     # A read-only memoryview may lie over a writable object. If an array lies directly over such a
-    # view, a user can make the array writable. A read-only array between the two prevents this.
+    # view, a user can make the array writable. So a read-only array lies between the view and the
+    # arrays that make() returns.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:

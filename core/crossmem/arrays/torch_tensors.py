@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch tensors in memory that another object owns."""
+"""The adapter for PyTorch, and tensors in memory that another object owns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,13 +30,13 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
 
     def make_anywhere(layout: Layout) -> Any:
         if layout.extent is None:
-            # An empty tensor is made at offset 0: its own offset has no meaning, and frombuffer()
-            # might refuse that offset.
+            # The offset of an empty tensor has no meaning, and frombuffer() may refuse it. So the
+            # tensor is made at offset 0.
             return make(layout.at(0))
         if layout.offset % layout.dtype.itemsize == 0:
             return make(layout)
         # PyTorch counts the offset of a tensor in elements. This offset is not a whole number of
-        # elements, so the tensor gets a storage of its own.
+        # elements, so the tensor gets a storage of its own, which begins at the offset.
         there = torch.frombuffer(buffer, dtype=torch.uint8, offset=layout.offset)
         return _maker(torch, there)(layout.at(0))
 
@@ -58,9 +58,7 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
     def make(layout: Layout) -> Any:
         start, rest = divmod(layout.offset, layout.dtype.itemsize)
         if rest:
-            msg = (
-                f"PyTorch has no tensor of {clause(layout.dtype.name, 60)} at byte {layout.offset}"
-            )
+            msg = f"PyTorch cannot put {clause(layout.dtype.name, 60)} at byte {layout.offset}"
             raise UnsupportedError(msg, hint="make the offset a multiple of the itemsize")
         seed = seeds.get(layout.dtype)
         if seed is None:
@@ -119,7 +117,10 @@ def describe(tensor: Any) -> ArrayInfo:
 
 
 def _address(tensor: Any, layout: Layout) -> int:
-    """Return the address of the first element; raise UnsupportedError if there is no memory."""
+    """Return the address of the first element.
+
+    Raise ``UnsupportedError`` if the tensor has no memory, or if its storage is too small.
+    """
     try:
         pointer: int = tensor.data_ptr()
     except RuntimeError as error:
@@ -134,7 +135,7 @@ def _address(tensor: Any, layout: Layout) -> int:
 
 
 def _device(torch: Any, device: Any) -> str:
-    # PyTorch calls the devices of NVIDIA and of AMD "cuda".
+    # PyTorch calls both NVIDIA's and AMD's GPUs "cuda".
     names = {"cuda": "hip" if torch.version.hip else "cuda", "npu": "ascend"}
     backend = names.get(device.type)
     if backend is None:

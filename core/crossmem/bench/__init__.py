@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark suite: crossmem beside its peers, in one run.
+"""The benchmark suite, which measures crossmem and its peers side by side.
 
 Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. A round
 measures the peers in turn.
 
 In most rows of the report, each round gives one number, and the row has the median of the rounds.
 The number of a round is the median of its repetitions, or their mean if many allocations are timed
-together. The rows named p99 are percentiles of the samples of all rounds together. Some tables,
-such as ``Scale``, have only one round.
+together. The 99th percentiles (p99) are computed from the samples of all rounds together. Some
+tables, such as ``Scale``, have only one round.
 
-In the tables that compare all peers, each operation is timed in the process that performs it. Two
-figures also include the time in which the token travels from the producer to the consumer: the
-column ``round trip`` and the table ``Churn``. The times for trees, copies, timelines and queues may
+In the tables that compare all peers, each operation is timed in the process that performs it. Only
+the column ``round trip`` and the table ``Churn`` also include the transfer of the token to
+the consumer, and the consumer's reply. The times for trees, copies, timelines and queues may
 begin in one process and end in another.
 """
 
@@ -71,8 +71,8 @@ def run(
         many rounds. ``"smoke"`` takes seconds, and its numbers have no meaning.
     peers
         The names of the peers to measure, which are keys of :data:`PEERS`. By default, a brief run
-        measures ``"crossmem"``, ``"mp"`` and ``"floor"``, and any other run measures all peers. A
-        missing peer is reported as not installed.
+        measures ``"crossmem"``, ``"mp"`` and ``"floor"``, and any other run measures all peers. If
+        a peer is not installed, the report says so, and the run continues.
     device
         The crossmem device. Its memory must be visible to the host.
     say

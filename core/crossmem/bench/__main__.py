@@ -14,7 +14,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m crossmem.bench")
     parser.description = "Measure crossmem and other ways to share memory, side by side."
     parser.add_argument("--mode", choices=list(PLANS), default="brief", help="how much to measure")
-    parser.add_argument("--peer", action="append", choices=list(PEERS), help="a peer to measure")
+    parser.add_argument(
+        "--peer", action="append", choices=list(PEERS), help="a peer to measure; may be repeated"
+    )
     parser.add_argument("--device", default="host", help="the crossmem device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     arguments = parser.parse_args()

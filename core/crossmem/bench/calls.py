@@ -13,8 +13,8 @@ __all__ = ["CallError", "time_calls"]
 
 _API: Final = "hip"
 _DEADLINE_S: Final = 120.0
-# The first call starts Python. Of the later calls, hipGetLastError reads state of the process,
-# hipGetDevice also reads state of the emulated host, and hipMalloc and hipFree change that state.
+# The first call starts Python. hipGetLastError reads only state of the process. hipGetDevice also
+# reads state of the emulated host. hipMalloc and hipFree change the state of the emulated host.
 _PROGRAM: Final = """
 #include <dlfcn.h>
 #include <stddef.h>

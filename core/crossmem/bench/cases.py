@@ -28,15 +28,15 @@ def run_case(
     Parameters
     ----------
     name
-        The case, one of the program's ``CASES``; ``"measure"`` for ``"round_trips"``.
+        The case: a key of the program's ``CASES``, or ``"measure"`` for ``"round_trips"``.
     arguments
         Arguments of the case's function.
     """
     path = str(Path(__file__).with_name(f"{program}.py"))
     try:
         done = subprocess.run(
-            # With -m, Python would first import crossmem.bench, and with it a part of crossmem. The
-            # cold times of copies.py must include the first import of these modules.
+            # With -m, Python would first import crossmem.bench and many modules of crossmem. The
+            # cold times of copies.py must include the import of these modules.
             [sys.executable, "-P", path, name, json.dumps(arguments)],
             check=True,
             capture_output=True,

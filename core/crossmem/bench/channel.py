@@ -24,10 +24,10 @@ class Channel:
     Parameters
     ----------
     sock
-        A connected ``SOCK_SEQPACKET`` socket. The channel becomes its owner.
+        A connected ``SOCK_SEQPACKET`` socket, which :meth:`close` closes.
     timeout_s
         Longest wait of one send or receive in seconds; None waits forever. The kernel enforces the
-        limit, so it costs no further system call.
+        limit, so a send or receive is still one system call.
     """
 
     def __init__(self, sock: socket.socket, *, timeout_s: float | None = None) -> None:
@@ -79,7 +79,7 @@ class Channel:
         self.send_all([data[i : i + _BATCH_NBYTES] for i in range(0, len(data), _BATCH_NBYTES)])
 
     def receive_json(self) -> Any:
-        """Return the value that the other side sent with :meth:`send_json`."""
+        """Return the value that the other process sent with :meth:`send_json`."""
         return json.loads(b"".join(self.receive_all()))
 
     def send_all(self, packets: Sequence[bytes]) -> None:
@@ -93,11 +93,11 @@ class Channel:
         return list(self.stream())
 
     def end(self) -> None:
-        """Tell the reader of :meth:`stream` that no further packet comes."""
+        """End the :meth:`stream` of the other process."""
         self.send(_END)
 
     def stream(self) -> Iterator[bytes]:
-        """Yield packets until the other side calls :meth:`end`."""
+        """Yield packets until the other process calls :meth:`end`."""
         while (packet := self.receive()) != _END:
             yield packet
 

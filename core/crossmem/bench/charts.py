@@ -21,9 +21,9 @@ LOADS: Final = {
     "GIL held": "GIL held",
     "stopped": "SIGSTOP",
 }
-"""The titles of the loads in tables and charts. The key is the load's name in a report."""
+"""The titles of the loads on the exporter. The key is the load's name in a report."""
 
-# The palette of Okabe and Ito, for people with any colour vision.
+# The palette of Okabe and Ito: people with any colour vision can tell its colours apart.
 _COLOURS: Final = ("#000000", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
 _GREY: Final = "#4a5568"
 _LEFT, _RIGHT, _WIDTH = 160, 680, 760
@@ -37,8 +37,9 @@ _LEGEND_STEP: Final = 92
 class _Chart:
     """The contents of a chart.
 
-    ``series`` has the titles of the series, such as the loads. ``groups`` has the title of each
-    peer and its values for the series, in microseconds. A value that was not measured is None.
+    ``series`` has the titles of the series, such as the loads. ``groups`` has a title for each
+    peer, and the peer's value in each series, in microseconds. A value that was not measured is
+    None.
     """
 
     title: str
@@ -127,6 +128,6 @@ def _legend(series: Sequence[str]) -> list[str]:
 
 
 def _time(power: int) -> str:
-    """Return the text of the time of 10 ** ``power`` microseconds, such as ``"10 ms"``."""
+    """Return a time of 10 ** ``power`` microseconds as text, such as ``"10 ms"``."""
     unit, less = ("s", 6) if power >= 6 else ("ms", 3) if power >= 3 else ("µs", 0)
     return f"{10.0 ** (power - less):g} {unit}"

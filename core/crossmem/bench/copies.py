@@ -2,9 +2,9 @@
 """A program that times copies of a dict of arrays into shared memory.
 
 The suite runs this file by its path in a fresh interpreter. The program prints one line of JSON.
-The cold times include the first use of crossmem in a process. Therefore the program imports only
-those modules of crossmem that a user's program imports. Times are in seconds. The clock is the same
-in all processes.
+The times named ``"cold"`` include the first use of crossmem in a process. Therefore the program
+imports only those modules of crossmem that a user's program imports. Times are in seconds. The
+clock is the same in all processes.
 """
 
 import json
@@ -27,7 +27,7 @@ _JOIN_S: Final = 30.0
 _PAGE_NBYTES: Final = 4096
 
 Reply = Callable[[], float]
-"""A function that returns the time at which the reader has read every page."""
+"""A function that waits for the reader, and returns the time at which it has read every page."""
 
 
 def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
@@ -83,10 +83,10 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
     Parameters
     ----------
     kind
-        ``"crossmem"``: ``share(copy=True)`` and ``receive``. ``"mp"``: one segment of
-        ``multiprocessing.shared_memory``, created, filled and attached. ``"ray"``: one actor calls
-        ``put``, and another actor calls ``get``. ``"torch"``: ``torch.multiprocessing`` sends
-        tensors that already lie in shared memory, without a copy.
+        ``"crossmem"``: ``share(copy=True)`` and ``receive``. ``"mp"``: one process creates
+        and fills a segment of ``multiprocessing.shared_memory``, and the other process attaches it.
+        ``"ray"``: one actor calls ``put``, and another actor calls ``get``. ``"torch"``:
+        ``torch.multiprocessing`` sends tensors that already lie in shared memory, without a copy.
     nbytes, arrays
         Size of the dict in bytes, and its number of arrays.
     rounds
@@ -157,7 +157,7 @@ def _read_dicts(connection: Connection, kind: str) -> None:
         except EOFError:
             return
         end = load(blob)
-        # load() has returned, so its arrays are gone and the memory is released.
+        # load() has returned, so its arrays have ended before the sender gets this reply.
         connection.send(end)
 
 
@@ -237,9 +237,9 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
     -------
     dict
         Lists of times. ``"first share"``: the first ``share(copy=True)`` of the process.
-        ``"faulting copy"``: NumPy's copy into fresh shared memory, with a fault on every page.
-        ``"update"``: the calls of ``update``. ``"touched copy"``: NumPy's copies into private
-        memory that was written before.
+        ``"faulting copy"``: NumPy's copy into fresh shared memory, with page faults.
+        ``"update"``: the calls of ``Shared.update``. ``"touched copy"``: NumPy's copies into
+        private memory that was written before.
     """
     crossmem: Any = import_module("crossmem")
     numpy: Any = import_module("numpy")
@@ -252,7 +252,7 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
         return perf_counter() - start
 
     def copy_into_fresh() -> float:
-        # The kernel uses the same kind of pages for an anonymous shared mapping as for a memfd.
+        # crossmem's copy lies in a memfd. An anonymous shared mapping has the same kind of pages.
         fresh = numpy.frombuffer(mmap.mmap(-1, nbytes), "float64")
         return copy(numpy.split(fresh[: nbytes // 8 // arrays * arrays], arrays))
 

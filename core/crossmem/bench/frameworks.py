@@ -59,8 +59,8 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
         pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
         memory = pool.as_tensor()
         # This write causes the page faults of the shared memory before the measurement. With
-        # PyTorch, they are a part of the measurement: torch.ones() touches only private memory, and
-        # the send moves each tensor into new shared memory.
+        # PyTorch, the page faults are a part of the measurement: torch.ones() touches only private
+        # memory, and the send moves each tensor into new shared memory.
         memory.fill_(1)
     for _ in range(rounds):
         if pool is not None:
@@ -234,7 +234,7 @@ def _read_array(connection: Connection) -> None:
 
 
 def _counted(pointer: int) -> int:
-    """Return the proportional size (Pss) in this process of the mapping at an address, in bytes."""
+    """Return the proportional size (Pss) of this process's mapping at an address, in bytes."""
     inside = False
     for line in (
         Path(f"/proc/{os.getpid()}/smaps").read_text("ascii", errors="replace").splitlines()

@@ -19,7 +19,7 @@ __all__ = ["GET_S", "NAME", "SMALL", "WAYS", "Ends"]
 SMALL: Final = 4 << 10
 """The number of bytes of a small buffer."""
 NAME: Final = "psm_crossmem{:04}"
-"""A name that is about as long as the names of ``multiprocessing.shared_memory``."""
+"""A format of names about as long as those of ``multiprocessing.shared_memory``."""
 _TOGETHER_S: Final = 0.005
 GET_S: Final = 60.0
 """The longest wait of one call, in seconds."""
@@ -72,7 +72,7 @@ def _queues(ends: Ends, nbytes: int) -> tuple[crossmem.Queue, crossmem.Queue]:
 
 
 def _queue(ends: Ends) -> Way:
-    """Return the functions that hand over user data in a queue of crossmem."""
+    """Return the functions that hand over 8 bytes of user data in a queue of crossmem."""
     own, other = _queues(ends, SMALL)
 
     def tell(value: int) -> None:
@@ -114,7 +114,7 @@ def _check(data: bytes | memoryview, value: int) -> None:
 
 
 def _ports(ends: Ends, payload: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """Return iceoryx2, a publisher, and a subscriber to the other process's publisher."""
+    """Return iceoryx2's module, a publisher, and a subscriber to the other process's publisher."""
     api: Any = import_module("iceoryx2")
     api.set_log_level(api.LogLevel.Error)
     mode = api.SignalHandlingMode.Disabled
@@ -192,9 +192,9 @@ def _iceoryx2_buffers(ends: Ends) -> Way:
 
 
 def _names(ends: Ends) -> Way:
-    """Return the functions that hand over a name with mp.Queue.
+    """Return the functions that send a name of shared memory through ``multiprocessing.Queue``.
 
-    No memory of that name exists, so the time contains no mapping.
+    No memory has that name, so the times include no mapping of memory.
     """
     own, other = ends.names
     name = NAME.format(0)
@@ -225,7 +225,7 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""The function that starts each way, and the states in which the way is measured.
+"""The function that starts each way, and the measured states of the second process.
 
 The key is the way's name. If a way writes into buffers, its name ends with the size of a buffer in
 bytes.

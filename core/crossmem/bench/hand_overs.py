@@ -110,7 +110,7 @@ def _answer(
     cpu: int,
     names: list[Any],
 ) -> None:
-    """Answer the round trips, in the second process."""
+    """Answer the round trips. This function runs in the second process."""
     settle(cpu)
     connection.send("started")
     events = [recv_handle(connection) for _ in range(2)]
@@ -128,7 +128,7 @@ def _answer(
 
 
 def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the mean time for one of many items, in each round.
+    """Return the mean time per item of a stream of items, for each round.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
 def _consume(
     connection: Connection, turns: list[str], count: int, cpu: int, full: Any, free: Any
 ) -> None:
-    """Get all items of each turn."""
+    """Get all items of each measurement. This function runs in the consumer."""
     settle(cpu)
     connection.send("started")
     queue = crossmem.open_queue(connection.recv())
@@ -225,9 +225,9 @@ def _consume(
 
 
 def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the producer's time for one item that all consumers get, in each round.
+    """Return the producer's median time to put one item, for each round.
 
-    The keys are ``"1 consumers"`` and ``"8 consumers"``.
+    All consumers get each item. The keys are ``"1 consumers"`` and ``"8 consumers"``.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
         Number of bursts of 32 items in a round. Before each burst, all consumers have released
         all items.
     cpus
-        The CPUs of the producer and of the consumers.
+        The CPU of the producer, and the CPU that all consumers share.
     """
     settle(cpus[0])
     burst, found = _BATCH // 2, dict[str, list[float]]()
@@ -250,7 +250,7 @@ def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
 
 
 class _Fan:
-    """A queue that delivers each item to all of its consumers."""
+    """A queue that delivers each item to all of its consumers, and the consumers' processes."""
 
     def __init__(self, consumers: int, cpu: int) -> None:
         self.queue = crossmem.device("host").queue(
@@ -264,7 +264,7 @@ class _Fan:
             connection.recv()
 
     def put(self, count: int) -> float:
-        """Allocate and put items, and return the time that this takes in seconds."""
+        """Allocate and put ``count`` items. Return the producer's time in seconds."""
         for _process, connection in self._children:
             connection.send(count)
         # After this pause, the consumers sleep in their wait for the first item.
@@ -287,7 +287,7 @@ class _Fan:
 
 
 def _take(connection: Connection, handle: bytes, cpu: int) -> None:
-    """Get and release as many items as the producer says; a negative number ends the loop."""
+    """Get and release as many items as the producer says, until it says a negative number."""
     settle(cpu)
     connection.send("started")
     with crossmem.open_queue(handle) as queue:

@@ -14,8 +14,8 @@ _DEADLINE_S: Final = 60.0
 IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "import crossmem": "import crossmem",
-        # crossmem imports a module at the first use of one of its names. attach and device need
-        # most modules.
+        # crossmem imports each of its modules at the module's first use. attach and device need
+        # most of these modules.
         "import crossmem, device and attach": "from crossmem import attach, device",
         # pydantic loads its parts at their first use. Every program with pydantic has a model, so
         # the statement loads BaseModel.

@@ -7,7 +7,7 @@ seconds. The job ``"check"`` returns no times: it checks that both processes sha
 
 The producer sends a token for each allocation: the bytes by which the consumer finds the memory.
 Only the time ``"total"`` of the job ``"life"`` and the time of the job ``"churn"`` include this
-transfer. All peers transfer the token in the same way.
+transfer and the consumer's reply. All peers transfer the token in the same way.
 """
 
 from collections.abc import Callable, Mapping
@@ -147,10 +147,10 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 
 
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
-    """Do each step for all allocations before the next step. Return the mean time of each step.
+    """Do each step for all allocations before the next step. Return each step's mean time.
 
-    Some peers do the work for many allocations in the call for one of them. The mean includes this
-    work, but a median would not.
+    Some peers do the work for many allocations in the call for one of them. A mean over all calls
+    includes this work; a median does not.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

@@ -12,12 +12,12 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# This system call is harmless and has no other use here. In a trace, it marks the beginning and the
-# end of the part whose system calls are counted.
+# This system call changes nothing, and the counted code does not make it. In a trace, it marks the
+# beginning and the end of the counted code.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20
-"""One timing copies at least this many bytes. Smaller arrays are copied several times."""
+"""In bytes. One timing copies an array as often as it fits into this size, but at least once."""
 
 
 def _fresh(blob: bytes) -> bytes:
@@ -72,7 +72,7 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 
 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
-    """Time first imports and attaches, and further imports and attaches of imported memory."""
+    """Time the first imports and attaches of memory, and further ones of the same memory."""
     channel = context.channel
     blobs = channel.receive_all()
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in blobs]
@@ -127,7 +127,7 @@ def _produce_kept(context: Context, *, nbytes: int) -> dict[str, Any]:
 
 
 def _consume_kept(context: Context, **_: Any) -> dict[str, Any]:
-    """Hold one import. The job ``"marked"`` imports the same memory again, under a tracer."""
+    """Attach memory, and keep it attached for the job ``"marked"``, which imports it again."""
     handle = crossmem.ShareableHandle.from_bytes(context.channel.receive())
     context.kept["kept"] = handle, crossmem.attach(handle)
     return {"pid": os.getpid()}
@@ -180,7 +180,7 @@ def _consume_bandwidth(
 ) -> dict[str, Any]:
     """Copy between a mapping and a private array, in both directions. Return the seconds per copy.
 
-    Copies with crossmem's mapping and with a plain mapping alternate.
+    The function copies in turn with a mapping of crossmem and with a plain mapping.
     """
     import numpy as np
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs for many imports, allocations or importers at once, and for a loop without importers."""
+"""The benchmark's jobs for many imports, allocations or importers, and a loop without importers.
+
+A job is a pair of functions: one runs in the producer, the other at the same time in the consumer.
+"""
 
 import os
 import resource
@@ -22,12 +25,12 @@ __all__ = ["SCALE_JOBS"]
 
 
 def _descriptors() -> dict[str, int]:
-    """Count this process's open descriptors (``"all"``), and the sockets among them."""
+    """Return the numbers of this process's descriptors, and of the sockets among them."""
     kinds = {"all": 0, "sockets": 0}
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = str(link.readlink())
-        except FileNotFoundError:  # the descriptor of the listing itself is closed
+        except FileNotFoundError:  # the listing's own descriptor, now closed
             continue
         kinds["all"] += 1
         kinds["sockets"] += target.startswith("socket:")
@@ -45,7 +48,10 @@ def _produce_parts(context: Context, *, allocations: int, parts: int) -> dict[st
 
 
 def _consume_parts(context: Context, *, allocations: int, parts: int) -> dict[str, Any]:
-    """Hold many imports of few allocations. Measure the time and the resources of the imports."""
+    """Attach all parts of the allocations, and hold them together.
+
+    Return the times, and the numbers of descriptors and threads.
+    """
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in context.channel.receive_all()]
     wholes = crossmem.attach_many(handles)
     before = _descriptors()
@@ -112,7 +118,10 @@ def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, An
 
 
 def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
-    """Allocate under a low descriptor limit until a call fails. Return facts about the error."""
+    """Allocate until a call fails, under a descriptor limit that leaves ``room`` free descriptors.
+
+    Stop after ``2 * room`` allocations if no call fails. Return facts about the error.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memories: list[Any] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors()["all"] + room, hard))
@@ -136,7 +145,10 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
 
 
 def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str, Any]:
-    """Time the reads of many importers' rows for one export. No importer holds the export."""
+    """Time the exporter's reads of the rows of many importers for one export.
+
+    This process makes all rows itself, and no row holds the export.
+    """
     memory = context.peer.create(4096)
     handle = crossmem.ShareableHandle.from_bytes(context.peer.export(memory))
     table, unit = SlotTable(), Unit(handle.allocation, None, lambda: None)
@@ -154,7 +166,10 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
 
 
 def _produce_block_rows(context: Context, *, importers: int, batches: int) -> dict[str, Any]:
-    """Time the calls that free blocks. Importers have opened the pool, but hold no block."""
+    """Time the calls that free blocks of a pool with many importers.
+
+    This process makes the importers' rows itself, and no row holds a block.
+    """
     pool = crossmem.device(context.peer.device).pool(4096, 2 * BATCH)
     first = pool.allocate()
     first.export()
@@ -194,7 +209,7 @@ def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any
     return {"each": [timed(live)[0] for _ in range(count)]}
 
 
-def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - for Half
+def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - a Half has it
     return {}
 
 

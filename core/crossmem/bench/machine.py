@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the machine on which the benchmark runs, and the choice of its CPUs."""
+"""Describes the machine of a benchmark, and chooses the CPUs of the benchmark's processes."""
 
 import os
 import platform
@@ -15,14 +15,14 @@ __all__ = ["Cpus", "available_nbytes", "choose_cpus", "describe_machine", "versi
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """The CPUs of a producer and a consumer, which are equal if only one CPU may be used."""
+    """The producer's and the consumer's CPU. The two are equal if only one CPU may be used."""
 
     producer: int
     consumer: int
 
     @property
     def note(self) -> str:
-        """Return a text about the placement of the processes."""
+        """Return a text that says which process runs on which CPU."""
         if self.producer == self.consumer:
             return f"only one CPU may be used: both processes share CPU {self.producer}"
         return f"producer on CPU {self.producer}, consumer on CPU {self.consumer}"
@@ -40,7 +40,10 @@ def _siblings(cpu: int) -> set[int]:
 
 
 def choose_cpus() -> Cpus:
-    """Choose two CPUs that this process may use, on different cores if possible."""
+    """Return two CPUs that this process may use, on different cores if possible.
+
+    If this process may use only one CPU, the result has this CPU twice.
+    """
     allowed = sorted(os.sched_getaffinity(0))
     first = allowed[0]
     others = [cpu for cpu in allowed if cpu not in _siblings(first)] or allowed[1:]
@@ -48,7 +51,7 @@ def choose_cpus() -> Cpus:
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None if it is not installed."""
+    """Return the version of a distribution, None if the distribution is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -56,7 +59,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def _field(path: str, name: str) -> str:
-    """Return the value in the first line ``name: value`` of a file; ``""`` if there is none."""
+    """Return the value of the first line ``name: value`` of a file, ``""`` if no line is found."""
     with suppress(OSError), Path(path).open() as file:
         for line in file:
             key, _, value = line.partition(":")

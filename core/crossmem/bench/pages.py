@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a report for a page of the documentation: the tables in Markdown, and the charts."""
+"""Writes the tables of a report in Markdown and the charts in SVG, for a documentation page."""
 
 from pathlib import Path
 
@@ -12,17 +12,17 @@ __all__ = ["write_page"]
 
 
 def write_page(report: Report, folder: Path) -> list[Path]:
-    """Write ``tables.md`` and the charts into a folder. Make the folder if it does not exist.
+    """Write ``tables.md`` and the charts to a folder. Make the folder if it does not exist.
 
     Returns
     -------
     list
-        The paths of the files.
+        The paths of the written files.
 
     Raises
     ------
     OSError
-        A file cannot be written.
+        The folder cannot be made, or a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"tables.md": "\n".join(map(markdown, make_tables(report))), **make_charts(report)}

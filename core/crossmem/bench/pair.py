@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two processes of a peer, and the parent's control over them."""
+"""Starts the producer and the consumer of a peer, runs jobs in them, and ends them."""
 
 import os
 import selectors
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from time import monotonic
 from typing import Any, Final, Self
 
@@ -21,7 +21,7 @@ _EXIT_DEADLINE_S: Final = 5.0
 
 
 class BenchError(Exception):
-    """A process of the benchmark failed, died or did not finish in time."""
+    """A benchmark process failed, died or did not answer in time, or no peer can be measured."""
 
 
 def child_environment() -> dict[str, str]:
@@ -46,7 +46,7 @@ class Pair:
     Raises
     ------
     BenchError
-        A process cannot be started. In that case, the other process is ended.
+        A process failed, died or was not ready within a minute. Both processes have ended.
     """
 
     def __init__(self, peer: str, *, device: str, cpus: Cpus, environment: dict[str, str]) -> None:
@@ -86,12 +86,14 @@ class Pair:
         """
         request = {"job": job, "arguments": arguments, "deadline_s": deadline_s}
         for control in self._controls.values():
-            control.send_json(request)
+            # A process that died since its last job gives no reply, which _collect() reports.
+            with suppress(ChannelError):
+                control.send_json(request)
         results = self._collect(deadline_s)
         return {**results["producer"], **results["consumer"]}
 
     def _collect(self, deadline_s: float) -> dict[str, Any]:
-        """Read one reply from each process."""
+        """Wait for one reply from each process, and return the results by role."""
         end = monotonic() + deadline_s
         results: dict[str, Any] = {}
         failures: list[str] = []
@@ -119,7 +121,7 @@ class Pair:
         return results
 
     def _last_words(self) -> str:
-        """Return the last line of the processes' output, for a message."""
+        """Return the last line of the processes' output in parentheses; ``""`` if there is none."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""

@@ -14,9 +14,9 @@ class Peer(ABC):
 
     The producer calls :meth:`serve`, and the consumer calls :meth:`connect` with the result. The
     five timed operations follow: :meth:`create`, :meth:`export` and :meth:`free` in the producer,
-    :meth:`attach` and :meth:`detach` in the consumer. Each class chooses the types of its objects:
-    :meth:`create` returns the memory for :meth:`export`, :meth:`free` and :meth:`view`, and
-    :meth:`attach` returns the mapping for :meth:`detach` and :meth:`view`.
+    :meth:`attach` and :meth:`detach` in the consumer. :meth:`create` returns the memory for
+    :meth:`export`, :meth:`free` and :meth:`view`. :meth:`attach` returns the mapping for
+    :meth:`detach` and :meth:`view`. Each class chooses the types of memory and mapping.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Peer(ABC):
     """
 
     title: ClassVar[str]
-    """Name in the tables."""
+    """The peer's name in the tables."""
 
     distribution: ClassVar[str | None] = None
     """The Python distribution whose version the report shows."""
@@ -40,14 +40,17 @@ class Peer(ABC):
     """Whether exported memory can be freed only after the consumer has attached it."""
 
     asks_exporter: ClassVar[bool] = True
-    """Whether an attach waits until code in the producer has run, such as a server thread."""
+    """Whether an attach waits until the producer answers, for example with a server thread."""
 
     def __init__(self, device: str) -> None:
         self.device = device
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return why this peer cannot run here, None if it can. Import no large module."""
+        """Return why this peer cannot run here, None if it can.
+
+        An override must not import a large module.
+        """
         return None
 
     def serve(self) -> bytes:
@@ -96,7 +99,7 @@ PEERS: Final = MappingProxyType(
         "torch": (_HERE + "peer_torch", "TorchPeer"),
     }
 )
-"""The module and the class of each peer."""
+"""The module and the class of each peer. The key is the peer's name."""
 
 
 def peer_class(name: str) -> type[Peer]:

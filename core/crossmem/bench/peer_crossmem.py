@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer crossmem, which uses crossmem's public interface."""
+"""The benchmark's peer for allocations of crossmem, through crossmem's public interface."""
 
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ __all__ = ["CrossmemPeer"]
 
 
 class CrossmemPeer(Peer):
-    """Shares allocations. The consumer attaches an allocation from the bytes of its handle."""
+    """Shares allocations. A token is the handle of an allocation, as bytes."""
 
     title: ClassVar[str] = "crossmem"
     distribution: ClassVar[str | None] = "crossmem"

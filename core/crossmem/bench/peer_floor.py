@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor: the fewest system calls that share memory safely, and nothing more."""
+"""The benchmark's floor: the peer that shares memory safely with the fewest system calls."""
 
 import ctypes
 import os
@@ -47,7 +47,7 @@ def _map(descriptor: int, nbytes: int) -> int:
 
 
 class FloorPeer(Peer):
-    """Shares mapped memfds. A thread of the exporter sends the descriptors over one connection."""
+    """Shares memfds. A thread of the producer sends their descriptors over one connection."""
 
     title: ClassVar[str] = "floor"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""iceoryx2: the publisher writes samples into its own segment, and a subscriber receives them."""
+"""The benchmark's peer for iceoryx2, in which a publisher sends samples to a subscriber."""
 
 import ctypes
 import os
@@ -14,16 +14,17 @@ from crossmem.bench.peer import Peer
 __all__ = ["Iceoryx2Peer"]
 
 _SMALL_NBYTES: Final = 64 << 10
-# iceoryx2 reserves a segment for as many samples as the queues of a service may contain. One
-# service for all sizes would therefore reserve room for thousands of the largest samples.
+# iceoryx2 reserves a segment for as many samples as the queues of a service may contain. The
+# benchmark holds a thousand small samples at once. If large samples used the same service, iceoryx2
+# would reserve room for thousands of samples of the largest size. So there are two services.
 _DEPTHS: Final = {True: 2000, False: 4}
-"""How many samples a service may contain. The key is True for the service of small samples."""
+"""How many samples a service may contain. The key says whether the service is for small samples."""
 
 
 class Iceoryx2Peer(Peer):
-    """Loan, send, receive and release, on one service for small samples and one for large ones.
+    """Sends samples through one service for small samples and one for large samples.
 
-    A sample can be sent once. Samples arrive in the order in which they were sent, and the
+    A sample can be sent only once. Samples arrive in the order in which they were sent. The
     subscriber maps them read-only. The publisher recovers a released sample during a later loan, so
     :meth:`free` does nothing.
     """

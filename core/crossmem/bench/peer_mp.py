@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's peer for shared memory of the standard library."""
+"""The benchmark's peer for ``multiprocessing.shared_memory``."""
 
 import sys
 from multiprocessing import resource_tracker
@@ -14,10 +14,10 @@ __all__ = ["SharedMemoryPeer"]
 
 
 class SharedMemoryPeer(Peer):
-    """``multiprocessing.shared_memory``, which the consumer's resource tracker does not track.
+    """Shares segments by their names. The consumer's resource tracker does not track them.
 
-    Only children that ``multiprocessing`` starts share their parent's tracker. The consumer is no
-    such child, so its own tracker would delete the producer's memory.
+    ``multiprocessing`` did not start the consumer, so the consumer has a tracker of its own. If
+    this tracker knew the segments, it would delete the producer's memory when the consumer ends.
     """
 
     title: ClassVar[str] = "mp.shared_memory"

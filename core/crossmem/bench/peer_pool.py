@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer of crossmem's pools, which uses crossmem's public interface."""
+"""The benchmark's peer for pools of crossmem, through crossmem's public interface."""
 
 from typing import Any, ClassVar, Final
 
@@ -15,9 +15,9 @@ _MOST_NBYTES: Final = 1 << 30
 
 
 class PoolPeer(Peer):
-    """Shares blocks of pools. The consumer attaches a block from the bytes of its handle.
+    """Shares blocks of pools. A token is the handle of a block, as bytes.
 
-    The first :meth:`create` of each size makes the pool for this size.
+    The first :meth:`create` of a size makes the pool for this size.
     """
 
     title: ClassVar[str] = "crossmem pool"

@@ -23,7 +23,7 @@ class _Segment:
 
 
 class PosixIpcPeer(Peer):
-    """Calls ``shm_open`` with a chosen name and maps with ``mmap``, as posix_ipc documents."""
+    """Shares segments by names that the producer chooses, and maps them with ``mmap``."""
 
     title: ClassVar[str] = "posix_ipc"
     distribution: ClassVar[str | None] = "posix_ipc"

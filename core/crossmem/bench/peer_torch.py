@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's sharing of tensors in host memory."""
+"""The benchmark's peer for PyTorch's sharing of tensors in host memory."""
 
 import io
 import os
@@ -18,7 +18,7 @@ __all__ = ["TorchPeer"]
 
 
 class TorchPeer(Peer):
-    """``tensor.share_memory_()`` and a pickle, with the ``file_descriptor`` strategy."""
+    """Shares and pickles tensors with PyTorch's sharing strategy ``file_descriptor``."""
 
     title: ClassVar[str] = "PyTorch (fd)"
     distribution: ClassVar[str | None] = "torch"
@@ -37,7 +37,8 @@ class TorchPeer(Peer):
 
     @override
     def serve(self) -> bytes:
-        # The standard library's descriptor server accepts only processes that know its key.
+        # The producer's thread that hands out descriptors accepts only processes with its key. The
+        # consumer gets the key in connect().
         key = os.urandom(32)
         current_process().authkey = key
         return key
@@ -58,8 +59,8 @@ class TorchPeer(Peer):
 
     @override
     def attach(self, token: bytes) -> Any:
-        # The bytes come from the producer of this run. PyTorch offers no other way to open the
-        # memory.
+        # The bytes come from the producer of this run, so they may be unpickled. PyTorch offers no
+        # other way to open the memory.
         return [pickle.loads(token)]  # noqa: S301
 
     @override
@@ -68,7 +69,8 @@ class TorchPeer(Peer):
 
     @override
     def free(self, memory: Any) -> None:
-        # PyTorch frees a storage with its last reference. This call drops the tensor's reference.
+        # PyTorch frees a storage when its last reference ends. This call ends the tensor's
+        # reference.
         memory.set_()
 
     @override

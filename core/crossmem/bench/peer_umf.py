@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peers that call the C library of the Unified Memory Framework (UMF) through ctypes."""
+"""The benchmark's peers for the C library of the Unified Memory Framework (UMF), with ctypes."""
 
 import ctypes
 import os
@@ -61,7 +61,7 @@ def _check(result: int, call: str) -> None:
 
 
 class UmfProxyPeer(Peer):
-    """UMF's provider of anonymous memory, under a pool that forwards every request."""
+    """Shares memory of a UMF pool that forwards each request to a provider of anonymous memory."""
 
     title: ClassVar[str] = "UMF proxy"
     distribution: ClassVar[str | None] = "umf"
@@ -112,7 +112,8 @@ class UmfProxyPeer(Peer):
     @override
     def serve(self) -> bytes:
         # The consumer copies the memory's descriptor from this process. If the security module Yama
-        # restricts ptrace, a sibling process can copy descriptors only after this call of prctl().
+        # restricts ptrace, a sibling process such as the consumer can copy descriptors only after
+        # this call of prctl().
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         return str(os.getpid()).encode()
 
@@ -129,7 +130,7 @@ class UmfProxyPeer(Peer):
         pointer, nbytes = memory
         handle, size = ctypes.c_void_p(), ctypes.c_size_t()
         _check(self._umf.umfGetIPCHandle(pointer, handle, size), "umfGetIPCHandle")
-        # The handle does not contain the size of the memory, so the token contains it.
+        # The handle does not contain the size of the memory, so the token begins with the size.
         token = _SIZE.pack(nbytes) + ctypes.string_at(handle.value or 0, size.value)
         _check(self._umf.umfPutIPCHandle(handle), "umfPutIPCHandle")
         return token
@@ -157,9 +158,10 @@ class UmfProxyPeer(Peer):
 
 
 class UmfDisjointPeer(UmfProxyPeer):
-    """The same provider, under a pool that cuts small allocations out of larger slabs.
+    """Shares memory of a UMF pool that cuts small allocations out of larger slabs.
 
-    The allocations in a slab share a descriptor: a process that opens one of them can access all.
+    The pool allocates the slabs from the same provider as :class:`UmfProxyPeer`. The allocations in
+    a slab share a descriptor. A process that opens one of them can access all of them.
     """
 
     title: ClassVar[str] = "UMF disjoint"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The amount of work of a run."""
+"""The sizes, counts and rounds of a benchmark in each mode."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,12 +13,12 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes, counts and rounds. A round measures the peers in turn, or crossmem alone.
+    """The sizes, counts and rounds of a run. A round measures the peers in turn, or crossmem alone.
 
     Parameters
     ----------
     sizes
-        Sizes of the allocations whose whole lives are measured, in bytes.
+        Sizes in bytes of the allocations whose whole lives, from create to free, are measured.
     rounds, count
         Number of rounds of whole lives at each size, and number of each peer's allocations in a
         round.
@@ -31,17 +31,18 @@ class Plan:
         allocations in one call, and as many others one by one.
     busy
         Number of attaches to a busy exporter in a round. Each load on the exporter has
-        ``batch_rounds`` rounds, except for the load ``GIL held``.
+        ``batch_rounds`` rounds, except for the load ``GIL held``. Under this load, a peer attaches
+        only once in a round if its exporter must answer.
     holds, hold_s
         Number of rounds of the load ``GIL held``, and the seconds for which the exporter holds the
         GIL in each round.
     repeats, repeat_rounds
-        Number of allocations in the section ``repeats``, and number of its rounds. Round trips and
-        hand-overs use the same two numbers. ``repeats`` is also the number of reads of importers'
-        rows, and of calls from C.
+        Number of allocations in each round of the section ``repeats``, and number of rounds. Round
+        trips and hand-overs use the same two numbers. ``repeats`` is also the number of reads of
+        importers' rows, of batches of freed blocks, and of calls from C.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
-        Sizes in bytes, number of rounds with fresh allocations for each size, and number of timings
-        in each direction in a round.
+        Sizes in bytes of the memory whose bandwidth is measured, number of rounds for each size,
+        and number of timings in each direction in a round. Each round has fresh allocations.
     parts_of, parts
         Number of allocations, and number of parts of each allocation. An importer attaches all
         parts one after another, and keeps them attached.
@@ -51,8 +52,8 @@ class Plan:
         Number of fresh interpreters for each import statement, and of runs of a C program that
         calls an emulated library.
     traced
-        Number of repeated imports of a whole allocation, and of a part of it, under the system call
-        tracer.
+        Number of repeated imports of an allocation whose system calls are counted. As many imports
+        of a part of the allocation are counted, too.
     tensors, tree_nbytes, tree_rounds
         Number of tensors in a shared tree, the total size of the tensors in bytes, and how often
         crossmem shares the tree. ``tree_rounds`` is also how often an array is sent through a
@@ -62,7 +63,7 @@ class Plan:
     readers
         Number of processes that read one array.
     copied_sizes, copied_pairs, copied_rounds
-        Sizes in bytes of the dicts that are copied into shared memory. Each way has
+        Sizes in bytes of the dicts that are copied into shared memory. Each way to copy has
         ``copied_pairs`` fresh pairs of processes at each size. Each pair repeats the copy
         ``copied_rounds`` times.
     updated_nbytes, updated_rounds
@@ -169,4 +170,4 @@ PLANS: Final = MappingProxyType(
         ),
     }
 )
-"""The plan of each mode."""
+"""The plan of each mode. The key is the mode."""

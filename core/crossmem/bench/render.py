@@ -27,7 +27,7 @@ _LIFE_HEADS = (
 
 
 def make_tables(report: Report) -> list[Table]:
-    """Return the tables of a report, with the targets last. A brief run has one table."""
+    """Return the tables of a report that have rows, the targets last; one table for a brief run."""
     if report.mode == "brief":
         return [make_summary(report)]
     tables = []
@@ -62,7 +62,7 @@ def make_tables(report: Report) -> list[Table]:
         ("Copies by crossmem and by NumPy", "updates"),
         ("Round trips between two processes, µs", "round trips"),
         ("Hand-overs in queues, µs", "hand-overs"),
-        ("Importing, ms", "import"),
+        ("Import statements, ms", "import"),
         ("Calls from C into an emulated library, µs", "calls"),
     ):
         tables.append(_list(report, title, section))
@@ -99,7 +99,7 @@ def _peers(
 
 
 def _copies(report: Report) -> Table:
-    """Return the table of times for copying a dict of arrays into shared memory."""
+    """Return the table of the times to copy a dict of arrays into shared memory."""
     found = [row for row in report.rows if row.section == "copies"]
     sizes = sorted({row.nbytes for row in found if row.nbytes})
     columns = [(nbytes, metric) for nbytes in sizes for metric in ("cold", "warm")]
@@ -153,7 +153,7 @@ def render(
     file: TextIO | None = None,
     rich: bool | None = None,
 ) -> None:
-    """Print a report.
+    """Print the facts, the tables and the notes of a report.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the report. Its number is the median of the values in ``rounds``.
+    """One row of the report.
 
     Parameters
     ----------
@@ -31,11 +31,11 @@ class Row:
     metric
         The measured quantity, such as ``"create"``.
     value
-        The number, in ``unit``.
+        The median of the values in ``rounds``, in ``unit``.
     unit
         ``"us"``, ``"GB/s"``, ``"ms"``, ``"ratio"`` or ``"count"``.
     nbytes
-        Size of the memory in bytes, None if the size is fixed or does not matter.
+        Size of the memory in bytes; None if the size is fixed or does not matter.
     rounds
         The value of each round, in ``unit``. A 99th percentile is computed from the samples of all
         rounds together, so its row has one value. Rows of the sections ``copies`` and ``updates``
@@ -94,7 +94,7 @@ class Report:
     date
         Start of the run, in UTC, as ISO 8601.
     machine
-        CPU, kernel, versions.
+        Facts about the machine, such as the CPU, the kernel and versions of packages.
     settings
         Device, CPUs and plan of this run.
     absent
@@ -134,7 +134,7 @@ class Report:
         *,
         nbytes: int | None = None,
     ) -> None:
-        """Add a row whose number is the median of ``rounds``; no row if ``rounds`` is empty."""
+        """Add a row whose value is the median of ``rounds``. If ``rounds`` is empty, add no row."""
         if rounds:
             shown = tuple(round(value, 4) for value in rounds)
             value = round(median(rounds), 4)
@@ -143,7 +143,7 @@ class Report:
     def value(
         self, section: str, subject: str, metric: str, *, nbytes: int | None = None
     ) -> float | None:
-        """Return the number of the row with these four fields, None if there is no such row."""
+        """Return the value of the row with these four fields, None if there is no such row."""
         for row in self.rows:
             if (row.section, row.subject, row.metric, row.nbytes) == (
                 section,
@@ -155,7 +155,7 @@ class Report:
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
+        """Return the report as a dict that JSON can express."""
         data = {"schema": SCHEMA, **asdict(self)}
         data["targets"] = [{**asdict(target), "met": target.met} for target in self.targets]
         return data

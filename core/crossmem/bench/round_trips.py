@@ -30,11 +30,11 @@ __all__ = ["PAUSE_S", "Way", "ask", "main", "reply", "settle"]
 
 _DEADLINE_S: Final = 120
 _LINE_WORDS: Final = 8
-"""The number of words in a cache line. The words of the two processes lie in different lines."""
+"""The number of words in a cache line. Each process writes into a cache line of its own."""
 PAUSE_S: Final = 0.002
-"""The seconds for which the first process does nothing, so that the second process falls asleep."""
+"""The seconds that the first process pauses before a signal, so that the second falls asleep."""
 
-# The shortest and the longest pause of the reader that polls.
+# The shortest and the longest pause between two reads in the way "polling".
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
 
@@ -133,7 +133,7 @@ def _polling(ends: _Ends) -> Way:
 
 
 def _order_memory() -> None:
-    """Act as a fence, by means of a lock."""
+    """Act as a full fence: the release and the next acquisition of one lock order all accesses."""
     lock = threading.Lock()
     lock.acquire()
     lock.release()
@@ -168,7 +168,10 @@ def _turns(rounds: int) -> list[tuple[str, str]]:
 
 
 def _run(ends: _Ends, count: int, rounds: int) -> dict[str, list[float]]:
-    """Make all round trips. The first process returns the median time of each counted turn."""
+    """Make all round trips. Return the median times of each measurement, one for each round.
+
+    The second process returns an empty dict, because only the first process takes times.
+    """
     ways = {
         name: make(ends) for name, make in _WAYS.items() if find_spec(_NEEDS.get(name, "crossmem"))
     }
@@ -191,7 +194,7 @@ def _run(ends: _Ends, count: int, rounds: int) -> dict[str, list[float]]:
 
 
 def ask(way: Way, numbers: range, *, pause_s: float) -> list[float]:
-    """Signal each number and wait for its answer; return the times, in seconds.
+    """Signal each number and wait for its answer. Return the times in seconds.
 
     Before each signal, this process does nothing for ``pause_s`` seconds.
     """
@@ -207,7 +210,7 @@ def ask(way: Way, numbers: range, *, pause_s: float) -> list[float]:
 
 
 def reply(way: Way, numbers: range) -> None:
-    """Wait for each number, and signal it back."""
+    """Wait for each number, and then signal the same number to the other process."""
     tell, wait = way
     for number in numbers:
         wait(number)
@@ -225,12 +228,15 @@ def settle(cpu: int) -> None:
 def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     """Return the median time of a round trip in each round.
 
-    A key is the name of a way and ``awake`` or ``asleep``, such as ``"timeline, asleep"``.
+    A key such as ``"timeline, asleep"`` has the name of a way, and the state of the second process
+    before each signal.
 
     Parameters
     ----------
     count
         Number of round trips for each key in a round.
+    rounds
+        Number of rounds that are counted.
     cpus
         The CPUs of the two processes.
     """
@@ -264,7 +270,7 @@ def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
 
 
 def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[str, list[float]]:
-    """Run the second process, which answers each signal of the first one."""
+    """Answer each signal of the first process. The second process calls this function."""
     settle(cpu)
     number, memory, out, back = descriptors
     channel = Channel(socket.socket(fileno=number), timeout_s=_DEADLINE_S)
@@ -275,7 +281,7 @@ def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[st
 def main(arguments: list[str]) -> None:
     """Run one of the two processes.
 
-    ``arguments`` has ``"measure"`` or ``"answer"``, and then the keywords of that function as JSON.
+    ``arguments`` are ``"measure"`` or ``"answer"``, and the keywords of that function as JSON.
     """
     part, given = arguments
     run = measure if part == "measure" else answer

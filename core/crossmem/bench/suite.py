@@ -26,12 +26,12 @@ _BUSY_LOAD = 0.5
 
 
 class Suite:
-    """One run of the benchmark. The end of the ``with`` block ends its processes.
+    """One run of the benchmark. The end of the ``with`` block ends the processes of the run.
 
     Parameters
     ----------
     plan
-        How much to measure.
+        The sizes, counts and rounds of the run.
     mode
         The plan's name, for the report.
     peers
@@ -83,7 +83,7 @@ class Suite:
             if reason is None:
                 self._peers.append(name)
             elif plan.is_brief:
-                # The one table of a brief run has no columns for missing peers.
+                # The table of a brief run has no column for a missing peer, so a note names it.
                 self.note(f"{name}: {reason}")
 
     def __enter__(self) -> Self:
@@ -93,8 +93,8 @@ class Suite:
         os.chmod(folder, 0o700)  # noqa: PTH101
         self.folder = folder
         self.environment["CROSSMEM_RUN_DIR"] = folder
-        # An emulated device gets a capacity of 4 TiB, more than the machine's memory. Most jobs
-        # never touch their memory, so it takes no pages.
+        # An emulated device gets a capacity of 4 TiB, so that large allocations succeed. Most jobs
+        # never touch their memory, so the allocations take no pages.
         self.environment.setdefault("CROSSMEM_EMULATED_CAPACITY", str(1 << 42))
         return self
 
@@ -121,7 +121,7 @@ class Suite:
         self._drop(peer)
 
     def has(self, peer: str) -> bool:
-        """Whether a peer takes part."""
+        """Return whether a peer is measured."""
         return peer in self._peers
 
     def say(self, text: str) -> None:
@@ -136,7 +136,7 @@ class Suite:
     def job(
         self, peer: str, job: str, *, deadline_s: float = 120.0, row: str = "", **arguments: Any
     ) -> dict[str, Any] | None:
-        """Run a job. If the job fails, note the reason and return None, and do not run it again.
+        """Run a job and return its results. If the job fails, note the reason and return None.
 
         Parameters
         ----------
@@ -146,7 +146,7 @@ class Suite:
             Longest duration of the job in seconds. After that, both processes are ended.
         row
             A label, such as a size. After a failure, calls with the same peer, job and label return
-            None; calls with another label still run.
+            None at once. Calls with another label still run.
         """
         key = peer, f"{job} {row}".strip()
         if key in self._given_up:
@@ -166,7 +166,7 @@ class Suite:
         ----------
         parts
             Functions that measure crossmem and add rows to the report. They run only if crossmem is
-            one of the peers.
+            one of the measured peers.
 
         Raises
         ------
@@ -194,19 +194,19 @@ class Suite:
         return self.report
 
     def _turns(self, rounds: int) -> list[list[str]]:
-        """Return the order of the peers for each round. Each round begins with the next peer."""
+        """Return the peers' order in each round. After a round, the first peer moves to the end."""
         peers = self._peers
         return [peers[i % len(peers) :] + peers[: i % len(peers)] for i in range(rounds)]
 
     def _check(self) -> None:
-        """Start every pair, and check that its two processes share the memory."""
+        """Start every pair, and drop the peers whose two processes do not share the memory."""
         self.say("starting two processes for each peer")
         for peer in list(self._peers):
             found = self.job(peer, "check", nbytes=4 * KIB)
             if found is None or not (found["seen"] and found["answered"]):
                 self.report.peers[peer]["state"] = "failed"
                 what = "one process does not see what the other process writes"
-                self.note(f"{peer}: {what}, or the check failed")
+                self.note(f"{peer}: not measured, because the check failed or {what}")
                 self._peers.remove(peer)
 
     def _room(self, peer: str, nbytes: int) -> bool:
@@ -221,7 +221,7 @@ class Suite:
     def _life(self, nbytes: int) -> None:
         """Measure lifetimes of allocations, from create to free, one after another."""
         plan, size = self.plan, size_name(nbytes)
-        self.say(f"whole lives at {size}")
+        self.say(f"allocations of {size}, from create to free")
         peers = [peer for peer in self._peers if self._room(peer, nbytes)]
         rounds: dict[str, dict[str, list[float]]] = {peer: {} for peer in peers}
         for peer in peers:
@@ -246,11 +246,12 @@ class Suite:
     def _churn_and_held(self) -> None:
         """Measure many small allocations.
 
-        In the sections ``loop`` and ``churn``, one allocation follows another; ``loop`` has no
-        consumer. In the section ``held``, all allocations are alive at once.
+        In the sections ``loop`` and ``churn``, each allocation is freed before the next is created.
+        In the section ``loop``, no consumer attaches the allocations. In the section ``held``, all
+        allocations are alive at once.
         """
         plan = self.plan
-        self.say(f"{plan.batch} allocations, churned and held")
+        self.say(f"{plan.batch} allocations, one after another and all at once")
         rounds: dict[tuple[str, str, str], list[float]] = {}
         arguments: dict[str, Any] = {"nbytes": 4 * KIB, "count": plan.batch}
         for turn in self._turns(plan.batch_rounds):
@@ -275,7 +276,7 @@ class Suite:
             self.report.add(section, peer, metric, values, "us")
 
     def _busy(self) -> None:
-        """Measure the time of an attach while the exporter is busy or stopped."""
+        """Measure the time of an attach while the exporter is idle, busy or stopped."""
         plan = self.plan
         self.say("attaching beside a busy exporter")
         samples: dict[tuple[str, str], list[list[float]]] = {}
@@ -284,7 +285,7 @@ class Suite:
                 for peer in turn:
                     asks = peer_class(peer).asks_exporter
                     if asks and load == STOPPED:
-                        continue  # the attach would wait until the exporter continues
+                        continue  # the exporter would never answer the attach
                     times = self.job(
                         peer,
                         "beside",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures how dicts of arrays are copied into shared memory."""
+"""The part of a run that measures how fast dicts of arrays are copied into shared memory."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ WAYS: Final[Mapping[str, str]] = MappingProxyType(
         "torch": "PyTorch, tensors already in shared memory (no copy)",
     }
 )
-"""The titles of the ways to share a dict of arrays."""
+"""The titles of the ways to share a dict of arrays. The key is the way's name."""
 
 _ARRAYS: Final = 8
 _NEEDS: Final = {"crossmem": "numpy", "mp": "numpy", "ray": "ray", "torch": "torch"}
@@ -51,7 +51,7 @@ def _copied(suite: Suite) -> None:
     ways = [way for way in WAYS if find_spec(_NEEDS[way])]
     suite.report.absent.update({WAYS[way]: "not installed" for way in WAYS if way not in ways})
     for nbytes in plan.copied_sizes:
-        suite.say(f"a dict of arrays of {size_name(nbytes)}, copied into shared memory")
+        suite.say(f"a dict of arrays, {size_name(nbytes)} in all, copied into shared memory")
         rounds: dict[tuple[str, str], list[float]] = {}
         for turn in range(plan.copied_pairs):
             for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures crossmem outside the comparison of peers."""
+"""The part of a run that measures crossmem without the other peers."""
 
 import subprocess
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ _US = 1e6
 
 
 def run(suite: Suite) -> None:
-    """Make the measurements, and add their rows to the report.
+    """Measure this part, and add its rows to the report.
 
     A brief run measures only batches, repeats and the bandwidth.
     """
@@ -50,7 +50,7 @@ def _collect(rounds: dict[str, list[float]], times: dict[str, Any] | None) -> No
 
 def _batch(suite: Suite) -> None:
     plan, rounds = suite.plan, dict[str, list[float]]()
-    suite.say(f"{plan.batch} imports, in one attach_many and one by one")
+    suite.say(f"{plan.batch} imports, in one call of attach_many and one by one")
     for i in range(plan.batch_rounds):
         times = suite.job(_PEER, "batch", nbytes=4 * KIB, count=plan.batch, batch_first=i % 2 == 0)
         _collect(rounds, times)
@@ -60,7 +60,7 @@ def _batch(suite: Suite) -> None:
 
 def _repeats(suite: Suite) -> None:
     plan, rounds = suite.plan, dict[str, list[float]]()
-    suite.say("repeated imports and exports, and parts")
+    suite.say("repeated imports and exports, and imports of parts")
     for _ in range(plan.repeat_rounds):
         _collect(rounds, suite.job(_PEER, "repeats", nbytes=4 * KIB, count=plan.repeats))
     for name, values in rounds.items():
@@ -125,7 +125,7 @@ def _bandwidth(suite: Suite) -> None:
 def _scale(suite: Suite) -> None:
     plan, add = suite.plan, suite.report.add
     suite.say(f"{plan.parts_of * plan.parts} live imports, {plan.separate} separate allocations")
-    suite.restart(_PEER)  # the counts below must not include memory of earlier jobs
+    suite.restart(_PEER)  # earlier jobs must not add to the counts below
     found = suite.job(_PEER, "parts", allocations=plan.parts_of, parts=plan.parts)
     if found is not None:
         before, after = found["before"], found["after"]
@@ -135,7 +135,7 @@ def _scale(suite: Suite) -> None:
         add("scale", _PEER, "close", [found["close"] * _US], "us")
         add("scale", _PEER, "descriptors before", [before["all"]], "count")
         add("scale", _PEER, "descriptors added", [after["all"] - before["all"]], "count")
-        # Two of the sockets belong to the benchmark.
+        # Two of the sockets are the channels to the parent and to the producer.
         add("scale", _PEER, "connections", [after["sockets"] - 2], "count")
         add("scale", _PEER, "importer's threads", [found["threads"]], "count")
     _, limit = suite.report.machine["descriptor_limit"]
@@ -147,8 +147,8 @@ def _scale(suite: Suite) -> None:
         for name in ("create", "attach", "unmap", "free"):
             add("scale", _PEER, f"separate {name}", [found[name] * _US], "us")
         add("scale", _PEER, "separate descriptors added", [found["descriptors"]], "count")
-    # Memory of the last job may still wait to be freed. A free during the next job would return
-    # descriptors, and the job would count too many allocations.
+    # Memory of the last job may still wait to be freed. If it were freed during the next job, its
+    # descriptors would become free, and the job would count too many allocations.
     suite.restart(_PEER)
     found = suite.job(_PEER, "exhaust", nbytes=4 * KIB, room=64)
     if found is not None:
@@ -156,7 +156,7 @@ def _scale(suite: Suite) -> None:
         add("scale", _PEER, "typed error", [int(right)], "count")
         suite.note(
             f"with 64 descriptors left, the call for allocation number {found['made'] + 1} raised "
-            f"{found['error']}{'' if found['names_limit'] else '; it does not name the limit'}"
+            f"{found['error']}{'' if found['names_limit'] else ', which does not name the limit'}"
         )
 
 
@@ -175,7 +175,7 @@ def _rows(suite: Suite) -> None:
 
 
 def _imports(suite: Suite) -> None:
-    suite.say("importing in fresh interpreters")
+    suite.say("import statements in fresh interpreters")
     rounds: dict[str, list[float]] = {}
     environment = bytecode_cached_in(suite.folder, suite.environment)
     for i in range(-1, suite.plan.imports):  # round -1 fills the page cache and is not counted

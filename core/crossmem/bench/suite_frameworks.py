@@ -31,13 +31,13 @@ def _trees(suite: Suite) -> None:
     if not find_spec("torch"):
         suite.note("trees of tensors were not measured: torch is not installed")
         return
-    # The tensors lie one after another, so a multiple of the alignment keeps all of them aligned.
-    # Frameworks also allocate only aligned tensors.
+    # The tensors lie one after another. All of them are aligned, as in a framework, because the
+    # size of each is a multiple of the alignment.
     each = plan.tree_nbytes // plan.tensors // _ALIGNMENT_NBYTES * _ALIGNMENT_NBYTES
     for kind, nbytes in (("crossmem", each), ("crossmem", _SMALL_NBYTES), ("torch", each)):
         size = plan.tensors * nbytes
         suite.say(f"{plan.tensors} tensors, {size_name(size)} in all, {kind}")
-        # PyTorch briefly has two copies of the tensors, so their size alone is not enough.
+        # PyTorch briefly has two copies of the tensors, so free memory of one copy is not enough.
         if available_nbytes() < 3 * size:
             suite.note(f"trees of {size_name(size)} by {kind} were not measured: too little memory")
             continue

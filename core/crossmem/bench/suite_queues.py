@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures queues, beside other ways of handing buffers over."""
+"""The part of a run that measures crossmem's queues beside other ways to hand buffers over."""
 
 from typing import Final
 
@@ -11,8 +11,8 @@ __all__ = ["ROOM_NBYTES", "run"]
 
 _LARGE: Final = "queue 1073741824"
 ROOM_NBYTES: Final = 5 << 30
-"""The free memory, in bytes, for two queues with two buffers of 1 GiB each. The processes touch
-only the first page of each buffer, but some kernels count all pages as used."""
+"""The free memory, in bytes, that two queues with two buffers of 1 GiB each need. The processes
+touch only the first page of each buffer, but some kernels count all pages as used."""
 
 
 def run(suite: Suite) -> None:

@@ -23,14 +23,14 @@ class TraceError(Exception):
 
 
 def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
-    """Run an action. Return the names of the system calls that a process makes meanwhile.
+    """Run an action. Return the names of the system calls that a process makes between two marks.
 
-    Only the calls between two marks count. A mark is a call of ``getpgid``.
+    A mark is a call of ``getpgid``.
 
     Parameters
     ----------
     pid
-        The process whose main thread is traced.
+        The process. Only the calls of its main thread are counted.
     action
         A function that makes the process set a mark, do the counted work, and set another mark.
 
@@ -86,7 +86,7 @@ def _between_marks(log: str, pid: int) -> list[str]:
     marks = 0
     for line in log.splitlines():
         # If a call overlaps another thread's call, strace prints a second line for the call's end.
-        # The pattern does not match this line.
+        # The pattern matches only the first line.
         found = re.match(r"(\d+)\s+(\w+)\(", line)
         if not found or int(found[1]) != pid:
             continue

@@ -13,7 +13,7 @@ class Table:
     Raises
     ------
     ValueError
-        A row has more or fewer cells than there are heads.
+        The number of cells in a row differs from the number of heads.
     """
 
     title: str
@@ -23,9 +23,7 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.heads):
-                msg = (
-                    f"{self.title!r} has {len(self.heads)} columns, and a row of {len(row)}: {row}"
-                )
+                msg = f"{self.title!r} has {len(self.heads)} columns, but {len(row)} cells in {row}"
                 raise ValueError(msg)
 
 

@@ -30,7 +30,7 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 
 def compute_targets(report: Report) -> list[Target]:
-    """Return every target with the result of this run."""
+    """Return every target with its result in a report."""
     return [
         *_life(report),
         *_pools(report),
@@ -82,7 +82,7 @@ def _life(report: Report) -> Iterator[Target]:
 
 
 def _pools(report: Report) -> Iterator[Target]:
-    """Yield the targets of pools: against other peers, for busy exporters, for many importers."""
+    """Yield the targets of pools: against other peers, beside a load, and with many importers."""
     for section, rival, title, limit in (
         ("life", "umf-disjoint", "UMF disjoint", 1.0),
         ("life", "floor", "the floor", 0.25),

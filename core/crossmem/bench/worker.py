@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a benchmark: ``python -m crossmem.bench.worker``, started by ``pair``."""
+"""One process of a benchmark, a producer or a consumer. The module ``pair`` starts it."""
 
 import gc
 import os
@@ -29,14 +29,15 @@ def main(arguments: list[str]) -> None:
     Parameters
     ----------
     arguments
-        Six texts: the role (``producer`` or ``consumer``), the name of the peer, the crossmem
+        Six strings: the role (``producer`` or ``consumer``), the name of the peer, the crossmem
         device, the CPU for this process, the descriptor of the control channel, and the descriptor
         of the channel to the other process.
     """
     jobs = {**JOBS, **BUSY_JOBS, **CROSSMEM_JOBS, **SCALE_JOBS}
     role, name, device, cpu, control_fd, partner_fd = arguments
     os.sched_setaffinity(0, {int(cpu)})
-    # Each of a thousand held allocations needs a descriptor. The usual soft limit is 1024.
+    # Each allocation that a job holds needs a descriptor. A job may hold thousands, but the usual
+    # soft limit is 1024.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     control = Channel(socket.socket(fileno=int(control_fd)))

@@ -17,7 +17,8 @@ _NEEDED = frozenset({"rich", "typer"})
 
 def main() -> None:
     """Run the command with this process's arguments, and exit with the command's exit code."""
-    # A parent may have left SIGCHLD ignored. Then the kernel discards exit codes of children.
+    # The parent may have left SIGCHLD ignored. In that case, the kernel discards the exit codes of
+    # this process's children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         from crossmem.cli.app import app
@@ -41,7 +42,7 @@ def main() -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OutputError as failed:
-        # A reader such as `head` closes the pipe when it has read enough.
+        # EPIPE needs no message: a reader such as `head` closes the pipe when it has read enough.
         if failed.error.errno != errno.EPIPE:
             print(f"error: the output cannot be written: {failed.error.strerror}", file=sys.stderr)
         # The flush at the exit would fail again, so the rest of the output goes to /dev/null.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands and their options, for typer. The modules beside this one do the work."""
+"""The commands and their options, for typer. The other modules of this package do the work."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _command(*shown: tuple[str, str]) -> Callable[[_Function], _Function]:
-    """Add a command whose help is its docstring and these examples."""
+    """Return a decorator that adds a command, with the docstring and these examples as help."""
 
     def add(function: _Function) -> _Function:
         return app.command(help=reflow(function), epilog=examples(shown))(function)
@@ -136,7 +136,8 @@ def conformance(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=r"How memory is shared, one of the device's mechanisms.  \[default: its first]",
+            help="How memory is shared, one of the device's mechanisms.  "
+            r"\[default: the device's first]",
         ),
     ] = None,
     select: Annotated[
@@ -153,7 +154,7 @@ def conformance(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    r"""Run the conformance kit on a device, and show which laws of the contract it keeps.
+    r"""Run the conformance kit on a device, and show which laws of the contract the device keeps.
 
     The kit starts processes, kills some of them, damages handles, and checks that the contract
     holds. If the device lacks an ability, the tests of that ability are skipped, and the table says
@@ -163,8 +164,8 @@ def conformance(
     included. Each run takes some minutes. At the end, the command lists the backends and runtimes
     that this machine cannot run.
 
-    Exits with 0 if all tests passed, 1 if one failed, 2 if the device cannot be used, 5 if no test
-    was selected.
+    Exits with 0 if no test failed, 1 if one failed, 2 if the device cannot be used, 4 if the
+    expression of -k is invalid, 5 if no test was selected.
     """
     with reporting("conformance", as_json=as_json):
         from crossmem.cli.kit import run_kit
@@ -228,15 +229,15 @@ def emulate(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help=r"Memory of each device, such as 8GiB.  \[default: half of this machine's]",
+            help=r"Memory of each device, such as 8GiB.  \[default: half of this machine's memory]",
         ),
     ] = None,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CALL=CODE[:SKIP[:COUNT]]",
-            help="Make COUNT calls of a function fail with CODE, after SKIP calls that succeed. "
-            "May be repeated.",
+            help="Make COUNT calls of a function (by default 1) fail with CODE, after SKIP calls "
+            "without a fault (by default 0). May be repeated.",
         ),
     ] = None,
     strict: Annotated[
@@ -259,17 +260,18 @@ def emulate(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help=r"Emulated host that several commands share.  \[default: a new one]",
+            help="Folder of the emulated host, for commands that share devices.  "
+            r"\[default: a new one]",
         ),
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="List at the end how often each function was called.")
+        bool, typer.Option("--report", help="At the end, list how often each function was called.")
     ] = False,
     print_env: Annotated[
         bool, typer.Option("--print-env", help="Print the environment for a shell and exit.")
     ] = False,
 ) -> None:
-    """Run a program that was made for a vendor's library on an emulation of the library.
+    """Run a program that uses a vendor's library, with an emulation in place of the library.
 
     The unmodified program finds the emulated library under the vendor's name. The library's
     functions keep the vendor's rules and need no hardware; kernels cannot run. The first use builds

@@ -19,9 +19,9 @@ __all__ = ["BENCH_EXAMPLES", "bench"]
 
 BENCH_EXAMPLES: Final = (
     ("crossmem bench", "one table, in less than a minute"),
-    ("crossmem bench --peer crossmem --peer posix_ipc", "beside another way to share"),
+    ("crossmem bench --peer crossmem --peer posix_ipc", "compare crossmem with posix_ipc only"),
     ("crossmem bench --full -o bench.json", "every table, in some minutes; keep all numbers"),
-    ("crossmem bench --full --check", "exit with 1 if a target is missed, as a test does"),
+    ("crossmem bench --full --check", "exit with 1 if a target is missed"),
 )
 
 
@@ -60,18 +60,22 @@ def bench(
     ] = "host",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to FILE."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Also write the JSON document to FILE."
+        ),
     ] = None,
     page: Annotated[
         Path | None,
         typer.Option(
-            "--page", metavar="FOLDER", help="Write tables (Markdown) and charts (SVG) to FOLDER."
+            "--page",
+            metavar="FOLDER",
+            help="Also write tables (Markdown) and charts (SVG) to FOLDER.",
         ),
     ] = None,
     read: Annotated[
         Path | None,
         typer.Option(
-            "--read", metavar="FILE", help="Measure nothing; read the JSON document of FILE."
+            "--read", metavar="FILE", help="Measure nothing; show the run whose JSON is in FILE."
         ),
     ] = None,
     as_json: Json = False,
@@ -80,8 +84,8 @@ def bench(
 
     Without options, prints one table: the median of each operation for crossmem, for
     [cyan]multiprocessing.shared_memory[/cyan], and for the floor (a memfd, a socket and mmap,
-    without leases and checks). Beside each median of the other two, a ratio says how many times as
-    long crossmem takes.
+    without leases and checks). Beside each median of shared_memory and of the floor, a ratio says
+    how many times as long crossmem takes.
 
     Each way of sharing has two processes, on two CPUs if two are available. The ways take turns,
     round by round. [cyan]--full[/cyan] measures all ways that are installed. [cyan]pip install
@@ -115,7 +119,7 @@ def bench(
             print(report.to_json())
         else:
             suite.render(report, [suite.targets_table(report)] if mode == "quick" else None)
-    # With --json, an error would print a second JSON document on standard output.
+    # The report may already be on standard output, so an error here prints no JSON document.
     with reporting("bench", as_json=False):
         _write_files(report, output, page)
     if check and mode != "smoke" and any(target.met is False for target in report.targets):
@@ -133,7 +137,10 @@ def _read(path: Path) -> "Report":
 
 
 def _prepare_files(output: Path | None, page: Path | None) -> None:
-    """Raise if a file cannot be written. Measurements take minutes, so this is checked first."""
+    """Make the folder of ``--page``, and raise UsageProblem if a file cannot be written.
+
+    Measurements take minutes, so this check comes before them.
+    """
     if output is not None:
         _check_writable(output)
     if page is not None:
@@ -146,7 +153,8 @@ def _prepare_files(output: Path | None, page: Path | None) -> None:
 
 def _check_writable(path: Path) -> None:
     try:
-        # The reader of a named pipe would see the end of this open as the end of the document.
+        # A named pipe is not opened, because its reader would take the close for the end of the
+        # document.
         if not path.is_fifo():
             is_new = not path.exists()
             path.open("ab").close()

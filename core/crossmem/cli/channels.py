@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queues through which the demo sends chunks: of crossmem, or of multiprocessing."""
+"""The queues through which the demo sends chunks of a file: crossmem's and multiprocessing's."""
 
 import queue as queues
 import time
@@ -59,11 +59,11 @@ class Sharing(Channel):
     def __init__(self, queue: crossmem.Queue) -> None:
         self._queue = queue
         self.handle = queue.export(role="consume").to_bytes()
-        # The first allocate() takes this process's place in the queue. The measured time of the
-        # stream does not include this call.
+        # The first allocate() also makes this process a producer of the queue. This call is made
+        # before the stream, so that the measured time of the stream does not include this work.
         queue.allocate().release()
-        # A source can be read only into memory that the host can address. For other memory, each
-        # chunk goes through the staging buffer.
+        # ``fill`` writes only into memory that the host can address. For other memory, it writes
+        # each chunk into the staging buffer.
         visible = queue.device.capabilities.host_visible
         self._staging = None if visible else memoryview(bytearray(queue.nbytes))
 

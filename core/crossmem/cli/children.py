@@ -21,11 +21,11 @@ _GRACE_S: Final = 5.0
 
 
 class ConsumerError(CrossmemError):
-    """A child process died, failed or did not reply in time."""
+    """A child process died, failed, or did not reply or end in time."""
 
 
 class Child:
-    """One spawned process and the pipe to it. Made and ended by :class:`Children`."""
+    """One spawned process and the pipe to it. :class:`Children` starts and ends the process."""
 
     def __init__(self, name: str, function: Callable[..., None], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
@@ -43,12 +43,12 @@ class Child:
         return self.process.pid or 0
 
     def send(self, message: object) -> None:
-        """Send a message.
+        """Send a message to the process.
 
         Raises
         ------
         ConsumerError
-            The process is dead.
+            The process is dead or has closed its connection.
         """
         try:
             self.connection.send(message)
@@ -56,12 +56,12 @@ class Child:
             raise self._dead() from None
 
     def receive(self) -> Any:
-        """Return the next message. Call this only if a message is ready.
+        """Return the next message. Call this only if a message is ready: the call has no deadline.
 
         Raises
         ------
         ConsumerError, CrossmemError
-            The process is dead, or it sent its failure.
+            The process is dead, or it sent a :class:`~crossmem.cli.consumer.Failed`.
         """
         try:
             message = self.connection.recv()
@@ -83,7 +83,7 @@ class Child:
         Raises
         ------
         ConsumerError, CrossmemError
-            The process is dead, or it sent its failure.
+            The process is dead, or it sent a :class:`~crossmem.cli.consumer.Failed`.
         """
         if self.connection.poll():
             self.receive()
@@ -94,7 +94,7 @@ class Child:
         Raises
         ------
         ConsumerError
-            The process does not end, or ends with an error.
+            The process does not end within ``timeout`` seconds, or ends with an error.
         """
         self.process.join(timeout)
         if self.process.exitcode is None:
@@ -115,13 +115,13 @@ class Child:
 
 
 class Children:
-    """Children of one command. At the end of the context, children that still run are killed."""
+    """Children of one command. The end of the context kills the children that still run."""
 
     def __init__(self) -> None:
         self._all: list[Child] = []
 
     def start(self, name: str, function: Callable[..., None], *arguments: object) -> Child:
-        """Start a process that runs ``function(connection, *arguments)``."""
+        """Start and return a process that runs ``function(connection, *arguments)``."""
         child = Child(name, function, *arguments)
         self._all.append(child)
         return child
@@ -136,7 +136,7 @@ class Children:
         traceback: TracebackType | None,
     ) -> None:
         # A child ends when its pipe is closed. After an error or Ctrl-C, this method does not wait
-        # for that end.
+        # for the child but kills it at once.
         for child in self._all:
             child.connection.close()
         deadline = time.monotonic() + (_GRACE_S if kind is None else 0.0)
@@ -166,7 +166,7 @@ def gather(
         Seconds for all children together.
     bar
         A function that is called with the number of bytes of each :class:`Progress`. A
-        :class:`Progress` does not end the wait for the message of its child.
+        :class:`Progress` does not count as the message of its child.
 
     Returns
     -------
@@ -176,10 +176,11 @@ def gather(
     Raises
     ------
     ConsumerError, CrossmemError
-        A child is dead or failed, or the time is over.
+        A child is dead or failed, or ``timeout`` has passed.
     """
     deadline = time.monotonic() + timeout
-    # The annotation of wait() allows results of other types, so the keys have the type Any.
+    # The annotation of multiprocessing's wait() allows results of other types than Connection, so
+    # the keys have the type Any.
     waiting: dict[Any, int] = {child.connection: index for index, child in enumerate(children)}
     messages: list[Any] = [None] * len(children)
     while waiting:
@@ -206,8 +207,8 @@ def _without_sigint() -> Iterator[None]:
     Ctrl-C signals the whole process group, and an unblocked child would print a traceback. In this
     process, the block only delays the signal.
     """
-    # The first start of a child also starts the resource tracker of multiprocessing, which unblocks
-    # the signal. So the tracker is started before the signal is blocked.
+    # The first start of a child also starts the resource tracker of multiprocessing, and that start
+    # unblocks SIGINT in this process. So the tracker is started before SIGINT is blocked.
     resource_tracker.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common parts of all commands: the form of their help, and the exits after errors."""
+"""Functions that all commands use: for the text of their help, and for the exit after an error."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +21,14 @@ Json = Annotated[
 
 
 def examples(lines: Sequence[tuple[str, str]]) -> str:
-    """Return an epilog with commands to copy and their meanings."""
+    """Return the last part of a help text. Each line shows a command and its meaning."""
     width = max(len(command) for command, _ in lines)
     shown = [f"[cyan]{command.ljust(width)}[/cyan]  {meaning}" for command, meaning in lines]
     return "\n".join(["[bold]Examples[/bold]", *shown])
 
 
 def reflow(function: Callable[..., object]) -> str:
-    """Return a docstring as paragraphs of one line each, for a terminal of any width."""
+    """Return a function's docstring with each paragraph on one line, for terminals of any width."""
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's other processes: consumers that attach, and a process that receives a copy.
+"""The processes that ``crossmem demo`` starts: consumers, and a process that receives a copy.
 
-These functions run in spawned children. Each child ends quietly after the end of its parent.
+:func:`consume` and :func:`receive_copy` run in these spawned children. A child ends without output
+when its parent has ended.
 """
 
 import hashlib
@@ -42,7 +43,10 @@ CHUNK_NBYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A consumer's task: the handles to attach, as bytes, and the longest wait in seconds."""
+    """A consumer's task: to attach the handle of the whole memory, and the handles of its tensors.
+
+    ``timeout`` is the longest time of each attach, in seconds.
+    """
 
     handle: bytes
     parts: tuple[bytes, ...]
@@ -63,7 +67,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The child cannot continue. ``error`` is the error of crossmem, if there is one."""
+    """The child cannot continue. ``error`` is None if the error is not one of crossmem."""
 
     message: str
     error: CrossmemError | None = None
@@ -80,7 +84,10 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result and time of a consumer's check. The consumer still holds the memory."""
+    """The digests that a consumer computed, and the time that this took, in seconds.
+
+    The consumer still holds the memory.
+    """
 
     check_s: float
     sha256: str
@@ -100,7 +107,7 @@ class Measured:
 
 
 class _Memory(Protocol):
-    """The methods of allocations and mappings that the demo uses."""
+    """The members that :func:`visit` uses of an allocation, a mapping or a buffer of a queue."""
 
     @property
     def nbytes(self) -> int: ...
@@ -117,13 +124,14 @@ def visit(
 ) -> None:
     """Call a function with the bytes of a memory, in order and in chunks.
 
-    If the host can address the memory, each chunk is a view of the memory, else a copy. A view is
-    released after its call, because a live view prevents the unmapping.
+    If the host can address the memory, each chunk is a view of the memory. If the host cannot, each
+    chunk is a copy. Each view is released after the function's return, because memory with a live
+    view cannot be unmapped.
 
     Parameters
     ----------
     memory
-        An allocation or a mapping.
+        An allocation, a mapping, or a buffer of a queue.
     function
         Called with each chunk, at most ``CHUNK_NBYTES`` bytes.
     offset, nbytes
@@ -150,7 +158,7 @@ def digest(
     offset: int = 0,
     nbytes: int | None = None,
 ) -> str:
-    """Return the SHA-256 of a memory's bytes. ``report`` is called with each chunk's length."""
+    """Return the SHA-256 of a range of a memory. ``report`` is called with each chunk's length."""
     hasher = hashlib.sha256()
 
     def update(chunk: memoryview) -> None:
@@ -162,7 +170,7 @@ def digest(
 
 
 def measure(pointer: int) -> Measured:
-    """Return the resident size of the mapping at an address in this process."""
+    """Return the resident size of the mapping that contains an address of this process."""
     fields: dict[str, int] = {}
     inside = False
     with (
@@ -182,11 +190,11 @@ def measure(pointer: int) -> Measured:
 
 
 def consume(connection: Connection, device: str) -> None:
-    """Attach the parent's memory, check it, and hold it until the parent releases this process.
+    """Attach the parent's memory, check it, and hold it until the parent sends ``"release"``.
 
-    Sends :class:`Ready`. Receives a :class:`Task`, and sends :class:`Attached`. Then answers
-    ``"check"`` with a :class:`Progress` for each chunk and a :class:`Checked`, and ``"measure"``
-    with a :class:`Measured`. Ends after ``"release"``.
+    The consumer sends :class:`Ready`, receives a :class:`Task` and sends :class:`Attached`. It
+    answers ``"check"`` with a :class:`Progress` for each chunk and with a :class:`Checked` at the
+    end. It answers ``"measure"`` with a :class:`Measured`. It ends after ``"release"``.
     """
     obey(connection, lambda: _consume(connection, device))
 
@@ -227,10 +235,10 @@ def _check(whole: _Memory, parts: Sequence[_Memory], connection: Connection) -> 
 
 
 def receive_copy(connection: Connection, source: Connection, nbytes: int) -> None:
-    """Read bytes from a pipe into memory that this process allocated beforehand.
+    """Read bytes from the pipe ``source`` into memory that this process allocated beforehand.
 
-    Sends :class:`Ready` when it waits for the first byte, :class:`Ready` again when it has the last
-    byte, and then the digest as text.
+    The process sends :class:`Ready` before it reads the first byte, and :class:`Ready` again when
+    it has the last byte. Then it sends the digest as text.
     """
     obey(connection, lambda: _receive_copy(connection, source, nbytes))
 
@@ -257,8 +265,9 @@ def obey(connection: Connection, work: Callable[[], None]) -> None:
     with suppress(EOFError, OSError):
         parent = parent_process()
         if parent is not None and parent.pid is not None:
-            # A child sees the end of its pipe only while it reads the pipe. A secondary may instead
-            # wait for the rest of a chunk of multiprocessing.Queue.
+            # A child sees the end of its pipe only while it reads the pipe. A secondary does not
+            # read the pipe while it waits for the rest of a chunk of multiprocessing.Queue. So the
+            # kernel kills each child when its parent ends.
             end_with(parent.pid, signal.SIGKILL)
         try:
             work()

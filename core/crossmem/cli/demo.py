@@ -65,16 +65,16 @@ class Demo:
     source
         The source to share. The caller closes it.
     device
-        Name of the device that shall hold the memory; None for the default device.
+        Name of the device on which the memory is allocated; None for the default device.
     consumers
         Number of processes that attach.
     copy
         Whether to time a copy through a pipe as well.
     timeout
-        Seconds that a step may wait for another process, in addition to the time that its bytes
-        take (see :func:`time_for`).
+        Seconds that a step may wait for another process. A step that reads or copies the bytes of
+        the file gets more time (see :func:`time_for`).
     open_bar
-        Shows progress.
+        A function that opens a progress bar.
     """
 
     source: Source
@@ -90,8 +90,7 @@ class Demo:
         Raises
         ------
         CrossmemError
-            An error of crossmem, here or in a consumer. Also raised if a consumer died or did not
-            reply in time.
+            crossmem failed in this process or in a child, or a child died or did not reply in time.
         UsageProblem
             The file cannot be read, or became shorter while it was read.
         """
@@ -146,7 +145,7 @@ class Demo:
         )
 
     def _load(self, allocation: crossmem.Allocation) -> str:
-        """Read the source into the memory and return the digest of the bytes."""
+        """Read the source into the allocation and return the digest of the bytes."""
         hasher = hashlib.sha256()
         nbytes = self.source.nbytes
         with self.open_bar(f"Load {self.source.name}", nbytes) as advance:
@@ -206,7 +205,7 @@ class Demo:
         handle: ShareableHandle,
         file: FileReport,
     ) -> _Shared:
-        """Let consumers attach, check and release the memory. Measure them while they hold it."""
+        """Start consumers that attach, check, measure and release the memory."""
         parts = [handle.slice(one.offset, one.nbytes) for one in file.tensors if one.nbytes]
         task = Task(handle.to_bytes(), tuple(part.to_bytes() for part in parts), self.timeout)
         starting = time.perf_counter()
@@ -265,7 +264,7 @@ class Demo:
         )
 
     def _copy(self, children: Children, allocation: crossmem.Allocation, sha256: str) -> CopyReport:
-        """Send the same bytes through a pipe, if requested and if there is enough memory."""
+        """Time a copy through a pipe, if the copy is requested and enough memory is free."""
         nbytes = allocation.nbytes
         if not self.copy:
             return CopyReport(copy_s=None, equal=None, skipped="disabled by --no-copy")
@@ -286,7 +285,7 @@ def time_for(nbytes: int, timeout: float) -> float:
 
 
 def _leases_of(handle: ShareableHandle) -> tuple[LeaseReport, ...]:
-    """Return the leases on an allocation, as ``crossmem.exports()`` lists them."""
+    """Return the leases on the handle's allocation, as ``crossmem.exports()`` lists them."""
     return tuple(
         LeaseReport(pid=lease.pid, held_s=max(0.0, time.time() - lease.since))
         for export in crossmem.exports()
@@ -313,7 +312,7 @@ def _consumer(
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum, None if one value is unknown."""
+    """Return the sum of the values, or None if one of them is None."""
     total = 0
     for value in values:
         if value is None:

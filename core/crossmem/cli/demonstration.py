@@ -20,10 +20,10 @@ __all__ = ["DEMO_EXAMPLES", "demo"]
 DEMO_EXAMPLES: Final = (
     ("crossmem demo", "share 256 MiB of generated weights"),
     ("crossmem demo model.safetensors", "share a file; each tensor gets its own handle"),
-    ("crossmem demo big.npz -n 8 --no-copy", "eight consumers, no comparison with a copy"),
-    ("crossmem demo --size 4GiB", "attaching takes as long as for 256 MiB"),
+    ("crossmem demo big.npz -n 8 --no-copy", "share a file with eight processes; skip the copy"),
+    ("crossmem demo --size 4GiB", "share 4 GiB; an attach takes as long as for 256 MiB"),
     ("crossmem demo --queue data.bin", "stream a file through a queue to three processes"),
-    ("crossmem demo data.bin --json | jq .ok", "for scripts"),
+    ("crossmem demo data.bin --json | jq .ok", "print only whether all digests are right"),
 )
 
 
@@ -47,7 +47,11 @@ def demo(
     consumers: Annotated[
         int,
         typer.Option(
-            "--consumers", "-n", min=1, max=256, help="Number of processes that attach or receive."
+            "--consumers",
+            "-n",
+            min=1,
+            max=256,
+            help="Number of processes that attach the memory, or receive chunks of the file.",
         ),
     ] = 3,
     device: Annotated[
@@ -74,18 +78,18 @@ def demo(
 ) -> None:
     """Share a file with several processes, and show the time and memory that this takes.
 
-    Reads the file into one allocation of device memory and starts processes that attach to it
-    read-only, without a copy. Each process computes the SHA-256 digest of the file and of every
-    tensor from the shared memory. For comparison, the demo copies the same bytes to one process
-    through a pipe.
+    The demo reads the file into one allocation of device memory. It starts processes that attach
+    the allocation without a copy, and read-only if the backend supports that. Each process computes
+    the SHA-256 digest of the file and of every tensor from the shared memory. For comparison, the
+    demo copies the bytes of the file to one process through a pipe.
 
     [cyan]--queue[/cyan] streams the file instead. This process, the primary, owns a queue of eight
     buffers. The primary reads the file chunk by chunk into the buffers. Each chunk goes to one
-    secondary process, which computes the digest of the chunk in the buffer. Then the same chunks go
-    through multiprocessing.Queue. The table shows the time of each stream, and the time in which
-    one chunk reaches a sleeping process.
+    secondary process, which computes the digest of the chunk in the buffer. For comparison, the
+    primary also sends the chunks through multiprocessing.Queue. The table shows the time of each
+    stream, and the time until one chunk reaches a sleeping process.
 
-    Exits with 0 if every digest is right, with 1 if a digest is wrong.
+    The exit code is 0 if every digest is right, and 1 if a digest is wrong.
     """
     with reporting("demo", as_json=as_json):
         from crossmem.cli.demo import Demo

@@ -21,7 +21,7 @@ __all__ = ["prepare", "print_environment", "run", "show"]
 _NOT_FOUND, _NOT_RUNNABLE, _SIGNALLED = 127, 126, 128
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STEP_MS: Final = 250
-"""The longest delay of a forwarded signal."""
+"""Length of one wait for the program's end. It is also the longest delay of a forwarded signal."""
 
 
 def prepare(api: str, request: EmulationRequest) -> Emulation:
@@ -49,14 +49,14 @@ def prepare(api: str, request: EmulationRequest) -> Emulation:
 
 
 def print_environment(emulation: Emulation) -> None:
-    """Print the shell commands by which programs find the emulation."""
+    """Print the shell commands that set the environment in which programs find the emulation."""
     for name, value in sorted(emulation.environment(os.environ).items()):
         if os.environ.get(name) != value:
             print(f"export {name}={shlex.quote(value)}")
 
 
 def run(emulation: Emulation, command: Sequence[str]) -> int:
-    """Run a program and return its exit status, in the convention of shells.
+    """Run a program on the emulation and return its exit status, as a shell reports it.
 
     Raises
     ------
@@ -86,15 +86,17 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
 
 
 def _await_end(pid: int) -> None:
-    """Wait for the end of a program in steps.
+    """Wait in short steps for the end of a program.
 
-    A signal that arrives right before a system call does not interrupt the call. In a single wait,
-    the signal's handler would then run only after the end of the program.
+    Python runs no signal handler during a system call. A signal that arrives right before a system
+    call does not interrupt the call. So with one long wait, the handler of such a signal would run
+    only after the end of the program.
     """
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
-        # The program has ended, or this process has no descriptor left.
+        # The program has ended, or this process has no descriptor left. The caller waits for the
+        # program in both cases.
         return
     try:
         ended = select.poll()
@@ -130,8 +132,8 @@ class _Forwarding:
             program.send_signal(self._early.pop(0))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        # At Ctrl-C, the terminal sends the signal to all foreground processes. If the signal were
-        # forwarded too, the program would get it twice.
+        # At Ctrl-C, the terminal sends SIGINT to this process and to the program if both are in the
+        # foreground. If this process forwarded SIGINT too, the program would get it twice.
         if not _in_foreground():
             self._forward(number, frame)
 

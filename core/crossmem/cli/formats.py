@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors in files: ``.safetensors``, ``.npy`` and ``.npz``.
+"""Finds the tensors in ``.safetensors``, ``.npy`` and ``.npz`` files.
 
-Only headers are read, and nothing is unpickled. The sizes in the headers are checked against the
-size of the file. Of a compressed array, only the size of the compressed bytes is checked. A file
-that breaks the rules of its format is treated as plain bytes, with a note.
+This module reads only headers, and unpickles nothing. It checks the sizes in the headers against
+the size of the file. For a compressed array, it checks only the size of the compressed bytes. A
+file that breaks the rules of its format is treated as plain bytes, with a note.
 """
 
 import ast
@@ -19,7 +19,7 @@ from typing import IO, Final, Literal
 __all__ = ["Format", "Layout", "Stored", "Tensor", "read_layout"]
 
 Format = Literal["safetensors", "npy", "npz", "bytes"]
-"""The format by which a file was read."""
+"""The format of a file; ``"bytes"`` if the file has none of the other formats."""
 
 Stored = Literal["raw", "deflated"]
 """``"raw"`` if the stored bytes are the tensor itself; ``"deflated"`` if they are compressed."""
@@ -75,9 +75,9 @@ class Tensor:
         Dtype and shape in the file's spelling; ``"bytes"`` and None if the file does not state
         them.
     offset, nbytes
-        Start of the data in the file, and its size in bytes. ``nbytes`` may be 0.
+        Start of the data in the file, and size of the data in bytes. ``nbytes`` may be 0.
     stored
-        ``"deflated"`` if the bytes are compressed and cannot be used as an array.
+        ``"deflated"`` if the bytes are compressed, so that they cannot be used as an array.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The contents of a file: its format, its tensors, and a note about faults."""
+    """The format and tensors of a file. ``note`` says why a faulty file counts as plain bytes."""
 
     format: Format
     tensors: tuple[Tensor, ...] = ()
@@ -107,12 +107,12 @@ def read_layout(file: IO[bytes], nbytes: int, suffix: str) -> Layout:
     Parameters
     ----------
     file
-        Seekable and opened for reading; its position afterwards is undefined.
+        A seekable file, opened for reading. Its position after the call is undefined.
     nbytes
         Size of the file in bytes.
     suffix
-        End of the file's name, such as ``".npy"``. A NumPy array is also recognised by its
-        first bytes.
+        End of the file's name in lower case, such as ``".npy"``. A NumPy array is also recognised
+        by its first bytes.
     """
     file.seek(0)
     start = file.read(8)
@@ -138,14 +138,14 @@ def _read_safetensors(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         raise _RefusedError(f"{nbytes} bytes are too few for its header")
     (header_nbytes,) = _SAFETENSORS_PREFIX.unpack(prefix)
     if header_nbytes > min(nbytes - len(prefix), _MAX_SAFETENSORS_HEADER):
-        raise _RefusedError(f"its header claims {header_nbytes} bytes of a file of {nbytes}")
+        raise _RefusedError(f"its header claims {header_nbytes} bytes, which are too many")
     try:
         header = json.loads(file.read(header_nbytes), object_pairs_hook=_unique)
     # UnicodeDecodeError and JSONDecodeError are ValueErrors.
     except (ValueError, RecursionError) as error:
-        raise _RefusedError(f"its header is not JSON: {type(error).__name__}") from error
+        raise _RefusedError(f"its header cannot be read: {type(error).__name__}") from error
     if not isinstance(header, dict) or len(header) > _MAX_TENSORS:
-        raise _RefusedError("its header is not an object of tensors")
+        raise _RefusedError("its header is not a JSON object, or has too many entries")
     data_start = len(prefix) + header_nbytes
     tensors = sorted(
         (
@@ -158,7 +158,7 @@ def _read_safetensors(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
     end = data_start
     for tensor in tensors:
         if tensor.offset != end:
-            raise _RefusedError(f"tensor {tensor.name!r} leaves a hole or overlaps another")
+            raise _RefusedError(f"tensor {tensor.name!r} overlaps another or follows a gap")
         end += tensor.nbytes
     if end != nbytes:
         raise _RefusedError(f"its tensors end at byte {end} of {nbytes}")
@@ -188,7 +188,7 @@ def _safetensors_entry(name: str, entry: object, data_start: int, nbytes: int) -
         raise _RefusedError(f"tensor {name!r} lies outside the file")
     if elements * bits != (end - start) * 8:
         raise _RefusedError(
-            f"tensor {name!r} has {end - start} bytes, not what {dtype} and its shape need"
+            f"tensor {name!r} has {end - start} bytes, which do not match its dtype and shape"
         )
     return Tensor(name, dtype, tuple(shape), data_start + start, end - start)
 
@@ -208,16 +208,16 @@ def _read_npy(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
     dtype, shape, header_nbytes, data_nbytes = _npy_header(file)
     if header_nbytes + data_nbytes != nbytes:
         raise _RefusedError(
-            f"its header asks for {data_nbytes} bytes of data, {nbytes - header_nbytes} follow"
+            f"its header claims {data_nbytes} bytes of data, but {nbytes - header_nbytes} follow"
         )
     return (Tensor("", dtype, shape, header_nbytes, data_nbytes),)
 
 
 def _npy_header(file: IO[bytes]) -> tuple[str, tuple[int, ...], int, int]:
-    """Return dtype, shape, size of the header and size of the data; the sizes are in bytes."""
+    """Return dtype, shape, size of the header and size of the data. Both sizes are in bytes."""
     start = file.read(_NPY_START_NBYTES)
     if len(start) < _NPY_START_NBYTES or not start.startswith(_NPY_MAGIC):
-        raise _RefusedError("it does not start with the mark of a NumPy array")
+        raise _RefusedError("it does not start with the magic bytes of a NumPy array")
     if start[6] == 1:
         (text_nbytes,), text_start = struct.unpack_from("<H", start, 8), 10
     elif start[6] in (2, 3):
@@ -225,7 +225,7 @@ def _npy_header(file: IO[bytes]) -> tuple[str, tuple[int, ...], int, int]:
     else:
         raise _RefusedError(f"it has format version {start[6]}")
     if text_nbytes > _MAX_NPY_HEADER:
-        raise _RefusedError(f"its header claims {text_nbytes} bytes")
+        raise _RefusedError(f"its header claims {text_nbytes} bytes, which are too many")
     rest = text_start + text_nbytes - len(start)
     text = start[text_start:] + file.read(max(0, rest))
     if len(text) < text_nbytes:
@@ -287,7 +287,7 @@ def _npz_member(
         raw and member.compress_size != member.file_size
     )
     if mark != _ZIP_MARK or cut:
-        raise _RefusedError(f"member {member.filename!r} lies outside the file")
+        raise _RefusedError(f"member {member.filename!r} is damaged or lies outside the file")
     name = member.filename.removesuffix(".npy")
     stored: Stored = "raw" if raw else "deflated"
     try:

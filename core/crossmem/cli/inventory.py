@@ -15,6 +15,8 @@ __all__ = ["take_inventory"]
 def take_inventory(*, verbose: bool = False) -> DevicesReport:
     """Return the usable devices, and the backends and plugins that are not usable.
 
+    If ``verbose``, also ask the exporters of this host how they order accesses to shared words.
+
     Raises
     ------
     ConfigurationError
@@ -74,8 +76,8 @@ def _unusable(registry: Registry, name: str) -> BackendReport:
     try:
         backend = registry.backend(name)
         if availability.state == "available":
-            # The probe reports a working backend, but crossmem.devices() found no device of it.
-            # device() raises the error by which the driver failed to load or to list its devices.
+            # The backend's probe succeeded, but crossmem.devices() found no device of the backend.
+            # device() raises the error that the driver raised while it loaded or listed devices.
             crossmem.device(name)
     except PLUGIN_FAULTS as error:
         reason, hint = reason_and_hint(error)

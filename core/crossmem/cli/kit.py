@@ -28,9 +28,10 @@ if os.getppid() == int(sys.argv.pop(1)):
     runpy.run_module("pytest", run_name="__main__", alter_sys=True)
 sys.exit(3)
 """
-"""Starts pytest. When the command ends, even by SIGKILL, the kernel sends SIGTERM to pytest, which
-then ends its own processes as after Ctrl-C. A module of crossmem cannot do this, because pytest
-must be the first to import crossmem."""
+"""A script that starts pytest. When the command ends, even by SIGKILL, the kernel sends SIGTERM to
+pytest, which then ends its own processes as after Ctrl-C. The script is not a module of
+crossmem, because the start of a module imports crossmem before pytest. pytest cannot rewrite the
+assertions of a package that is already imported."""
 
 
 def run_kit(
@@ -41,11 +42,12 @@ def run_kit(
     Parameters
     ----------
     device, runtime, mechanism
-        The device under test, the vendor binding, and the mechanism that shares the memory.
+        The device under test, the vendor binding, and the mechanism that shares the memory. A
+        runtime or mechanism of None selects the default.
     select
         pytest's ``-k`` expression; None for all tests.
     quiet
-        Whether pytest's own output goes to standard error.
+        Whether pytest's own output goes to standard error instead of standard output.
 
     Returns
     -------
@@ -75,11 +77,12 @@ def run_kit(
     kit = str(Path(conformance.__file__).parent)
     # The report goes to memory, so that a killed command leaves no file.
     with os.fdopen(os.memfd_create("crossmem-report"), "rb") as report:
-        # pytest must ignore the settings and conftest files of the current folder. So it gets an
-        # empty configuration and another root. The kit is named by its path, because for a module
-        # name, pytest would load the conftest files of the current folder.
+        # pytest must ignore the settings and conftest files of the current folder. So the options
+        # name an empty configuration file and the kit as the root folder. The command names the kit
+        # by its path, because pytest loads the conftest files of the current folder if it gets a
+        # module name.
         command = [sys.executable, "-c", _START, str(os.getpid()), "-q", "-c", "/dev/null"]
-        # The command prints its own table of laws.
+        # pytest prints no table of laws, because ``crossmem conformance`` prints its own table.
         command += ["--rootdir", kit, "-p", "no:cacheprovider", "-p", f"no:{TABLE}", kit]
         command += ["--crossmem-device", device]
         command += ["--crossmem-report", f"/proc/self/fd/{report.fileno()}"]

@@ -52,7 +52,8 @@ def run_matrix(
     Returns
     -------
     ConformanceMatrixReport
-        ``exit_code`` is the code of the first failed run; 5 if no run selected a test, else 0.
+        ``exit_code`` is the code of the first failed run. If no run failed, it is 0, or 5 if
+        ``select`` matched no test in any run.
 
     Raises
     ------

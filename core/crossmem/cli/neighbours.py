@@ -22,17 +22,20 @@ _TIMEOUT_S: Final = 1.0
 
 
 def look_at_barriers(run_dir: Path) -> BarrierReport:
-    """Return the mode of this process, and its mode with each exporter of a run directory.
+    """Return how this process orders its accesses, alone and with each exporter of a directory.
 
-    The mode says how accesses to shared words are ordered. All lease servers together have one
-    second for their replies. The mode is None for an exporter whose lease server does not reply. An
-    exporter is omitted if its lease server cannot be reached or has another protocol version.
+    The mode ``"membarrier"`` requires that the kernel has registered this process and the exporter
+    for ``membarrier``. In all other cases, the mode is ``"fence"``. All lease servers together have
+    one second for their replies. The mode is None for an exporter whose lease server does not
+    reply. An exporter is omitted if its lease server cannot be reached, sends an invalid reply, or
+    has another protocol version.
     """
     exporters: list[NeighbourReport] = []
     with ExitStack() as stack:
         waiting: dict[int, socket.socket] = {}
         for path in server_paths(run_dir):
-            # If this process runs out of descriptors, it asks only the exporters reached so far.
+            # A failed connection leaves out its exporter: the exporter is dead, or this process has
+            # no descriptor left.
             with suppress(OSError):
                 connection = stack.enter_context(new_socket())
                 connection.connect(str(path))
@@ -57,7 +60,7 @@ def look_at_barriers(run_dir: Path) -> BarrierReport:
 
 
 def _read(connection: socket.socket) -> Iterator[NeighbourReport]:
-    """Yield the exporter whose reply is ready, if the reply is valid."""
+    """Yield the exporter at the other end, if its reply is valid and has this protocol version."""
     with suppress(OSError, ProtocolError):
         hello = unpack_hello(connection.recv(MAX_MESSAGE_NBYTES))
         if hello.version == PROTOCOL_VERSION:

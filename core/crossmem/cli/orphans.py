@@ -12,7 +12,8 @@ _PR_SET_PDEATHSIG = 1
 def end_with(parent: int, number: int) -> None:
     """Let the kernel send a signal to this process when its parent ends.
 
-    The end of a pipe does not suffice: a child that waits elsewhere does not read the pipe.
+    A pipe from the parent does not suffice, because a child sees the end of the pipe only while it
+    reads the pipe.
 
     Parameters
     ----------

@@ -31,8 +31,8 @@ def time_copy(
     Returns
     -------
     tuple
-        Seconds until the receiver had the last byte in its own, already allocated memory, and the
-        digest of the received bytes.
+        The seconds from the first write until the receiver had the last byte, and the digest of the
+        received bytes. The receiver's memory is allocated before the first write.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def time_copy(
 def _write(pipe: int, data: memoryview, deadline: float) -> int:
     """Write as many bytes as fit into a pipe, and return their number.
 
-    If the pipe is full, wait until it has room, and return 0.
+    If the pipe is full, wait until it has room, and return 0 without a write.
     """
     try:
         return os.write(pipe, data)

@@ -31,25 +31,25 @@ UNUSABLE: Final = (
     DeviceNotFoundError,
 )
 """The errors of crossmem after which a command exits with 2: an option or a setting is invalid, or
-names a missing device."""
+names a backend or device that cannot be used."""
 
 
 class ExitCode(IntEnum):
     """The exit codes of commands.
 
-    After a run, ``conformance`` exits with the exit code of pytest, and ``emulate`` with that of
-    its program.
+    If ``conformance`` has run pytest, it exits with the exit code of pytest. If ``emulate`` has run
+    a program, it exits with the exit status of the program.
     """
 
     OK = 0
     MISMATCH = 1
-    """The work is done, and its result is wrong: a digest differs, or a target is missed."""
+    """The command is complete, but a digest is wrong or the benchmark missed a target."""
     USAGE = 2
     """An argument, a device, a file or a setting cannot be used."""
     CROSSMEM_ERROR = 3
     """crossmem refused or failed, or a process of the command died."""
     INTERRUPTED = 130
-    """Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
 
 class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
@@ -58,7 +58,7 @@ class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
     Parameters
     ----------
     message
-        The given value and its fault.
+        The invalid value, and what is wrong with it.
     hint
         The remedy.
     """
@@ -74,7 +74,7 @@ class BenchmarkError(CrossmemError):
 
 
 def failed_call(error: CrossmemError) -> str:
-    """Return the failed call of a driver, with its code; an empty text if there is none."""
+    """Return an error's failed driver call, with its code; an empty text if there is no call."""
     if isinstance(error, DriverError) and error.call:
         return f"{error.call} failed with {error.name} ({error.code})"
     return ""
@@ -88,7 +88,7 @@ def reason_and_hint(error: BaseException) -> tuple[str, str | None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that an option names.
+    """Write a text to a file whose path the user gave.
 
     Raises
     ------

@@ -112,7 +112,7 @@ def _micro() -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:
-    """Return named facts, one per line. Long values are cut if ``is_cut``, else wrapped."""
+    """Return a list of names and values. Long values are cut if ``is_cut``, else wrapped."""
     table = Table.grid(padding=(0, 2))
     longest = max((len(name) for name, _ in rows), default=0)
     table.add_column(style="bold", no_wrap=True, min_width=longest)

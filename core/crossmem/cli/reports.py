@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of the commands except ``bench``. ``--json`` prints exactly these fields.
+"""The results of all commands except ``bench``. ``--json`` prints exactly these fields.
 
 Fields that end in ``_s`` are seconds, and fields that end in ``nbytes`` are bytes.
 """
@@ -45,7 +45,7 @@ class TensorReport(FrozenModel):
 
     nbytes: int
     stored: Stored
-    """``"deflated"`` for compressed bytes, which are shared but no array; else ``"raw"``."""
+    """``"deflated"`` if the bytes are compressed; ``"raw"`` if they are the tensor itself."""
 
     sha256: str | None
     """The digest of the tensor's bytes; None for an empty tensor, which has no handle."""
@@ -79,7 +79,7 @@ class ConsumerReport(FrozenModel):
 
     pid: int
     attach_s: float
-    """Time from the bytes of the handle to a mapping."""
+    """Time to attach the memory, from the bytes of its handle to a mapping."""
 
     parts_attach_s: float
     """Time to attach the handles of all tensors in one call."""
@@ -96,17 +96,18 @@ class ConsumerReport(FrozenModel):
     """Number of tensors with the right digest."""
 
     resident_nbytes: int | None
-    """The process's mapped part of the memory, every page counted in full (Rss)."""
+    """Size of the memory's pages that are resident in this process (Rss); None if unknown."""
 
     proportional_nbytes: int | None
-    """The same part, each page divided by the number of processes that map it (Pss)."""
+    """Like ``resident_nbytes``, but the size of each page is divided by the number of processes
+    that have the page mapped (Pss)."""
 
 
 class CopyReport(FrozenModel):
-    """The copy of the same bytes to one process through a pipe."""
+    """The copy of the file's bytes to one process through a pipe."""
 
     copy_s: float | None
-    """Time until the last byte was in allocated memory; None if there was no copy."""
+    """Time until the process had read the last byte; None if there was no copy."""
 
     equal: bool | None
     skipped: str | None
@@ -141,13 +142,14 @@ class DemoReport(FrozenModel):
     """The leases while all consumers held the memory."""
 
     leases_after: int
-    """The number of leases after the consumers' end."""
+    """The number of leases that remained after the consumers had ended."""
 
     resident_sum_nbytes: int | None
-    """Rss of the memory, summed over the exporter and all consumers."""
+    """``resident_nbytes``, summed over the exporter and all consumers."""
 
     counted_once_nbytes: int | None
-    """Pss of the memory, summed over the same processes: each page counts once."""
+    """``proportional_nbytes``, summed over the exporter and all consumers. In this sum, each page
+    counts once."""
 
     copy_through_pipe: CopyReport
     total_s: float
@@ -167,7 +169,7 @@ class StreamReport(FrozenModel):
     """The results of one way to send the chunks to the secondary processes."""
 
     seconds: float
-    """Time from the first read of the file until all digests were computed."""
+    """Time from the first read of the file until the primary had all digests."""
 
     latency_s: float
     """Median time from the put of one chunk until a sleeping process had received it."""
@@ -204,7 +206,7 @@ class QueueDemoReport(FrozenModel):
     secondaries: tuple[SecondaryReport, ...]
     queue: StreamReport
     multiprocessing_queue: StreamReport | None
-    """None if this comparison was not requested."""
+    """None if the comparison with ``multiprocessing.Queue`` was not requested."""
 
     total_s: float
 
@@ -232,7 +234,7 @@ class BackendReport(FrozenModel):
     reason: str
     hint: str | None
     details: str = ""
-    """The paths that were tried, one per line."""
+    """Further text, such as the paths that were tried, one per line."""
 
 
 class PluginReport(FrozenModel):
@@ -251,7 +253,7 @@ class NeighbourReport(FrozenModel):
     """The process id; 0 if the process is not visible in this pid namespace."""
 
     mode: Literal["membarrier", "fence"] | None
-    """How the exporter and this process order their accesses to shared words; None if the exporter
+    """How the exporter and this process order their accesses to shared words. None if the exporter
     does not answer, for example because it is stopped."""
 
 
@@ -290,7 +292,7 @@ class LawReport(FrozenModel):
     law: str
     passed: int
     failed: tuple[str, ...]
-    """Names of tests."""
+    """Names of the failed tests."""
 
     skipped: dict[str, str]
     """Names of the tests that did not apply, each with the reason."""
@@ -340,7 +342,8 @@ class ErrorReport(FrozenModel):
     version: str
     ok: Literal[False] = False
     error: str
-    """Class of the error, such as ``OutOfMemoryError``; or ``UsageError`` or ``Interrupted``."""
+    """Class of the error, such as ``OutOfMemoryError``, or else ``UsageError`` or
+    ``Interrupted``."""
 
     message: str
     hint: str | None

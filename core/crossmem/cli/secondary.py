@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The secondary processes of the demo of queues.
 
-These functions run in spawned children, like the functions of :mod:`crossmem.cli.consumer`.
+:func:`be_secondary` runs in each of these spawned children.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from crossmem.errors import ClosedError
 __all__ = ["ABOUT", "Order", "Received", "be_secondary"]
 
 ABOUT: Final = struct.Struct("<QQ")
-"""The user data of a chunk: its number, and the time of its put in nanoseconds."""
+"""The user data of a chunk: its number, and the monotonic time of its put, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Order:
         ``"digest"``: compute the digest of each chunk and reply at the end. ``"time"``: reply to
         each chunk with the seconds since its put.
     timeout
-        The longest time to open the queue, and to wait for each chunk, in seconds.
+        The most seconds that the secondary waits for the open of the queue, and for each chunk.
     """
 
     handle: bytes | None
@@ -45,16 +45,17 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Number, length in bytes and SHA-256 digest of each chunk that a secondary got, in order."""
+    """Number, length in bytes and SHA-256 digest of each chunk, in the order of their arrival."""
 
     chunks: tuple[tuple[int, int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One chunk: its number, the seconds from its put to its arrival, and its length.
+    """One chunk: its number, the seconds from its put to its arrival, and its length in bytes.
 
-    ``visit`` calls a function with the chunk's bytes, which are valid until the next chunk.
+    ``visit`` calls a function with the chunk's bytes. The bytes are valid until the next chunk is
+    received.
     """
 
     number: int
@@ -66,8 +67,8 @@ class _Chunk:
 def be_secondary(connection: Connection, device: str, other: Any) -> None:
     """Receive each stream that the parent orders, until the parent closes the pipe.
 
-    Sends :class:`Ready` once the backend is loaded. For each :class:`Order`, sends :class:`Ready`
-    when it can receive chunks, and then the replies that the order requests.
+    The secondary sends :class:`Ready` when the backend is loaded. For each :class:`Order`, it sends
+    :class:`Ready` when it can receive chunks. Then it sends the replies that the order requests.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
     device
         Name of the device of the buffers.
     other
-        The ``multiprocessing.Queue`` for the streams that are copied, None if none is copied.
+        The ``multiprocessing.Queue`` for the streams that are copied; None if no stream is copied.
     """
     obey(connection, lambda: _be_secondary(connection, device, other))
 

@@ -38,7 +38,7 @@ _POOL_NBYTES: Final = 2**20
 
 
 class Source(Protocol):
-    """Bytes of a known size that can be read into memory once, from the start."""
+    """A known number of bytes, which can be read once, from the first to the last."""
 
     name: str
     path: str | None
@@ -63,12 +63,13 @@ class FileSource:
 
     def __init__(self, path: Path) -> None:
         try:
-            # With O_NONBLOCK, the open of a named pipe without a writer returns at once. The pipe
-            # is refused below.
+            # With O_NONBLOCK, the open of a named pipe without a writer returns at once. Then
+            # _check_regular() refuses the pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise UsageProblem(
-                f"there is no file {str(path)!r}", hint="check the path, or leave it out"
+                f"there is no file {str(path)!r}",
+                hint="check the path, or leave it out to share generated weights",
             ) from error
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -100,11 +101,11 @@ class FileSource:
 
 
 def _check_regular(path: Path, status: os.stat_result) -> int:
-    """Return the size in bytes of a file that can be shared."""
+    """Return the size of a file in bytes. Raise if the file is not regular or is empty."""
     if not stat.S_ISREG(status.st_mode):
         kind = _kind(status.st_mode)
         raise UsageProblem(
-            f"{str(path)!r} is a {kind}, not a regular file", hint="name a file with bytes to share"
+            f"{str(path)!r} is a {kind}, not a regular file", hint="name a regular file"
         )
     if status.st_size == 0:
         raise UsageProblem(
@@ -173,7 +174,7 @@ class GeneratedSource:
 
 
 def _generate_header(nbytes: int) -> tuple[bytes, Layout]:
-    """Return the start of a ``.safetensors`` file of exactly ``nbytes`` bytes, and its layout."""
+    """Return the header and the layout of a ``.safetensors`` file of exactly ``nbytes`` bytes."""
     budget = nbytes * 3 // 4
     width = _NARROWEST
     while _LAYERS * 12 * (2 * width) ** 2 <= budget:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distinguishes failed writes to standard output from the other errors of the system."""
+"""Distinguishes failed writes to standard output from other causes of ``OSError``."""
 
 import io
 import sys
@@ -42,7 +42,8 @@ def _output_errors() -> Iterator[None]:
 def watch_stdout() -> None:
     """Let failed writes to standard output raise :class:`OutputError`."""
     before = sys.stdout
-    # Standard output may be closed (None), or replaced by an object of the caller.
+    # Only Python's own object is replaced. ``sys.stdout`` is None if standard output is closed, and
+    # another object if the caller has set it.
     if type(before) is io.TextIOWrapper:
         encoding, errors, lines = before.encoding, before.errors, before.line_buffering
         through = before.write_through

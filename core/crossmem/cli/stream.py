@@ -33,8 +33,8 @@ MAX_SECONDARIES: Final = 64
 """The most consumers of a queue."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""The prefetch of the queue. Two or more secondaries can together hold all ``_DEPTH`` buffers, so a
-chunk in the queue never waits for the release of another chunk."""
+"""The prefetch of the queue. Two secondaries can together hold all ``_DEPTH`` buffers. So with two
+or more secondaries, a chunk in the queue never waits until a secondary releases another chunk."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8
@@ -56,10 +56,10 @@ class QueueDemo:
     copy
         Whether to send the chunks through ``multiprocessing.Queue`` as well.
     timeout
-        Seconds that a step may wait for another process, in addition to the time that its bytes
-        take (see :func:`~crossmem.cli.demo.time_for`).
+        Seconds that a step may wait for another process. The wait for the digests gets more time
+        (see :func:`~crossmem.cli.demo.time_for`).
     open_bar
-        Shows progress.
+        A function that opens a progress bar.
     """
 
     open_source: Callable[[], Source]
@@ -75,8 +75,8 @@ class QueueDemo:
         Raises
         ------
         CrossmemError
-            An error of crossmem, here or in a secondary. Also raised if a secondary died or did not
-            reply in time.
+            crossmem failed in this process or in a secondary, or a secondary died or did not reply
+            in time.
         UsageProblem
             The file cannot be opened or read, or became shorter while it was read.
         """
@@ -122,8 +122,8 @@ class QueueDemo:
                         equal=_are_equal(received, digests),
                     )
         finally:
-            # If a secondary has died, unread chunks may be left in ``other``. Without this call,
-            # the exit of this process would wait until they are read.
+            # If a secondary has died, unread chunks may be left in ``other``. Without
+            # cancel_join_thread(), this process would not exit until these chunks are read.
             if other is not None:
                 other.cancel_join_thread()
                 other.close()
@@ -162,7 +162,7 @@ class QueueDemo:
     def _stream(
         self, channel: Channel, crew: Sequence[Child], size: int, title: str
     ) -> tuple[float, list[Received]]:
-        """Send all chunks; return the seconds until all digests arrived, and the digests."""
+        """Send all chunks. Return the seconds until all digests arrived, and the digests."""
         for child in crew:
             child.send(Order(channel.handle, "digest", self.timeout))
         gather(crew, timeout=self.timeout)
@@ -191,8 +191,8 @@ class QueueDemo:
     def _time(self, channel: Channel, child: Child, size: int) -> float:
         """Return the median time in seconds from the put of a chunk to its arrival.
 
-        This process puts a chunk after the secondary's reply to the previous chunk, so the
-        secondary sleeps before each chunk.
+        This process puts each chunk only after the secondary's reply to the previous chunk. So the
+        secondary is asleep when the chunk arrives.
         """
         child.send(Order(channel.handle, "time", self.timeout))
         gather([child], timeout=self.timeout)
@@ -208,7 +208,7 @@ def _python_queue() -> "multiprocessing.Queue[Any]":
     try:
         return get_context("spawn").Queue(_DEPTH)
     except OSError as error:
-        # The queue's semaphores are files in /dev/shm.
+        # The queue's semaphores are files in /dev/shm, which may be full.
         raise DriverError(
             f"multiprocessing.Queue cannot be made: {error.strerror}",
             call="sem_open",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The display of the commands' reports on a terminal."""
+"""Shows the reports of commands on a terminal."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -119,7 +119,7 @@ def _comparison(report: DemoReport) -> list[tuple[str, str]]:
         times = f"{ratio:,.0f} times as long" if ratio >= _MUCH else "the file is small"
         text = f"{seconds_text(copied.copy_s)} to one process: {times}"
     rows.append(("Copy through a pipe", text))
-    # The kernel counts no pages of a GPU's memory.
+    # The kernel counts no resident pages of a GPU's memory, so the report of a GPU lacks this row.
     if report.counted_once_nbytes is not None and report.resident_sum_nbytes:
         once, summed = map(nbytes_text, (report.counted_once_nbytes, report.resident_sum_nbytes))
         processes = len(report.consumers) + 1
@@ -142,7 +142,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def show_devices(report: DevicesReport, *, verbose: bool) -> None:
-    """Print the devices, and why backends are unusable: one line for each, more if ``verbose``."""
+    """Print the usable devices, and why each other backend is unusable; details if ``verbose``."""
     console = output()
     # Equal devices share a line.
     groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]
@@ -214,7 +214,7 @@ def _barrier_rows(report: BarrierReport) -> list[tuple[str, str]]:
 
 _LEASE_ENDS: Final[Mapping[str, str]] = {
     "process": "the importer's process",
-    "process-if-visible": "the importer's process, or its connection if it has no pid here",
+    "process-if-visible": "the importer's process, or its connection if its pid is not visible",
     "connection": "the importer's connection",
 }
 

@@ -6,9 +6,9 @@ Run them with::
     pytest --pyargs crossmem.conformance --crossmem-device BACKEND:N
 
 The name of each test contains its law (``-k c06`` runs the tests of C6). If the device lacks a
-capability, the tests of the capability are skipped, and another test checks that crossmem refuses
-the calls that need it. ``--crossmem-require`` turns skips for the named laws and capabilities into
-failures. ``--crossmem-report`` writes the outcome as JSON.
+capability, the kit skips the tests of the capability. Another test then checks that crossmem
+refuses the calls that need the capability. ``--crossmem-require`` names laws and capabilities whose
+skipped tests count as failures. ``--crossmem-report`` writes the outcome to a file, as JSON.
 
 :mod:`crossmem.conformance.peers` and :mod:`crossmem.conformance.actions` are the harness, for
 backend authors who add tests of their own.

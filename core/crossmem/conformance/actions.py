@@ -81,7 +81,7 @@ def begin(
     tracing: bool,  # noqa: FBT001
     on_blocks: bool = False,  # noqa: FBT001, FBT002
 ) -> None:
-    """Set the device of a peer, whether its drivers are traced, and whether it allocates blocks."""
+    """Set the device; trace its driver if ``tracing``; allocate pool blocks if ``on_blocks``."""
     global _spec, _runtime, _mechanism
     _spec, _runtime, _mechanism = spec, runtime, mechanism
     if tracing:
@@ -112,7 +112,7 @@ def tracer() -> TracingDriver:
 
 
 def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
-    """Allocate memory for exports with these options; return its address and capacity."""
+    """Allocate memory; return its address and capacity. ``options`` are those of its exports."""
     allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
@@ -131,7 +131,7 @@ def export(name: str, **options: Any) -> bytes:
 def offer(
     name: str, nbytes: int, data: bytes = b"", *, spec: str | None = None, **options: Any
 ) -> bytes:
-    """Allocate memory, write ``data`` at its start, export it; return the handle's bytes."""
+    """Allocate and export memory with ``data`` at its start; return the handle's bytes."""
     shown = {one: options[one] for one in ("allow", "access") if one in options}
     allocate(name, nbytes, spec=spec, **shown)
     if data:
@@ -145,18 +145,18 @@ def free(name: str, **options: Any) -> None:
 
 
 def exports() -> list[crossmem.ExportInfo]:
-    """Return the exports of the process, without the open pages of timelines."""
+    """Return the exports of this process, except those of memory for further timelines."""
     pages = _pages()
     return [one for one in crossmem.exports() if one.handle not in pages]
 
 
 def _pages() -> list[crossmem.ShareableHandle]:
-    """Return the handles of the host memory that this process keeps open for further timelines."""
+    """Return the handles of the host memory that this process keeps for further timelines."""
     return [page.handle for page in current().part(Pages)._open.values()]
 
 
 def collect() -> int:
-    """Call :func:`crossmem.collect`."""
+    """Call :func:`crossmem.collect` and return its result."""
     return crossmem.collect()
 
 
@@ -164,7 +164,7 @@ def collect() -> int:
 
 
 def _placed(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of an import, with a device in place of the device's name."""
+    """Return the options of an import, with a ``Device`` in place of the device's name."""
     if _runtime is not None:
         # A handle names no runtime. An import uses the runtime in which this process has opened the
         # device, so the device is opened in the runtime under test first.
@@ -194,13 +194,13 @@ def attach(name: str, handle: Any, **options: Any) -> int:
 
 
 def attach_many(names: Sequence[str], handles: Iterable[Any], **options: Any) -> None:
-    """Attach several handles in one step."""
+    """Attach several handles with one call, and store the mappings under names."""
     mappings = crossmem.attach_many(handles, **_placed(options))
     objects.update(zip(names, mappings, strict=True))
 
 
 def send(*names: str) -> list[tuple[bytes, int]]:
-    """Return a message with reservations of allocations and mappings of this process."""
+    """Reserve the memory of allocations and mappings; return handles and reservation numbers."""
     memories = [objects[name] for name in names]
     handles = [
         one.handle if isinstance(one, crossmem.Mapping) else one.export() for one in memories
@@ -212,7 +212,7 @@ def send(*names: str) -> list[tuple[bytes, int]]:
 def attach_reserved(
     names: Sequence[str], message: Iterable[tuple[Any, int]], **options: Any
 ) -> None:
-    """Receive a message, and store its mappings under names."""
+    """Attach the handles of a message of :func:`send`, and store the mappings under names."""
     mappings = attach_message(message, **_placed(options))
     objects.update(zip(names, mappings, strict=True))
 
@@ -338,12 +338,12 @@ def calls() -> dict[str, int]:
 
 
 def keep_tracer(name: str) -> None:
-    """Store the tracing driver under a name. Its counts can be read without a call of crossmem."""
+    """Store the tracing driver, so that a test can read its counts without a call of crossmem."""
     objects[name] = tracer()
 
 
 def live() -> dict[str, int]:
-    """Return how many blocks, exports, imports and mappings are open, without timelines' pages."""
+    """Return counts of open blocks, exports, imports and mappings, except those of ``_pages``."""
     found = tracer().live
     if device().backend == HOST:
         pages = len(_pages())
@@ -357,7 +357,7 @@ def violations() -> list[str]:
 
 
 def vendor_violations() -> list[str] | None:
-    """Return all processes' breaches of the vendor's rules; None without a strict emulation."""
+    """Return each breach of the vendor's rules, by any process; None without a strict emulation."""
     witness = witness_of(tracer().inner)
     return None if witness is None else witness.violations()
 

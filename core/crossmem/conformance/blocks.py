@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces allocations in tests by blocks of pools, for ``--crossmem-blocks``.
 
-:meth:`crossmem.Device.allocate` then returns a block of a pool, in the test's process and in all of
-its peers, so that each test of an allocation tests a block.
+With this option, :meth:`crossmem.Device.allocate` returns a block of a pool, in the test's process
+and in its peers. So each test of an allocation tests a block.
 """
 
 import time
@@ -24,18 +24,18 @@ from crossmem.sharing.pools.block_record import BlockRecord
 __all__ = ["BlockTracer", "allocate", "are_used", "close_idle", "close_pools", "exports", "use"]
 
 _BLOCKS: Final = 8
-"""The number of blocks in a pool."""
+"""The number of blocks in a pool whose blocks have at most ``_LARGE_NBYTES`` bytes."""
 _SMALLEST_NBYTES: Final = 4096
 _LARGE_NBYTES: Final = 2**20
 """The largest size of a block in a pool with several blocks. A larger block has its own pool."""
 
 _exports: Final = crossmem.exports
 _allocate: Any = None
-"""The original ``Device.allocate``; None until :func:`use` replaces it."""
+"""The original ``Device.allocate``; None before the first call of :func:`use`."""
 
 
 class _Pools(Part):
-    """The pools from which this process takes blocks as allocations."""
+    """The pools from which :func:`allocate` takes blocks in this process."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -46,7 +46,10 @@ class _Pools(Part):
 
 
 def use() -> None:
-    """Make :meth:`crossmem.Device.allocate` return blocks, here and in later forked children."""
+    """Make ``Device.allocate`` return blocks, and ``crossmem.exports`` list them.
+
+    This holds in this process and in the children that it forks after this call.
+    """
     global _allocate  # noqa: PLW0603 - a process has one kit
     if _allocate is None:
         _allocate = crossmem.Device.allocate
@@ -55,7 +58,7 @@ def use() -> None:
 
 
 def are_used() -> bool:
-    """Whether tests get blocks as allocations."""
+    """Whether tests get blocks in place of allocations."""
     return _allocate is not None
 
 
@@ -68,9 +71,9 @@ def allocate(
 ) -> crossmem.Allocation:
     """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
-    Without ``--crossmem-blocks``, return an allocation, and ignore ``allow`` and ``access``: for an
-    allocation, ``export`` takes them. If the mechanism shares only queues of the vendor, allocate
-    on ``host``, because the kit needs this memory to connect its processes.
+    Without ``--crossmem-blocks``, return an allocation and ignore ``allow`` and ``access``, because
+    ``export`` of an allocation takes these arguments. If the mechanism shares only queues of the
+    vendor, allocate on ``host``: the kit exports this memory to connect its processes.
     """
     if device.capabilities.vendor_queues:
         device = crossmem.device("host")
@@ -117,7 +120,7 @@ def close_idle() -> None:
 
 
 def _arenas() -> list[Arena]:
-    """Return the pools of this process whose memory is not freed yet."""
+    """Return the arenas of this process's own pools whose memory is not freed yet."""
     server = current().server
     return [] if server is None else cast("list[Arena]", list(server.leases.pools.arenas.values()))
 
@@ -151,7 +154,7 @@ class BlockTracer(TracingDriver):
 
 
 def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
-    """Return the holders of each block of one imported pool. The key is the block's index."""
+    """Return the objects that hold each block of an imported pool, by the block's index."""
     return {
         index: [one for one in all_of(holders) if one.arena is arena]
         for index, holders in list(arena.holders.items())

@@ -19,7 +19,7 @@ START_TIMEOUT_S: Final = 60.0 * SLOWNESS
 
 GRACE_S: Final = 10.0 * SLOWNESS
 """How long a call may continue in a peer after the test has stopped waiting, in seconds. A test
-also waits this long for a peer to stop, or to end after a signal."""
+also waits this long for a peer to stop after SIGSTOP, or to end after SIGKILL."""
 
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -78,7 +78,8 @@ def _guarded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    # If a call hangs, the peer ends itself at this limit. The test stops waiting before that.
+    # If a call hangs, the peer ends itself at this limit. ``Peer.start`` sends a limit that is
+    # ``GRACE_S`` longer than the test waits, so that the test reports the missing reply first.
     faulthandler.dump_traceback_later(limit_s, exit=True)
     pid = os.getpid()
     is_result, trace = True, ""
@@ -87,12 +88,12 @@ def _guarded(
     except Exception as error:  # noqa: BLE001 - it is raised again in the test process
         is_result, value, trace = False, error, traceback.format_exc()
     if os.getpid() != pid:
-        # The function has forked, and this child must end. The thread of faulthandler's timer does
-        # not exist in the child, so a call of faulthandler would wait for ever.
+        # The function has forked, and this child must end. Here, a call of faulthandler would wait
+        # for ever for the thread of the timer, which does not exist in a child.
         os._exit(70)
     faulthandler.cancel_dump_traceback_later()
     try:
         send(stream, (number, is_result, value, trace))
     except Exception as error:  # noqa: BLE001 - the value cannot be pickled
-        failure = RuntimeError(f"{function.__name__} gave {value!r}: {error!r}")
+        failure = RuntimeError(f"{function.__name__}: cannot send {value!r}: {error!r}")
         send(stream, (number, False, failure, trace))

@@ -59,13 +59,13 @@ def _kit_of(config: pytest.Config) -> Kit:
 
 
 def _law_of(item: pytest.Item) -> str | None:
-    """Return the law in a test's name."""
+    """Return the law in a test's name; None without a law."""
     found = _LAW.match(item.name)
     return f"{found[1].upper()}{int(found[2])}" if found else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its law. With ``--crossmem-core``, deselect tests not marked as core."""
+    """Mark each test with its law. With ``--crossmem-core``, deselect tests outside the core."""
     left_out = []
     for item in items:
         if _HERE not in item.path.parents:
@@ -90,15 +90,16 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test if the device lacks a capability that the test requires.
 
-    If the mechanism shares only queues of the vendor, also skip tests without the mark for such
-    queues. With ``--crossmem-blocks``, also skip tests that do not apply to blocks of pools.
+    If the mechanism shares only queues of the vendor, also skip tests without the marker
+    ``crossmem_with_vendor_queues``. With ``--crossmem-blocks``, also skip tests with the marker
+    ``crossmem_not_of_blocks``.
     """
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
             pytest.skip(f"does not apply to blocks: {marker.args[0]}")
     capabilities = _kit_of(item.config).device.capabilities
     if capabilities.vendor_queues and not any(item.iter_markers("crossmem_with_vendor_queues")):
-        pytest.skip("the mechanism has nothing but queues of the vendor (capability vendor_queues)")
+        pytest.skip("the mechanism shares only queues of the vendor (capability vendor_queues)")
     for marker in item.iter_markers("crossmem_requires"):
         for name in marker.args:
             if not getattr(capabilities, name):
@@ -109,7 +110,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the test's law to pytest's report. If a required test was skipped, report a failure."""
+    """Add the test's law to pytest's report.
+
+    If a test was skipped, and ``--crossmem-require`` names its law or one of its capabilities,
+    report a failure.
+    """
     report = yield
     law = _law_of(item)
     if law is None:
@@ -123,7 +128,7 @@ def pytest_runtest_makereport(
         needed = {law}.union(*(mark.args for mark in item.iter_markers("crossmem_requires")))
         if named := sorted(required & needed):
             report.outcome = "failed"
-            report.longrepr = f"{', '.join(named)} had to be tested, but: {reason}"
+            report.longrepr = f"--crossmem-require names {', '.join(named)}. {reason}"
     if report.when == "call" or not report.passed:
         vars(report)[ABOUT_LAW] = (law, item.name, reason)
     return report
@@ -137,7 +142,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Report the device's capabilities, and end the peers."""
+    """Pass the device's capabilities to the kit's report, and end the peers."""
     config = session.config
     kit = config.stash.get(_kit, None)
     if kit is None:
@@ -166,15 +171,17 @@ def pool(kit: Kit) -> PeerPool:
 
 @pytest.fixture(autouse=True)
 def guarded(request: pytest.FixtureRequest, kit: Kit) -> Iterator[None]:
-    """Interrupt each test at its time limit, and check that the test has left no resources."""
+    """Interrupt a test at its time limit, and check that it has left no resources behind."""
     wanted = 2 if "peer2" in request.fixturenames else int("peer" in request.fixturenames)
     faulthandler.dump_traceback_later(2 * TEST_LIMIT_S, exit=True)
-    with deadline(TEST_LIMIT_S):
-        kit.pool.ensure(wanted)
-        before = own_state()
-        yield
-        problems = settle(lambda: leftovers(before, own_state()))
-    faulthandler.cancel_dump_traceback_later()
+    try:
+        with deadline(TEST_LIMIT_S):
+            kit.pool.ensure(wanted)
+            before = own_state()
+            yield
+            problems = settle(lambda: leftovers(before, own_state()))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     if problems:
         raise LeakError.of("the test's own process", problems)
 
@@ -193,13 +200,13 @@ def capabilities(device: crossmem.Device) -> crossmem.Capabilities:
 
 @pytest.fixture
 def tracer(kit: Kit) -> TracingDriver:
-    """Return the tracing driver of this process."""
+    """Return the tracing driver of the device under test, in this process."""
     return actions.tracer()
 
 
 @pytest.fixture
 def allocate(device: crossmem.Device) -> Iterator[Allocate]:
-    """Return ``allocate(nbytes, data=b"")``. Its allocations are freed after the test."""
+    """Return the function ``allocate(nbytes, data=b"")``; its memory is freed after the test."""
     made: list[crossmem.Allocation] = []
 
     def make(nbytes: int, data: bytes = b"", **options: Any) -> crossmem.Allocation:
@@ -216,7 +223,7 @@ def allocate(device: crossmem.Device) -> Iterator[Allocate]:
 
 @pytest.fixture
 def make_pool(device: crossmem.Device, guarded: None) -> Iterator[MakePool]:
-    """Return ``make_pool(blocks)``; the pools are closed after the test."""
+    """Return the function ``make_pool(blocks)``; its pools are closed after the test."""
     made: list[crossmem.Pool] = []
 
     def make(blocks: int, nbytes: int = NBYTES) -> crossmem.Pool:
@@ -247,7 +254,7 @@ def word(capabilities: crossmem.Capabilities) -> TimelineLevel:
 
 @pytest.fixture
 def make_timeline(device: crossmem.Device, guarded: None) -> Iterator[MakeTimeline]:
-    """Return ``make_timeline(level)``; the timelines are closed after the test."""
+    """Return the function ``make_timeline(level)``; its timelines are closed after the test."""
     made: list[crossmem.Timeline] = []
 
     def make(
@@ -263,10 +270,10 @@ def make_timeline(device: crossmem.Device, guarded: None) -> Iterator[MakeTimeli
 
 @pytest.fixture
 def make_queue(device: crossmem.Device, guarded: None) -> Iterator[MakeQueue]:
-    """Return ``make_queue(depth)``; the queues are closed after the test.
+    """Return the function ``make_queue(depth)``; its queues are closed after the test.
 
-    A test must name this fixture before the fixtures of peers, so that the peers' places are closed
-    before the queue.
+    A test must name this fixture before the fixtures of peers, so that the peers close the queue
+    before its owner does.
     """
     made: list[crossmem.Queue] = []
 
@@ -283,14 +290,14 @@ def make_queue(device: crossmem.Device, guarded: None) -> Iterator[MakeQueue]:
 
 @pytest.fixture
 def named(guarded: None) -> Iterator[None]:
-    """Release the named objects of this process after the test."""
+    """After the test, release this process's objects in ``actions.objects``."""
     yield
     actions.reset()
 
 
 @pytest.fixture
 def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
-    """Return ``make_stream()``; the streams are destroyed after the test.
+    """Return the function ``make_stream()``; its streams are destroyed after the test.
 
     A test must name this fixture after ``make_timeline`` and the fixtures of memory, so that each
     stream is destroyed before the timelines and the memory.
@@ -329,10 +336,10 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 
 @pytest.fixture
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
-    """Return an object that makes imports and ranges, which end after the test."""
+    """Return an object that makes imports and address ranges, which end after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
-        # Fixtures that are set up first are checked last. While an import of this process is open,
-        # the memory of the peer would count as a leak.
+        # pytest ends fixtures in reverse order. So a peer is checked for leaks after this process
+        # has closed its imports of the peer's memory.
         request.getfixturevalue(name)
     with ExitStack() as undo:
         yield Imports(device, undo)
@@ -358,10 +365,10 @@ def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
 
 @pytest.fixture
 def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
-    """Return a function that starts peers for one test, which may kill or stop them."""
+    """Return a function that starts peers for this test. The test may kill or stop the peers."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
-        # Fixtures that are set up first are checked last. While a fresh peer lives, the connections
-        # of the other peers to the fresh peer would count as leaks.
+        # pytest ends fixtures in reverse order. So the other peers are checked for leaks after the
+        # fresh peer has ended, which closes their connections to it.
         request.getfixturevalue(name)
     started: list[Peer] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How, and in which order, the objects of tests end."""
+"""The methods that end the objects of tests, in the order of the calls."""
 
 import crossmem
 
@@ -15,5 +15,5 @@ ends: list[tuple[type, str]] = [
     (crossmem.Block, "free"),
     (crossmem.Pool, "close"),
 ]
-"""Each class of objects, with the method that ends an object. Objects of earlier classes end first.
-A module that uses a further class inserts it."""
+"""Classes, each with the name of the method that ends its objects. Objects of the first class end
+first. A module of the kit that uses objects of a further class inserts that class."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions by which a peer forks children."""
+"""Functions that a test calls in a peer to fork children and to find inherited descriptors."""
 
 import ctypes
 import os
@@ -40,7 +40,7 @@ def sleeping_child(*, with_handlers: bool) -> int:
     ----------
     with_handlers
         True: ``os.fork``, which runs Python's at-fork handlers. False: the C library's ``fork``, as
-        a C extension calls it. The child then keeps every inherited descriptor.
+        a C extension calls it. Without the handlers, the child keeps every inherited descriptor.
     """
     if with_handlers:
         pid = os.fork()
@@ -48,8 +48,8 @@ def sleeping_child(*, with_handlers: bool) -> int:
             while True:
                 signal.pause()
         return pid
-    # PyDLL keeps the GIL during the call, so the child holds the GIL. Otherwise, a thread that does
-    # not exist in the child could hold the GIL.
+    # PyDLL keeps the GIL during the call, so the child's only thread holds the GIL. CDLL would
+    # release the GIL to another thread, which does not exist in the child.
     libc = ctypes.PyDLL(None)
     pid = int(libc.fork())
     if pid == 0:
@@ -74,7 +74,8 @@ def in_child(
         The user that the child becomes before the call. This user may be unable to read module
         files, so the peer must have imported the modules that the call needs.
     stays
-        Whether the child lives on, with the function's objects, until the peer is destroyed.
+        Whether the child lives on after the call, with the objects that the function made, until
+        the peer is destroyed.
     within
         How long the function may take, in seconds.
     """
@@ -144,7 +145,7 @@ def answer_of(folder: Path) -> str:
 def _await(path: Path) -> None:
     end = time.monotonic() + _WITHIN_S
     while not path.exists():
-        assert time.monotonic() < end, f"{path.name} did not come within {_WITHIN_S} s"
+        assert time.monotonic() < end, f"the file {path.name!r} did not appear within {_WITHIN_S} s"
         time.sleep(0.002)
 
 
@@ -181,16 +182,20 @@ def wake_vendor() -> None:
 
 
 def remember_descriptors() -> None:
-    """Record the open descriptors, the vendor's included, before the process uses crossmem."""
+    """Record the open descriptors, including those of the vendor's library.
+
+    Call this function before the process uses crossmem for anything else.
+    """
     wake_vendor()
     _descriptors[:] = resources.descriptors()
 
 
 def unexpected_descriptors() -> list[str]:
-    """Return the descriptors that were opened since the call of :func:`remember_descriptors`.
+    """Return the targets of descriptors that :func:`remember_descriptors` did not record.
 
-    Pipes are ignored, because a child replies through a pipe. Device files are ignored, because
-    only the vendor's library may close them. Files in ``/dev/shm`` are no device files.
+    Pipes are ignored, because a child replies through a pipe. Files in ``/dev`` are ignored,
+    because only the vendor's library may close its device files. Files in ``/dev/shm`` count,
+    because they are not device files.
     """
     found = resources.descriptors()
     for known in _descriptors:

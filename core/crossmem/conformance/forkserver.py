@@ -2,8 +2,8 @@
 """A process that forks peers, because the start of an interpreter takes longer than most tests.
 
 The server is a new interpreter that has imported the modules of peers but has not used crossmem. So
-crossmem notices no fork, and a child is equivalent to a new interpreter. Each child gets its own
-environment, ``sys.path``, process group and standard output.
+a child inherits no state of crossmem, and is equivalent to a new interpreter. Each child gets its
+own environment, ``sys.path``, process group and standard output.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ _NUMBER: Final = struct.Struct("<q")
 
 
 def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may be read before a fork.
+    """Return the environment variables that a server may read before it forks.
 
-    A child that needs other values of these variables needs another server. crossmem reads most of
-    its own variables at its first use, so each child can set those.
+    A child that needs other values of these variables needs another server. The remaining variables
+    are set in each child. crossmem reads its own among them at its first use, after the fork.
     """
     return {
         name: value
@@ -54,13 +54,13 @@ def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def plugin_modules() -> list[str]:
-    """Return the modules of crossmem's plugins that this process has imported."""
+    """Return the names of the imported modules of crossmem's plugins."""
     plugins = {one.module.partition(".")[0] for one in metadata.entry_points(group="crossmem")}
     return [name for name in sys.modules if name.partition(".")[0] in plugins]
 
 
 class ForkServerError(Exception):
-    """The fork server has ended."""
+    """A child's pid or exit code is unknown, because its status pipe was closed."""
 
 
 class ForkedProcess:
@@ -85,10 +85,10 @@ class ForkedProcess:
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
-            raise subprocess.TimeoutExpired("a peer's fork", timeout_s)
+            raise subprocess.TimeoutExpired("a forked peer", timeout_s)
         data = os.read(self.status, _NUMBER.size)
         if not data:
-            raise ForkServerError("the fork server ended before it reported the end of its child")
+            raise ForkServerError("the fork server ended before it reported on its child")
         (number,) = _NUMBER.unpack(data)
         return int(number)
 
@@ -106,7 +106,7 @@ class ForkedProcess:
         subprocess.TimeoutExpired
             The process has not ended after `timeout` seconds.
         ForkServerError
-            The server was killed, or :meth:`close` was called before the exit code had arrived.
+            The server ended, or :meth:`close` was called, before the exit code arrived.
         """
         if self.returncode is None:
             if self.status < 0:
@@ -136,7 +136,7 @@ class ForkServer:
 
     Notes
     -----
-    The server ends when its connection closes, so it ends soon after this process.
+    The server ends when its connection to this process closes, so it ends soon after this process.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -159,7 +159,7 @@ class ForkServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the server can fork."""
+        """Whether the server's process is running."""
         return self._process.poll() is None
 
     def fork(
@@ -185,12 +185,16 @@ class ForkServer:
         return ForkedProcess(status)
 
     def close(self) -> None:
-        """End the server; its children live on. In a forked child, only close the connection."""
+        """End the server; its children live on.
+
+        In a forked child of the client, only close the child's copy of the connection.
+        """
         self._control.close()
         if self._pid == os.getpid():
             self._process.wait()
         else:
-            # Only the parent can wait for the server.
+            # Only the parent can wait for the server. With a return code, the finaliser of Popen
+            # does not warn about a running process.
             self._process.returncode = 0
 
 
@@ -208,7 +212,11 @@ class _Server:
         self._poll.register(control, select.POLLIN)
 
     def run(self) -> tuple[int, dict[str, str], list[str]] | None:
-        """Serve until the client ends. In a child, return the stream, environment and path."""
+        """Serve until the client closes the connection.
+
+        In a child, return the descriptor of its stream, its environment and its ``sys.path``. In
+        the server, return None at the end.
+        """
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor != self._control.fileno():
@@ -221,8 +229,8 @@ class _Server:
                 modules, environment, path = pickle.loads(data)  # noqa: S301 - from this program
                 for name in modules:
                     import_module(name)
-                # Without this call, garbage collections would write to the existing objects, and so
-                # copy pages that the children share with the server.
+                # Without this call, garbage collections would write to the existing objects. The
+                # kernel would then copy pages that the children share with the server.
                 gc.freeze()
                 if self._fork(output, status):
                     return stream, environment, path
@@ -250,7 +258,7 @@ class _Server:
         return False
 
     def _forget(self) -> None:
-        """Close the server's descriptors, in a child."""
+        """In a child, close the descriptors that only the server uses."""
         self._control.close()
         for pidfd, (_, status) in self._children.items():
             os.close(pidfd)
@@ -267,7 +275,7 @@ class _Server:
 
 
 def serve_forks(descriptor: int) -> None:
-    """Import, fork and report until the client ends; runs in the server and in its children."""
+    """Serve the client's requests to fork. In a forked child, serve a test's calls."""
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     child = _Server(control).run()

@@ -42,7 +42,7 @@ class FreshPeer(Protocol):
     def __call__(
         self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
     ) -> Peer:
-        """Start a peer with these environment variables; if `fresh`, as a new interpreter."""
+        """Start a peer with these changes to its environment; see :class:`Peer` for the options."""
         ...
 
 
@@ -100,7 +100,7 @@ class Kit:
         actions.begin(spec, runtime, mechanism, tracing=True, on_blocks=on_blocks)
         self.device = actions.device()
         self.violations_before = len(actions.vendor_violations() or [])
-        """Number of breaches that a strict emulation recorded before the run."""
+        """Number of breaches of the vendor's rules that the emulation recorded before the run."""
         self.run_dir = current().settings.run_dir
         self.pool = PeerPool(
             spec,
@@ -110,21 +110,21 @@ class Kit:
             environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
         preload(*plugin_modules())
-        # The first export starts the lease server, which runs until this process ends. In a test,
-        # the server would count as a leak.
+        # The first export starts the lease server, which runs until this process ends. If a test
+        # made this export, the server would count as a leak of the test.
         with blocks.allocate(self.device, 1) as allocation:
             allocation.export()
-        # Each test collects garbage twice. After the freeze, these collections skip the objects
-        # that exist now, mostly objects of pytest.
+        # Each test collects garbage at least twice. After the freeze, these collections skip the
+        # objects that exist now, mostly objects of pytest.
         gc.collect()
         gc.freeze()
-        # The first timeline allocates a page, which later timelines share. In a test, the page
-        # would count as a leak.
+        # The first timeline allocates a page, which later timelines share. If a test made this
+        # timeline, the page would count as a leak of the test.
         self.device.timeline().close()
         streams_of_tests.open_event_files()
 
     def close(self) -> None:
-        """End every peer and remove the files of the run."""
+        """End every peer, and remove the run directory that this object made."""
         self.pool.close()
         kill_all()
         if self._folder is not None:

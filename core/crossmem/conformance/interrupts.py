@@ -38,11 +38,12 @@ class Interrupts:
         Number of the place, from 1. With fewer counted places, nothing is raised.
     counts
         A function that is called with the file of each frame on the stack. It returns True for a
-        file under test, False for a file whose calls must not be interrupted, and else None. A
-        place counts if the function returns True for at least one frame, and False for none.
+        file under test, False for a file whose calls must not be interrupted, and None for other
+        files. A place counts if the function returns True for at least one frame, and False for
+        none.
     innermost
-        Whether a place counts only if the file under test has the innermost frame, so that calls of
-        other files are not interrupted.
+        Whether ``counts`` is called only for the innermost frame. Calls from a file under test into
+        other files are then not interrupted.
 
     Attributes
     ----------
@@ -66,11 +67,13 @@ class Interrupts:
         self._tracer: Any = None
 
     def __enter__(self) -> Self:
-        # min() calls the key with the signal's number and with the frame, and compares the results.
-        # Only the key is Python code. No signal is pending while the key runs, so the handler does
-        # not interrupt the key.
+        # CPython calls the handler, min(), with the signal's number and the frame. min() calls the
+        # key with each of them, and compares the results. If the second result is an ``_Again``,
+        # the comparison triggers the next signal. Only the key is Python code. No signal is pending
+        # while the key runs, so the handler does not interrupt the key.
         handler: Any = partial(min, key=self._step)
-        # In a traced function, CPython 3.11 would run the handler at the same place for ever.
+        # No function is traced in this block, because CPython 3.11 would run the handler for ever
+        # at one place of a traced function.
         self._tracer = sys.gettrace()
         sys.settrace(None)
         self._before = signal.signal(_SIGNAL, handler)

@@ -35,7 +35,8 @@ class SharingMachine(RuleBasedStateMachine):
     start
         A function that starts a peer.
     peers
-        The other two processes, kept between runs. A killed peer is replaced.
+        The other two processes, by number, shared by all examples of Hypothesis. A killed peer is
+        replaced.
     """
 
     start: ClassVar[Callable[[], Peer]]
@@ -74,7 +75,10 @@ class SharingMachine(RuleBasedStateMachine):
             self.at(place, blocks.close_idle)
 
     def attempt(self, expected: type[Exception] | None, call: Callable[[], Any]) -> bool:
-        """Check that a call raises ``expected``, or succeeds for None; return True on success."""
+        """Call a function, and return whether the call succeeded.
+
+        The call must raise ``expected``. If ``expected`` is None, the call must succeed.
+        """
         try:
             call()
         except crossmem.CrossmemError as error:
@@ -135,7 +139,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.handles)
     @rule(data=st.data())
     def take_part(self, data: st.DataObject) -> None:
-        """Take a part of a handle."""
+        """Make the handle of a part from another handle."""
         whole = data.draw(st.sampled_from(self.model.handles))
         part = whole.handle.slice(*data.draw(parts(whole.handle.length)))
         self.model.handles.append(Handle(whole.block, part))
@@ -211,7 +215,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.mappings)
     @rule(data=st.data())
     def unmap(self, data: st.DataObject) -> None:
-        """Unmap a mapping twice. If it was attached, the first unmap also closes its import."""
+        """Unmap a mapping twice. If ``attach`` made it, the first unmap also closes its import."""
         mapping = data.draw(st.sampled_from(self.model.mappings))
         self.at(mapping.place, actions.unmap, mapping.name, mapping.name)
         self.model.mappings.remove(mapping)
@@ -266,15 +270,15 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.entries and not self.has_killed)
     @rule(place=st.sampled_from(PLACES[1:]))
     def kill(self, place: int) -> None:
-        """Kill a process: its memory is orphaned, and its holds end."""
-        self.has_killed = True  # a run has only one death, because a new process starts slowly
+        """Kill a peer and start another one. The dead peer's memory is orphaned; its holds end."""
+        self.has_killed = True  # one kill in an example, because a new process starts slowly
         self.peers[place].kill()
         self.peers[place].destroy()
         self.peers[place] = type(self).start()
         self.model.kill(place)
         if blocks.are_used():
-            # An attach of a further block of an open pool checks only every half second whether the
-            # owner lives. Without the sleep, the attach could still succeed.
+            # crossmem checks only every half second whether the owner of an open pool lives. Until
+            # the next check, an attach of another block of the pool can succeed after the death.
             time.sleep(0.6)
 
     # What must always hold --------------------------------------------------------------------
@@ -291,7 +295,7 @@ class SharingMachine(RuleBasedStateMachine):
         live, violations, leased = self.at(place, account)
         blocks, expected = self.model.held_by(place)
         found = {kind: live[kind] for kind in expected}
-        problems = [] if found == expected else [f"{place} holds {found}, not {expected}"]
+        problems = [] if found == expected else [f"process {place} holds {found}, not {expected}"]
         pids = {HERE: actions.pid(), **{n: peer.pid for n, peer in self.peers.items()}}
         leases = sorted(
             (block.is_freed, sorted(pids[one] for one in self.model.holders(block)))
@@ -299,7 +303,7 @@ class SharingMachine(RuleBasedStateMachine):
             if block.exports
         )
         if leased != leases:
-            problems.append(f"{place} reports the leases {leased}, not {leases}")
+            problems.append(f"process {place} reports the leases {leased}, not {leases}")
         return [*problems, *violations]
 
     @override
@@ -315,4 +319,6 @@ class SharingMachine(RuleBasedStateMachine):
     def leftovers(self, place: int) -> list[str]:
         """Return the resources that a process has not released."""
         live, _, _ = self.at(place, account)
-        return [f"{place} still holds {count} {kind}" for kind, count in live.items() if count]
+        return [
+            f"process {place} still holds {count} {kind}" for kind, count in live.items() if count
+        ]

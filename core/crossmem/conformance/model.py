@@ -111,8 +111,8 @@ class Model:
         """Return the error that an import must raise; None if the import must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if blocks.are_used() and not handle.block.is_orphaned:
-            # All imports of a block in one process hold the block by the same word, whatever their
-            # access is.
+            # In one process, imports with either access hold a block by the same word of the row.
+            # So an open import with one access lets an import with the other access succeed.
             entry = entry or self.entries.get((place, handle.block.name, "rw"))
             entry = entry or self.entries.get((place, handle.block.name, "ro"))
         if entry is not None and handle.handle.access in entry.exports:
@@ -127,7 +127,7 @@ class Model:
         return None
 
     def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
-        """Whether an error is expected because the memory of a handle ended with its owner."""
+        """Whether an error is expected because memory of these handles ended with its owner."""
         return (
             isinstance(error, crossmem.OwnerGoneError)
             and not self.survives_owner
@@ -135,7 +135,7 @@ class Model:
         )
 
     def enter(self, place: int, handle: Handle, name: str, *, readonly: bool | str) -> Held:
-        """Record a successful import."""
+        """Record a successful import, and return it."""
         access = self.access_of(handle, readonly=readonly)
         key = (place, handle.block.name, access)
         entry = self.entries.setdefault(key, Entry(handle.block))
@@ -151,7 +151,7 @@ class Model:
             del self.entries[held.key]
 
     def holders(self, block: Block) -> set[int]:
-        """Return the processes that have a block open."""
+        """Return the numbers of the processes that have a block open."""
         return {place for (place, name, _), _ in self.entries.items() if name == block.name}
 
     def own(self) -> list[Block]:
@@ -182,7 +182,7 @@ class Model:
         self.entries = {key: one for key, one in self.entries.items() if key[0] != place}
 
     def held_by(self, place: int) -> tuple[list[Block], dict[str, int]]:
-        """Return the blocks of a process, and the number of objects that its driver has open."""
+        """Return the live or held blocks of a process, and how many objects its driver has open."""
         blocks = [
             one
             for one in self.blocks
@@ -191,8 +191,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process makes no vendor import of its own memory. A dead process with the same number
-        # was another process, so its memory is imported.
+        # A process makes no vendor import of its own memory. Orphaned memory with this
+        # process's number is memory of a dead process, so its import is a vendor import.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the kit's device before a run. Otherwise each test would report the same fault."""
+"""Checks the kit's device before a run, so that a fault is reported once, not by each test."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from crossmem.models import Capabilities
 __all__ = ["refuse"]
 
 _UNUSABLE: Final = 2
-"""Exit code for an unusable device, equal to that of the command ``crossmem``."""
+"""Exit code for an unusable device or option. The command ``crossmem`` uses the same code."""
 
 _REQUIRABLE: Final = frozenset(
     [*LAWS, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS, *(one.name for one in fields(Capabilities))]
@@ -33,13 +33,16 @@ except crossmem.CrossmemError as error:
 
 
 def refuse(config: pytest.Config) -> int | None:
-    """Report an unusable device and return the exit code; return None if the run can go on."""
+    """Check the kit's options, and whether the device can be opened.
+
+    If the run cannot start, write an error and return the exit code. Otherwise, return None.
+    """
     if unknown := sorted(set(config.getoption("crossmem_require")) - _REQUIRABLE):
         names = ", ".join(unknown)
         sys.stderr.write(f"ERROR: --crossmem-require: neither laws nor capabilities: {names}\n")
         return _UNUSABLE
     options = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
-    # Another process makes the check, because the controller of pytest-xdist must not load vendor
+    # Another process opens the device, because the controller of pytest-xdist must not load vendor
     # libraries.
     done = subprocess.run(
         [sys.executable, "-c", _OPEN, *(config.getoption(name) or "" for name in options)],

@@ -41,6 +41,7 @@ def checksum_of(blob: bytes) -> int:
     cleared = _HEADER.pack(magic, version, flags, total, 0)
     body = blob[_HEADER.size :]
     if flags & _BLOCK:
-        # The checksum first covers the bytes that are equal in all handles of a pool.
+        # In the handle of a block, the checksum covers the last bytes first. These bytes are equal
+        # in all handles of a pool.
         body = blob[BLOCK_START:] + blob[_HEADER.size : BLOCK_START]
     return crc32(body, crc32(cleared))

@@ -89,7 +89,7 @@ class Pending:
         Raises
         ------
         PeerDiedError, PeerTimeoutError
-            There is no reply.
+            The peer ended before it replied, or did not reply in time.
         """
         return self._peer.answer(self._number, self._timeout_s if timeout_s is None else timeout_s)
 
@@ -346,7 +346,7 @@ class Peer:
             if self._is_running() and "COVERAGE_PROCESS_START" in os.environ:
                 # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
-        # If the peer has ended, another process may have its pid. That process must not be killed.
+        # If the peer has ended, another process may have its pid, and must not be killed.
         if self._process.returncode is None or not self._state():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -366,7 +366,7 @@ class Peer:
         return self._process.poll() is None and self._state() in {b"R", b"S", b"D"}
 
     def _state(self) -> bytes:
-        """Return the kernel's letter for the peer's state; empty after its end."""
+        """Return the kernel's letter for the state of the peer; empty if no process has its pid."""
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{self.pid}/stat").read_bytes()
             return stat[stat.rindex(b")") + 2 :][:1]

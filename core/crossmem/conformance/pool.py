@@ -116,7 +116,7 @@ class PeerPool:
         Processes keep connections, so a first connection in a test would count as a leak.
         """
         blob = peer.call(actions.offer, "hello", 1)
-        # The page of the first timeline stays open, too.
+        # The first timeline opens a page, which stays open like the connections.
         peer.call(streams_of_tests.make, "first")
         peer.call(streams_of_tests.open_event_files)
         with blocks.allocate(actions.device(), 1) as mine:
@@ -171,7 +171,7 @@ def own_state() -> State:
 
 
 def leftovers(before: State, after: State) -> list[str]:
-    """Return a line for each kind of resources that a process has gained during a test."""
+    """Return messages about the resources that a process has gained during a test."""
     found = [
         f"{count - before['live'][kind]} {kind} are left"
         for kind, count in after["live"].items()
@@ -208,7 +208,7 @@ def deadline(seconds: float) -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise TestTimeoutError(f"not done after {seconds} s")
+        raise TestTimeoutError(f"the test took longer than {seconds} s")
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -37,7 +37,8 @@ def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # The owner reads importers' rows only for exported blocks, and the tests need these reads.
+        # Before the owner reuses a block that was exported, it reads the importers' rows. The tests
+        # check these reads.
         taken[-1].export()
 
 

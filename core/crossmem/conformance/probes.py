@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes to a peer's driver, by which a test observes crossmem's calls or makes them fail.
 
-The functions replace methods of the peer's tracing driver, some of them until the peer ends. A test
-may call them only in fresh peers.
+The functions replace methods of the peer's tracing driver. Some replacements stay until the peer
+ends, so a test may call these functions only in fresh peers.
 """
 
 import os
@@ -45,7 +45,7 @@ CHANGES: Final = (
     "a pipe for a descriptor",
     "a larger capacity",
 )
-"""The changes of :func:`change_export`."""
+"""The valid arguments of :func:`change_export`."""
 
 
 def start_journal() -> None:

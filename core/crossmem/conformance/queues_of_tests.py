@@ -211,7 +211,7 @@ def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
 def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
     """Return a buffer's user data, of which the producer has set ``nbytes`` bytes.
 
-    A vendor's queue fills the user data up to 96 bytes with zeros.
+    A vendor's queue pads the user data with zeros to 96 bytes.
     """
     found = buffer.user_data
     if buffer.device.capabilities.vendor_queues:
@@ -232,7 +232,7 @@ def disable_polling() -> None:
 
 
 def scribble(name: str, seed: int) -> None:
-    """Write rubbish into the words of a queue that only this process writes."""
+    """Write rubbish into this process's own segments of a queue: its ring and its place."""
     chosen = random.Random(seed)
     record = actions.objects[name]._record
     for place in filter(None, (record.producer, record.consumer)):

@@ -33,7 +33,7 @@ QUEUE_LAWS: Final = tuple(f"Q{number}" for number in range(1, 16))
 """The additional laws of queues."""
 
 TABLE: Final = "crossmem-laws"
-"""Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""
+"""Name of a pytest plugin, which prints the table of laws. ``-p no:crossmem-laws`` disables it."""
 
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -45,7 +45,7 @@ class LawOutcome(FrozenModel):
     failed: tuple[str, ...]
     """Names of tests."""
     skipped: dict[str, str]
-    """Names of the tests that did not apply, each with the reason."""
+    """Names of the tests that were skipped or that failed as expected, each with the reason."""
 
 
 class Report(FrozenModel):
@@ -84,7 +84,7 @@ class Recorder:
     def __init__(self, *, device: str, runtime: str | None, mechanism: str | None) -> None:
         self._device, self._runtime, self._mechanism = device, runtime, mechanism
         self.capabilities: Capabilities | None = None
-        """None until they are known."""
+        """The device's capabilities; None before the end of the run."""
         self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {
             law: {} for law in (*LAWS, *POOL_LAWS, *TIMELINE_LAWS, *QUEUE_LAWS)
         }
@@ -95,7 +95,10 @@ class Recorder:
         return any(self._outcomes.values())
 
     def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:
-        """Record an outcome of a test, its setup or its teardown. One failure fails the test."""
+        """Record the outcome of a test, of its setup or of its teardown.
+
+        After one failure, the test counts as failed, whatever its other outcomes are.
+        """
         tests = self._outcomes[law]
         if test not in tests or tests[test][0] != "failed":
             tests[test] = (outcome, reason)

@@ -17,7 +17,7 @@ __all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
 
 ABOUT_LAW: Final = "crossmem_about_law"
 """Name of the attribute that the kit adds to pytest's report of a test. The attribute is a tuple of
-the law, the name of the test, and the reason of a skip."""
+the law, the name of the test, and the reason if the test was skipped or failed as expected."""
 CAPABILITIES: Final = "crossmem_capabilities"
 """The key under which a worker sends the device's pickled capabilities."""
 _recorder: Final = pytest.StashKey[Recorder]()

@@ -39,9 +39,10 @@ _CLOSED_WITHIN_S: Final = 0.5
 
 
 def collect_of_vendor(device: crossmem.Device) -> None:
-    """Make a vendor with queues release buffers of this process that other processes have freed.
+    """Make the vendor release queue buffers of this process that other processes have freed.
 
-    A vendor may release such buffers only during a call by this process.
+    A vendor may release such buffers only during a call by this process. Without the capability
+    ``vendor_queues``, this function does nothing.
     """
     queues = vendor_queues_of(device.driver)
     if device.capabilities.vendor_queues and queues is not None:
@@ -51,7 +52,8 @@ def collect_of_vendor(device: crossmem.Device) -> None:
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
     """Return the target of each open descriptor, sorted; without the inodes of sockets and pipes.
 
-    Threads of crossmem close some descriptors. This function waits briefly until they are closed.
+    Some descriptors are closed by threads of crossmem. This function first waits for these threads,
+    at most half a second.
     """
     end = time.monotonic() + _CLOSED_WITHIN_S
     while is_closing() and time.monotonic() < end:
@@ -93,7 +95,10 @@ def mapped(addresses: Iterable[int]) -> set[int]:
 
 
 def shared_nbytes(*, only_open: bool = False) -> int:
-    """Return the total size, in bytes, of the memfds that this process has open or mapped."""
+    """Return the total size, in bytes, of the memfds that this process has open or mapped.
+
+    With ``only_open``, ignore memfds that are only mapped.
+    """
     sizes: dict[tuple[int, int], int] = {}
     for folder in ("fd",) if only_open else ("fd", "map_files"):
         for entry in Path("/proc/self", folder).iterdir():
@@ -108,8 +113,8 @@ def shared_nbytes(*, only_open: bool = False) -> int:
 
 def named_files() -> set[NamedFile]:
     """Return the named regular files that this process maps shared or has open for writing."""
-    # Fields: address, permissions, offset, device, inode, path. The fourth permission is
-    # ``s`` for a shared mapping.
+    # A line has the fields address, permissions, offset, device, inode and path. The fourth
+    # permission is ``s`` for a shared mapping.
     rows = [line.split(maxsplit=5) for line in mappings()]
     paths = {row[5] for row in rows if len(row) > 5 and row[1].endswith("s")}
     for entry in Path("/proc/self/fd").iterdir():

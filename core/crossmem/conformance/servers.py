@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fork servers of this process, one for each set of variables from ``server_variables``."""
+"""The fork servers of this process: one for each result of ``server_variables`` so far."""
 
 import atexit
 import os
@@ -31,7 +31,8 @@ def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -
 def preload(*modules: str) -> None:
     """Let the fork servers import modules, so that their children need not import them.
 
-    The import of a module must have no side effect. Peers with ``fresh=True`` lack these modules.
+    The import of a module must have no side effect. Peers with ``fresh=True`` start without these
+    modules.
     """
     _preloaded.update(dict.fromkeys(modules))
 

@@ -48,7 +48,7 @@ def took(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
 
 
 class Stranger:
-    """Memory that the test allocates through the driver under test, without crossmem's core.
+    """Memory that the test allocates by a direct call of the driver, unknown to crossmem.
 
     Parameters
     ----------
@@ -71,14 +71,14 @@ class Stranger:
             self.write(data)
 
     def write(self, data: bytes, *, offset: int = 0) -> None:
-        """Write through the driver, without crossmem's core."""
+        """Write by a direct call of the driver."""
         with address_of(data) as (source, nbytes):
             self._driver.copy(
                 self._device.ordinal, self.ptr + offset, source, nbytes, CopyKind.HOST_TO_DEVICE
             )
 
     def read(self, nbytes: int, *, offset: int = 0) -> bytes:
-        """Read through the driver, without crossmem's core."""
+        """Read by a direct call of the driver."""
         data = new_bytes(nbytes)
         with address_of(data) as (target, _):
             self._driver.copy(

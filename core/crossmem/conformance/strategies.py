@@ -16,13 +16,13 @@ _MAX_RAW_NBYTES = 512
 
 
 def names() -> st.SearchStrategy[str]:
-    """Draw names of backends and mechanisms that are valid in handles."""
+    """Return a strategy for names of backends and mechanisms that are valid in handles."""
     rest = st.text(string.ascii_lowercase + string.digits + "_-", max_size=31)
     return st.builds(str.__add__, st.sampled_from(string.ascii_lowercase), rest)
 
 
 def identities() -> st.SearchStrategy[ProcessIdentity]:
-    """Draw identities of processes, most of which never ran."""
+    """Return a strategy for identities of processes; most of these processes never ran."""
     return st.builds(
         ProcessIdentity,
         pid=st.integers(0, _U32),
@@ -35,7 +35,7 @@ def identities() -> st.SearchStrategy[ProcessIdentity]:
 
 @st.composite
 def handles(draw: st.DrawFn) -> ShareableHandle:
-    """Draw handles of allocations and of parts, leased and raw, up to the largest values."""
+    """Return a strategy for leased and raw handles of allocations and of parts, of all sizes."""
     capacity = draw(st.integers(1, _U64))
     nbytes = draw(st.integers(1, capacity))
     access: Access = draw(st.sampled_from(("rw", "ro")))
@@ -58,11 +58,11 @@ def handles(draw: st.DrawFn) -> ShareableHandle:
 
 @st.composite
 def parts(draw: st.DrawFn, nbytes: int) -> tuple[int, int]:
-    """Draw offset and length of a part of ``nbytes`` bytes. The part is not empty."""
+    """Return a strategy for offset and length of a non-empty part of memory of ``nbytes`` bytes."""
     offset = draw(st.integers(0, nbytes - 1))
     return offset, draw(st.integers(1, nbytes - offset))
 
 
 def contents(max_nbytes: int) -> st.SearchStrategy[bytes]:
-    """Draw the bytes of a write: at least one, at most ``max_nbytes``."""
+    """Return a strategy for 1 to ``max_nbytes`` bytes."""
     return st.binary(min_size=1, max_size=max_nbytes)

@@ -57,7 +57,7 @@ The list is empty until the first call of :func:`issue_work` measures this numbe
 
 
 class StreamOfTest:
-    """A stream of the device under test. As in CuPy, ``ptr`` is the vendor's handle of a stream."""
+    """A stream of the device under test. As in CuPy, ``ptr`` is the vendor's stream handle."""
 
     def __init__(self) -> None:
         self._device = actions.device()
@@ -67,7 +67,7 @@ class StreamOfTest:
         self.ptr = work.create_stream(self._device.ordinal)
 
     def copy(self, target: Any, source: Any, nbytes: int, *, offset: int = 0) -> None:
-        """Copy memory of the device to an offset of other memory, as work of this stream."""
+        """Issue a copy from ``source`` to an offset of ``target`` on this stream; do not wait."""
         where = target.ptr + offset
         self._work.copy_async(self._device.ordinal, where, source.ptr, nbytes, self.ptr)
 
@@ -130,8 +130,8 @@ def open_(name: str, blob: bytes, **options: Any) -> str:
 def open_event_files() -> None:
     """Signal an event that processes can share.
 
-    The vendor's library opens files at the first such event, and keeps them open. In a test, the
-    files would count as a leak.
+    The vendor's library opens files at the first such event, and keeps them open. If a test
+    signalled this event, the files would count as a leak of the test.
     """
     device = actions.device()
     if "event" in device.capabilities.timeline_levels:
@@ -168,7 +168,7 @@ def wait(
 
 
 def wait_for_the_dead(name: str, value: int, stream: str) -> bool:
-    """Let a stream wait for a dead process's signal; return whether the call was refused."""
+    """Let a stream wait for a dead process's value; return whether the wait was refused."""
     try:
         actions.objects[name].wait(value, stream=actions.objects[stream])
     except crossmem.OwnerGoneError:
@@ -208,7 +208,8 @@ def issue_work(name: str, stream: str) -> None:
     target, source, decoy = (actions.objects[name + part] for part in ("", "-source", "-decoy"))
     queue: StreamOfTest = actions.objects[stream]
     if not _copies:
-        # The first copy is slower, because it may be the first access to the memory's pages.
+        # The time of the second copy counts. The first copy is slower, because it may be the first
+        # access to the memory's pages.
         for _ in range(2):
             start = time.monotonic()
             queue.copy(target, decoy, NBYTES)

@@ -20,7 +20,7 @@ from crossmem.sharing.base.process import current
 _NBYTES = 4096
 _NOBODY = 65534
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run peers of other users")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 _events: list[Event] = []
 
@@ -39,7 +39,7 @@ def observe() -> None:
 
 
 def denials() -> list[Event]:
-    """Return the recorded denials."""
+    """Return the recorded events of denied imports."""
     return [event for event in _events if event.kind is EventKind.DENIED]
 
 
@@ -132,7 +132,7 @@ def test_c13_each_handle_admits_whom_its_own_export_admits(
         one.call(actions.unmap, "mapped")
 
 
-@pytest.mark.crossmem_not_of_blocks("events are about the whole pool")
+@pytest.mark.crossmem_not_of_blocks("an event describes the whole pool, not one block")
 def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     exporter.call(observe)
@@ -142,7 +142,7 @@ def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
     with pytest.raises(crossmem.AccessDeniedError):
         peer.call(actions.attach, "never", blob)
 
-    # The lease server notifies observers after its reply, so the test waits.
+    # The lease server replies to the peer before it notifies observers, so the test waits.
     assert settle(lambda: [] if exporter.call(denials) else ["no denial was reported"]) == []
     (event,) = exporter.call(denials)
     handle = crossmem.ShareableHandle.from_bytes(blob)
@@ -222,12 +222,15 @@ def test_c13_foreign_uids_are_declined(
     allocation.export(allow=crossmem.Allow(uids={os.geteuid()}))
 
 
-@pytest.mark.crossmem_not_of_blocks("a pool starts the lease server before the test forks")
+@pytest.mark.crossmem_not_of_blocks(
+    "a pool starts root's lease server, which refuses the run directory of another user"
+)
 @needs_root
 @pytest.mark.crossmem_requires("fork_safe")
 def test_c13_not_even_root_is_admitted_to_another_users_memory(fresh_peer: FreshPeer) -> None:
     with tempfile.TemporaryDirectory(prefix="crossmem-") as folder:
-        # The exporter's user can reach this folder. pytest's own folders are closed to other users.
+        # The exporter's run directory must belong to the exporter's user. It does not lie in one of
+        # pytest's own folders, because they are closed to other users.
         os.chown(folder, _NOBODY, _NOBODY)
         exporter = fresh_peer(CROSSMEM_RUN_DIR=folder)
         exporter.call(actions.allocate, "warm", 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C1 and C2: all processes see the memory, and it has the requested size."""
+"""Laws C1 and C2: processes read each other's writes, and memory has the requested size."""
 
 from typing import Any
 
@@ -133,7 +133,7 @@ def test_c01_importers_see_what_a_driver_filled(allocate: Allocate, peer: Peer) 
     allocation = allocate(len(data) + 2 * lead)
     block = record_of(allocation).memory.block
     with address_of(data) as (address, nbytes):
-        # A driver may use different methods for few and for many bytes.
+        # A driver may fill few bytes by another method than many bytes, so the sizes differ.
         for start, end in ((lead, nbytes), (1, lead), (0, 1)):
             allocation.device.driver.fill(block, lead + start, address + start, end - start)
     allocation.device.synchronize()
@@ -189,7 +189,7 @@ def test_c02_more_than_four_gigabytes(
     try:
         allocation = device.allocate(nbytes)
     except crossmem.OutOfMemoryError as error:
-        pytest.skip(f"no room: {error.message}")
+        pytest.skip(f"the device has no room: {error.message}")
     with allocation:
         allocation.write(b"end", offset=nbytes - 3)
         part = allocation.export().slice(nbytes - 5, 5)

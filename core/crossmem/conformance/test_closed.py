@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law C17: closed objects refuse every use, and live views prevent closing."""
+"""Law C17: operations of closed objects raise, and live views prevent closing."""
 
 import gc
 import pickle
@@ -41,7 +41,7 @@ IMPORT: dict[str, Use] = {
 
 
 def refuses(uses: dict[str, Use], closed: Any) -> None:
-    """Check that each use of a closed object raises ``ClosedError``, and that ``repr`` works."""
+    """Check that each use raises ``ClosedError``, that ``closed`` is true, and ``repr`` works."""
     for use in uses.values():
         with pytest.raises(crossmem.ClosedError):
             use(closed)
@@ -63,7 +63,7 @@ def test_c17_a_freed_allocation(device: crossmem.Device) -> None:
 
 
 def use_closed(uses: str, name: str) -> None:
-    """Check that a closed object refuses its operations."""
+    """Check that the uses of a closed mapping or import raise ``ClosedError``."""
     refuses({"mapping": MAPPING, "import": IMPORT}[uses], actions.objects[name])
 
 
@@ -199,7 +199,7 @@ def test_c17_dropped_objects_are_given_back_with_a_warning(
     for make in drops:
         with pytest.warns(ResourceWarning, match="was dropped without"):
             dropped(make)
-        # This call releases the resources of the dropped objects.
+        # collect() releases the resources of the dropped objects.
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             crossmem.collect()
 

@@ -16,7 +16,7 @@ OPTIONAL = ["after_fork_in_child", "grant", "peer_identity", "refusal", "release
 
 
 def parameters(function: Callable[..., object]) -> list[tuple[str, inspect._ParameterKind]]:
-    """Return names and kinds of a method's parameters."""
+    """Return the name and the kind of each parameter of a method."""
     return [(one.name, one.kind) for one in inspect.signature(function).parameters.values()]
 
 
@@ -35,7 +35,7 @@ def test_c22_groups_of_methods_are_whole(tracer: TracingDriver) -> None:
 
 def test_c22_a_broken_group_is_noticed(tracer: TracingDriver) -> None:
     class Half(TracingDriver):
-        """A driver that has only one of the methods of a group."""
+        """A driver that has some methods of the group ``AddressRanges``, but not all."""
 
         reserve = len
         release = None
@@ -67,7 +67,7 @@ def test_c25_capabilities_are_constant_and_consistent(
 
             assert said == tracer.inner.capabilities(info.ordinal, mechanism)
             assert said.mechanisms == preferred.mechanisms
-            # A fork affects the whole backend.
+            # A fork affects the whole backend, so all mechanisms have the same value.
             assert said.fork_safe == preferred.fork_safe
             assert said.max_allocation_nbytes >= said.granularity_nbytes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C7 and C8: the vendor opens imported memory once, and a process's own memory never."""
+"""Laws C7 and C8: a process opens imported memory once at the vendor, and its own memory never."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Calls:
         self._before = read()
 
     def made(self) -> Counter[str]:
-        """Return the calls since the previous call of this method, or since the start."""
+        """Return how often each driver method was called since the counts were last read."""
         now = self._read()
         made = Counter(now)
         made.subtract(self._before)

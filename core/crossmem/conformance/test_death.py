@@ -63,8 +63,8 @@ def test_c11_a_waiting_exporter_hears_of_the_death(
     exporter, importer = fresh_peer(), fresh_peer()
     importer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
     importer.call(actions.attach, "mine", allocation.export().to_bytes())
-    # No other call of crossmem runs in either exporter, so only the waiting free() can notice the
-    # importer's death.
+    # This process and the peer ``exporter`` both export to the importer. In each of them, only the
+    # waiting free() can notice the importer's death, because no other call of crossmem runs.
     waiting = exporter.start(actions.free, "memory", busy="wait", timeout=2 * SOON_S)
     with pytest.raises(crossmem.BusyError):
         allocation.free(busy="wait", timeout=0.05)
@@ -212,7 +212,7 @@ def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
     exporter.call(sleeping_child, with_handlers=with_handlers)
     exporter.stop()
     waiting = peer.start(actions.attach, "never", unmet, timeout=2 * SOON_S)
-    # The attach gets time to begin its wait, because the end of a running wait is the harder case.
+    # This pause lets the attach begin to wait, because the exporter must die during the wait.
     settle(lambda: [] if waiting.is_done() else ["waiting"], within=0.1)
     assert not waiting.is_done()
 
@@ -265,14 +265,16 @@ def test_c12_no_file_of_a_killed_exporter_is_left(fresh_peer: FreshPeer) -> None
         files = [one.call(resources.named_files) for one in (exporter, importer)]
         return set.union(*files)
 
-    # Files that other processes also have belong to the backend, and are not counted.
+    # Files that another exporter and importer also use belong to the backend as a whole. The test
+    # ignores these files.
     known = share(fresh_peer(), fresh_peer())
     exporter, importer = fresh_peer(), fresh_peer()
     named = share(exporter, importer) - known
     exporter.kill()
     importer.kill()
 
-    # A backend with named memory removes leftover files at its next use, in any process.
+    # If a backend keeps memory in files, the next allocation of any process removes the files of
+    # dead processes.
     user = fresh_peer()
     user.call(actions.allocate, "next", _NBYTES)
     user.call(actions.free, "next")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of laws C14 and C27 that the driver must keep."""
+"""The requirements of laws C14 and C27 on drivers."""
 
 from typing import Final
 
@@ -15,10 +15,11 @@ from crossmem.conformance.test_limits import NOTHING, new_descriptors
 _NBYTES: Final = 5000
 _ROUNDS: Final = 20
 _KEPT: Final = _ROUNDS // 4
-"""Number of addresses that may stay mapped, because a driver may reuse addresses."""
+"""The largest accepted number of addresses that stay mapped. A driver may keep a few addresses for
+reuse, but a driver that never unmaps keeps ``_ROUNDS`` addresses."""
 
 
-@pytest.mark.crossmem_not_of_blocks("a driver imports whole pools")
+@pytest.mark.crossmem_not_of_blocks("a driver imports whole pools, not their blocks")
 @pytest.mark.crossmem_core
 def test_c14_a_driver_refuses_exports_that_do_not_fit(
     allocate: Allocate, fresh_peer: FreshPeer, capabilities: crossmem.Capabilities
@@ -30,11 +31,12 @@ def test_c14_a_driver_refuses_exports_that_do_not_fit(
     before = importer.call(actions.state)
     changes = list(probes.CHANGES)
     if actions.vendor_violations() is not None:
-        # The driver passes the pipe to the vendor, which refuses it. A strict emulation records the
-        # refusal as a breach of the vendor's rules.
+        # With this change, the driver passes a pipe to the vendor, which refuses the pipe. A strict
+        # emulation records the refusal as a breach of the vendor's rules.
         changes.remove("a pipe for a descriptor")
     if not capabilities.host_visible:
-        # Not every vendor tells the size of imported memory.
+        # Not every vendor tells the size of imported device memory, so the driver may be unable to
+        # notice a wrong capacity.
         changes.remove("a larger capacity")
 
     found = {change: outcome(importer, blob, change) for change in changes}
@@ -76,7 +78,7 @@ def test_c27_released_memory_is_unmapped(
 
 
 def still_mapped(operation: str, blob: bytes) -> int:
-    """Map and unmap memory in several rounds; return how many of the addresses stay mapped."""
+    """Acquire and release memory in several rounds; return how many addresses stay mapped."""
     pointers = set()
     for _ in range(_ROUNDS):
         if operation == "free":

@@ -29,7 +29,7 @@ _NBYTES = 4096
 _LAST_WORDS = "what is left: "
 _TOOK = "seconds in crossmem: "
 _TOO_LONG = f"{60 * SLOWNESS:g}"
-"""Seconds to wait at exit; longer than any test waits for an exit."""
+"""A ``CROSSMEM_EXIT_WAIT`` in seconds, longer than any test waits for an exit."""
 
 
 def report_at_exit() -> None:
@@ -39,8 +39,8 @@ def report_at_exit() -> None:
     crossmem's exit is higher than that of this report.
     """
     current().registry.adapt(TracingDriver)
-    # At its first use, a vendor's library opens the files of its devices, and keeps them open. So
-    # the first use comes before the count.
+    # At its first use, a vendor's library opens the files of its devices, and keeps them open. The
+    # first use comes before the list of descriptors is made, so the report leaves these files out.
     device = actions.device()
     device.allocate(1).free()
     before = resources.descriptors()
@@ -194,7 +194,7 @@ def test_c20_nothing_is_taken_from_importers_by_a_call(peer: Peer, fresh_peer: F
 
     words = last_words(exporter.exit())
 
-    # Leased memory ends with the process, not before.
+    # The leased memory stays until the exporter's process ends.
     assert words["live"] == {**NOTHING["live"], "blocks": 1, "exports": 1}
     assert words["violations"] == []
 
@@ -245,7 +245,7 @@ def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> 
     exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
-    # Without the variable, the wait would take two seconds.
+    # By default, an exporter waits up to two seconds for leases.
     assert float(exporter.exit().rpartition(_TOOK)[2].split()[0]) < 1.5
 
 
@@ -355,7 +355,7 @@ def test_c20_children_of_multiprocessing_release_at_exit(
 
     assert parent.call(_run_child, method, place, blob, within=150) == b"data"
 
-    # If the child had not released its memory at its exit, files could be left.
+    # A child that skips crossmem's part of the exit leaves the socket of its lease server.
     assert _files(kit) - before == set()
     allocation.free(busy="wait", timeout=1)
 
@@ -366,7 +366,7 @@ def _run_child(method: str, place: tuple[str, str | None, str], blob: bytes) -> 
     child = context.Process(target=_child, args=(place, blob, sending))
     child.start()
     sending.close()
-    assert receiving.poll(60), "the child says nothing"
+    assert receiving.poll(60), "the child sent nothing within 60 s"
     found: bytes = receiving.recv()
     child.join(60)
     words = json.loads(receiving.recv())

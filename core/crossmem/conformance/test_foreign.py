@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laws of sharing, for adopted memory of another library."""
+"""Laws C1 to C8, C21 and C25 for adopted memory, which another library has allocated."""
 
 import pytest
 

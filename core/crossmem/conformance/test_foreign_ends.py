@@ -314,7 +314,7 @@ def test_c20_an_exit_leaves_the_memory_to_its_owner(fresh_peer: FreshPeer) -> No
 
 
 def _shut_down() -> tuple[dict[str, int], list[str], bytes]:
-    """Run crossmem's exit; return the open objects, forbidden calls, and the memory's contents."""
+    """Run crossmem's exit; return the tracer's live objects and violations, and the data."""
     stranger, tracer = actions.objects["memory"], actions.tracer()
     current().shut_down()
     data: bytes = stranger.read(4)

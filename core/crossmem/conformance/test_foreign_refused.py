@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that cannot be adopted, and how ``how_can_share`` predicts the errors."""
+"""Refused adoptions, and the reports of ``how_can_share``."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_c25_adopting_is_refused_where_the_backend_does_not_offer_it(
         pytest.skip("the device's capability foreign_memory is true")
     before = dict(tracer.calls)
     others = [device.for_mechanism(name).capabilities for name in capabilities.mechanisms]
-    # how_can_share() calls inspect() once for each mechanism that has the capability.
+    # how_can_share() calls inspect() once for each mechanism with the capability foreign_memory.
     asked = {"inspect": sum(one.foreign_memory for one in others)}
 
     assert "foreign_memory" in refused(device, 1 << 40)

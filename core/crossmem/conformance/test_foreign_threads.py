@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that adopt and import at the same time."""
+"""Law C19 for adopted memory: threads that adopt, attach or unmap at the same time."""
 
 from typing import Any
 

@@ -116,7 +116,8 @@ def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
     assert peer.call(in_child, unexpected_descriptors) == []
     assert peer.call(in_child, resources.threads) == ["MainThread"]
     assert peer.call(in_child, resources.lease_words) == []
-    # The child may inherit mappings of shared memory that the CPU can address, but no descriptors.
+    # If the CPU can address shared memory, the child may inherit mappings of it. The child never
+    # keeps descriptors of shared memory.
     assert peer.call(in_child, resources.shared_nbytes, only_open=True) == 0
     assert capabilities.host_visible or peer.call(in_child, resources.shared_nbytes) == 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law C18: a forked child's inherited views, and the locks that it must not wait for."""
+"""Law C18: views that a forked child inherits, and locks for which the child must not wait."""
 
 import gc
 import multiprocessing
@@ -56,7 +56,7 @@ def _touch() -> None:
 # Views that were inherited ------------------------------------------------------------------
 
 
-@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
+@pytest.mark.crossmem_not_of_blocks("the memory of a pool is not mapped in a forked child")
 @pytest.mark.crossmem_requires("host_visible")
 @pytest.mark.crossmem_core
 def test_c18_a_child_reads_and_writes_through_inherited_views(
@@ -73,7 +73,7 @@ def test_c18_a_child_reads_and_writes_through_inherited_views(
     assert allocation.read(5, offset=8) == b"child"
 
 
-@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
+@pytest.mark.crossmem_not_of_blocks("the memory of a pool is not mapped in a forked child")
 @pytest.mark.crossmem_requires("host_visible")
 def test_c18_a_child_sees_what_others_write_after_the_fork(
     allocate: Allocate, fresh_peer: FreshPeer, tmp_path: Path
@@ -88,7 +88,7 @@ def test_c18_a_child_sees_what_others_write_after_the_fork(
     assert answer_of(tmp_path) == repr([b"parent's", b"exporter", b"exporter"])
 
 
-@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
+@pytest.mark.crossmem_not_of_blocks("the memory of a pool is not mapped in a forked child")
 @pytest.mark.crossmem_requires("host_visible")
 @pytest.mark.crossmem_core
 @pytest.mark.parametrize("how", ["gives everything back", "exits", "is killed"])
@@ -130,7 +130,7 @@ def _allocate_and_fill() -> None:
         allocation.write(b"\xff" * _NBYTES)
 
 
-@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
+@pytest.mark.crossmem_not_of_blocks("the memory of a pool is not mapped in a forked child")
 @pytest.mark.crossmem_requires("host_visible", "readonly_imports")
 def test_c18_an_inherited_view_that_is_read_only_stays_so(allocate: Allocate, peer: Peer) -> None:
     blob = allocate(_NBYTES, b"exporter").export().to_bytes()
@@ -149,7 +149,7 @@ def _read_and_try_to_write() -> tuple[bytes, str]:
     return bytes(view[:8]), "no error"
 
 
-@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
+@pytest.mark.crossmem_not_of_blocks("the memory of a pool is not mapped in a forked child")
 @pytest.mark.crossmem_requires("host_visible", "address_ranges")
 @pytest.mark.parametrize("kind", ["own", "imported"])
 def test_c18_a_child_has_the_viewed_pieces_of_a_range(
@@ -173,13 +173,13 @@ def _read_the_piece() -> bytes:
     return bytes(actions.objects["view"][:8])
 
 
-@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
+@pytest.mark.crossmem_not_of_blocks("the memory of a pool is not mapped in a forked child")
 @pytest.mark.crossmem_requires("host_visible")
 def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(_NBYTES, b"exporter")
     peer.call(_set_up_views, allocation.export().to_bytes())
-    # A mapping of own memory can have the address of the view that the child keeps. In the child,
-    # the end of this mapping must not unmap the view.
+    # The peer maps its own allocation at the allocation's address (C8), which is the address of the
+    # view that the child keeps. In the child, the end of this mapping must not unmap the view.
     peer.call(_attach_own)
     before = peer.call(actions.calls)
 
@@ -199,7 +199,7 @@ def _attach_own() -> None:
 
 
 def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
-    """Drop inherited objects; return a kept view's bytes, and which new descriptors were closed."""
+    """Drop all objects but one view; return its bytes, and the new descriptors that were closed."""
     # These files get the numbers of descriptors that the child has inherited and closed. If an
     # object closed its descriptor again, it would close one of these files.
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
@@ -219,7 +219,7 @@ def _run_to_its_end() -> int | None:
     return process.exitcode
 
 
-@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
+@pytest.mark.crossmem_not_of_blocks("the memory of a pool is not mapped in a forked child")
 @pytest.mark.crossmem_requires("host_visible", "fork_safe")
 def test_c18_sharing_an_inherited_array_is_a_copy(fresh_peer: FreshPeer) -> None:
     numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
@@ -268,7 +268,7 @@ _CALLS: Final = [
 
 
 def _call_under_locks() -> dict[str, str]:
-    """Fork while other threads hold locks; return the exceptions of calls in the child."""
+    """Fork while threads hold crossmem's locks; return the exceptions of calls in the child."""
     process = current()
     locks = [process.state, process.index_lock]
     for name in ("allocation", "imported"):
@@ -319,7 +319,7 @@ def _try_each() -> dict[str, str]:
 @pytest.mark.crossmem_core
 def test_c18_a_fork_after_exit_closes_no_descriptor(fresh_peer: FreshPeer) -> None:
     peer = fresh_peer(CROSSMEM_EXIT_WAIT="0")
-    # As an exporter and as an importer, the peer has a pidfd of this process.
+    # The peer imports from this process and exports to it, so the peer has two pidfds of it.
     with actions.device().allocate(_NBYTES) as allocation:
         peer.call(actions.attach, "mapping", allocation.export().to_bytes())
         with crossmem.attach(peer.call(actions.offer, "allocation", _NBYTES)):
@@ -342,7 +342,7 @@ def _fork_after_exit() -> tuple[list[int], list[int]]:
     numbers = sorted(before - _open_numbers())
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for number in numbers:
-        # dup2() does nothing for the number that `null` itself has.
+        # If `null` itself has one of the numbers, dup2() does nothing for this number.
         os.dup2(null, number, inheritable=False)
     return numbers, in_child(_not_null, numbers)
 

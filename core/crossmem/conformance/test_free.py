@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C9 and C27: a free takes no memory from importers, and freed memory goes back promptly."""
+"""Laws C9 and C27: a free takes no memory from importers; freed memory is released promptly."""
 
 import time
 from typing import Literal
@@ -243,7 +243,7 @@ def test_c09_an_unknown_way_to_free_is_refused(allocate: Allocate) -> None:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "a freed block that was held returns to its pool during a later call of the exporter"
+    "a freed block that was held returns to its pool when the exporter next calls crossmem"
 )
 @pytest.mark.crossmem_core
 def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
@@ -254,7 +254,8 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # A call of crossmem in the peer would do the work of the reaper.
+        # A call of crossmem releases freed memory, too. This read is no such call, so only the
+        # reaper can release the memory.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laws of the contract for memory that a stream hands over to another process."""
+"""Laws C9, C21 and C25 for exports, imports and unmappings on streams of a device."""
 
 import time
 
@@ -98,7 +98,7 @@ def test_c21_a_dead_owner_is_reported_to_who_waits_for_its_work(
 
 
 def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
-    """Issue work, then call an operation that must wait; return whether the work is complete.
+    """Issue work on a stream, call an operation that must wait; return whether the work is done.
 
     The work writes memory that this process allocates, or that it imports from ``blob``.
     """
@@ -112,7 +112,8 @@ def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
         actions.allocate(name, NBYTES)
         actions.write(name, data)
     streams.new_stream("stream")
-    # The first export starts the lease server. That takes time, in which issued work could end.
+    # The first export starts the lease server. It comes before the work, because the work could end
+    # while the server starts.
     actions.export("copy")
     streams.issue_work("work", "stream")
     # The operation may release the written memory, so the test checks a copy of the contents.
@@ -166,7 +167,7 @@ def test_c09_an_unmapping_on_a_stream_keeps_the_memory_until_its_work_is_done(
     gate.signal(1)
     importer.call(streams.synchronize, "stream")
 
-    # The memory is released within a second (C27), without a further call of either process.
+    # The memory is released within a second (C27), although neither process calls crossmem.
     assert settle(lambda: _blocks_of(owner)) == []
     assert importer.call(actions.calls).get("synchronize", 0) == synchronized
     assert importer.call(actions.read, "copy", 4) == b"kept"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C3 to C5: equal handles of repeated exports, parts of handles, and unique handles."""
+"""Laws C3 to C5: equal handles of repeated exports, handles of parts, and unique handles."""
 
 import pickle
 
@@ -143,7 +143,7 @@ def test_c04_the_importer_checks_bounds_of_the_handle(allocate: Allocate, peer: 
     blob = allocation.export().to_bytes()
     beyond = allocation.capacity
     before = peer.call(actions.calls)
-    # The forged parts are empty or end outside of the memory. Their checksums are valid.
+    # Each forged handle has a valid checksum. Its part is empty, or ends outside of the memory.
     for offset, length in ((0, NBYTES + 1), (NBYTES, 1), (beyond, 1), (2**64 - 1, 2), (0, 0)):
         with pytest.raises(crossmem.InvalidHandleError):
             peer.call(actions.attach, "m", reforged(blob, part=(offset, length)))

@@ -25,7 +25,7 @@ def test_c10_closing_affects_nobody_else(allocate: Allocate, peer: Peer, peer2: 
 
     assert allocation.read(6) == b"Common"
 
-    # The exporter's record of the other importer stays too.
+    # The lease of ``peer2`` stays.
     with pytest.raises(crossmem.BusyError, match=str(peer2.pid)):
         allocation.free(busy="raise")
 

@@ -20,27 +20,31 @@ from crossmem.driver import Driver, TracingDriver, native
 
 NBYTES: Final = 5000
 STRIDE: Final = 5
-"""The kit interrupts at every fifth place in the code. crossmem's own tests interrupt at every
-place."""
+"""The test of core interrupts at every fifth place where CPython runs signal handlers. The tests of
+the tier ``long`` in crossmem's repository interrupt at every such place."""
 
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""Calls into these files are not interrupted. Only test runs use the tracer and the locks that are
-written in Python."""
+"""The files of the tracing driver and of the locks that are written in Python. Only test runs use
+them, so no call into these files is interrupted."""
 
 
 def counts(path: str) -> bool | None:
-    """Return True for a file of core, False for a file of ``_ONE_STEP``, else None."""
+    """Return False for a file of ``_ONE_STEP``, True for another file of core, None for the rest.
+
+    The files of the kit do not belong to core.
+    """
     if path in _ONE_STEP:
         return False
     return True if path.startswith(f"{_CORE}/") and not path.startswith(_KIT) else None
 
 
 def files_of(driver: Driver) -> set[str]:
-    """Return the files of a driver's package, except modules that use ``crossmem.driver.native``.
+    """Return the files of the loaded modules in a driver's package.
 
-    These modules contain bindings in Python, which may lose the result of an interrupted call.
+    Modules that use ``crossmem.driver.native`` are left out. They contain bindings in Python, which
+    may lose the result of an interrupted call.
     """
     package = type(driver).__module__.partition(".")[0]
     modules = [
@@ -57,7 +61,7 @@ def _makes_a_binding(module: ModuleType) -> bool:
 
 
 def resources_of(tracer: TracingDriver) -> dict[str, Any]:
-    """Return the driver's open objects, and the numbers of descriptors and shared mappings."""
+    """Return the numbers of this process's driver objects, descriptors and shared mappings."""
     shared = [line for line in resources.mappings() if line.split()[1].endswith("s")]
     return {
         "live": tracer.live,
@@ -81,7 +85,7 @@ def test_c30_an_interrupted_driver_loses_nothing(
 ) -> None:
     files = files_of(tracer.inner)
     if not files:
-        pytest.skip("the driver has no code in Python, except in modules that make a binding")
+        pytest.skip("all Python modules of the driver use crossmem.driver.native")
     check(operation, device, tracer, peer, lambda path: path in files or None, 1)
 
 
@@ -95,7 +99,8 @@ def check(
 ) -> None:
     """Interrupt an operation at each ``stride``-th counted place; check that nothing is lost.
 
-    :class:`Interrupts` explains ``counts``.
+    :class:`Interrupts` explains ``counts``. With a ``stride`` of 1, a place counts only if its
+    innermost frame is in a counted file.
     """
     blob = peer.call(actions.offer, "interrupted", NBYTES, b"interrupted")
     crossmem.attach(blob).unmap()

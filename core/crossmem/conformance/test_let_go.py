@@ -20,7 +20,7 @@ from crossmem.sharing.base.process import current
 
 _NBYTES = 4096
 _A_WHILE_S = 0.7
-"""Seconds in which the importer certainly notices the death."""
+"""The time in which an importer certainly notices the death of an owner, in seconds."""
 
 RELEASE: Any = {"on_owner_death": "release"}
 
@@ -41,13 +41,16 @@ def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]
 
 
 def is_closed(name: str) -> bool:
-    """Whether a named object is closed. A read of ``closed`` does not continue deferred work."""
+    """Whether a named object is closed.
+
+    Reading ``closed`` continues no deferred work, so this function does not close the object.
+    """
     closed: bool = actions.objects[name].closed
     return closed
 
 
 def held(tracer: TracingDriver, before: dict[str, int]) -> list[str]:
-    """Return the differences between the driver's open objects now and ``before``."""
+    """Return a line for each kind of the driver's objects whose number differs from ``before``."""
     live = tracer.live
     return [f"{live[name] - before[name]} {name}" for name in live if live[name] != before[name]]
 
@@ -252,8 +255,9 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # A tracer would use crossmem, and so might start the vendor's threads before they are counted.
-    # These threads live as long as the process.
+    # The importer has no tracer, because a tracer uses crossmem early, and this use might start
+    # threads of the vendor. report_threads_at_exit() counts only those threads of the vendor that
+    # start during its call. The vendor's threads live as long as the process.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     vendors = importer.call(report_threads_at_exit)
@@ -268,12 +272,12 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 
 def report_threads_at_exit() -> int:
-    """Let this process print its thread count after crossmem's exit.
+    """Let this process print its thread count at its exit, after crossmem's exit handler.
 
     Return the number of the vendor's threads.
     """
-    # current() registers crossmem's own exit handler. It runs before the report, which has a low
-    # priority.
+    # current() registers crossmem's exit handler. The report runs later than this handler, because
+    # the report has a lower priority.
     current()
 
     def report() -> None:

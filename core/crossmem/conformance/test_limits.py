@@ -93,9 +93,11 @@ def test_c16_a_full_device_gives_nothing_and_recovers(
             one.free()
 
     assert tracer.live == live
-    # Together, these allocations are larger than the device.
+    # The sum of the following allocations exceeds the memory of the device, so the allocations
+    # succeed only if freed memory is used again.
     nbytes = largest(device) // 2
-    # With --crossmem-blocks, a pool keeps the memory of blocks of one size.
+    # With --crossmem-blocks, an open pool keeps the memory of its freed blocks. Blocks of another
+    # size cannot use this memory.
     close_pools()
     for _ in range(4 * len(held) + 5):
         device.allocate(nbytes).free()
@@ -181,7 +183,7 @@ def test_c16_a_failed_call_of_the_importer_leaves_nothing(
         importer.call(actions.attach, "m", blob)
 
     assert importer.call(actions.state)["live"] == NOTHING
-    # Other threads of the importer close these descriptors, so the test waits.
+    # Other threads of the importer close the descriptors of the failed call, so the test waits.
     assert settle(lambda: new_descriptors(importer, before)) == []
     assert settle(lambda: held_but(0)) == []
 
@@ -216,7 +218,7 @@ def test_c16_a_failure_in_a_batch_leaves_nothing(
 
 
 def held_but(count: int) -> list[str]:
-    """Return a complaint unless exactly ``count`` leases on this process's exports exist."""
+    """Return an empty list if this process's exports have ``count`` leases, else a complaint."""
     given = sum(len(one.leases) for one in crossmem.exports())
     return [] if given == count else [f"{given} leases"]
 

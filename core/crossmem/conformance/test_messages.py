@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C6, C9, C11 and C20: a message keeps its memory until its receipt or its sender's death."""
+"""Laws C6, C9, C11 and C20: a message keeps memory until a receipt or the sender's death."""
 
 import time
 
@@ -16,7 +16,7 @@ NBYTES = 5000
 
 
 def holders_of(blob: bytes) -> list[tuple[int, bool]]:
-    """Return the pid of each lease on an export, and whether the lease is a message's."""
+    """Return the pid of each lease on an export, and whether the lease belongs to a message."""
     return [
         (lease.pid, lease.in_message)
         for info in crossmem.exports()
@@ -123,8 +123,9 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
     sender.call(actions.free, "sent")
     sender.request_exit()
     if blocks.are_used():
-        # A trial attach would open the pool. Later attaches would then send no request that the
-        # sender could refuse. So the test sleeps until the sender has begun its exit.
+        # An attach of a block opens the whole pool, and later attaches send no request. Attaches
+        # therefore cannot show that the sender refuses requests. The test sleeps instead, until the
+        # sender has surely begun its exit.
         time.sleep(1.0)
     else:
         assert settle(lambda: not_refused(peer, message[0][0])) == []
@@ -141,7 +142,7 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
 
 
 def not_refused(peer: Peer, blob: bytes) -> list[str]:
-    """Try to attach; return the result, or an empty list if the exporter is exiting."""
+    """Try to attach; return the outcome, or an empty list if the exiting exporter refuses."""
     try:
         peer.call(actions.attach, "m", blob)
     except crossmem.OwnerGoneError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C21 and C22: exports wait for the device's work, and calls follow the vendor's order."""
+"""Laws C21 and C22: exports wait for device work, and driver calls keep the vendor's order."""
 
 import os
 
@@ -60,7 +60,7 @@ def test_c21_only_the_first_time_that_a_handle_is_given_out(
 
     assert tracer.calls["synchronize"] == before + 1
 
-    # An export with other rights synchronises again, because its handle is a new one.
+    # An export with another ``allow`` has a new handle, so this export synchronises again.
     allocation.export(allow=crossmem.Allow(pids=[os.getpid()]))
 
     assert tracer.calls["synchronize"] == before + 2
@@ -144,7 +144,7 @@ def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
 
 
 def report_at_exit() -> None:
-    """Register an exit handler that prints the forbidden calls and the remaining resources."""
+    """Register an exit handler that prints forbidden driver calls and the driver's open objects."""
     import atexit  # noqa: PLC0415
 
     from crossmem.sharing.base.process import current  # noqa: PLC0415

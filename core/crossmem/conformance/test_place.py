@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C24 and C25: the right device, and the requested mechanism."""
+"""Laws C24 and C25: a handle means one device, and no named device or mechanism is replaced."""
 
 import pickle
 from collections.abc import Callable
@@ -70,14 +70,15 @@ def test_c24_a_pickled_device_is_the_same_device(device: crossmem.Device) -> Non
 def masked(
     device: crossmem.Device, fresh_peer: FreshPeer, pytestconfig: pytest.Config
 ) -> Callable[..., Peer]:
-    """Return ``masked(*ordinals)``, which starts a peer that sees only these devices, in order.
+    """Return a function that starts a peer which sees only some devices.
 
-    ``ordinals`` are the devices' ordinals in this process. Skip the test if the backend's mask is
-    unknown.
+    The arguments of the function are the ordinals of these devices in this process, in the order in
+    which the peer numbers the devices. Skip the test if no environment variable is known that masks
+    the backend's devices.
     """
     variable = pytestconfig.getoption("crossmem_mask") or MASKS.get(device.backend)
     if variable is None:
-        pytest.skip(f"--crossmem-mask does not name the variable that masks {device.backend}")
+        pytest.skip(f"no known variable masks devices of {device.backend}: use --crossmem-mask")
 
     def start(*ordinals: int) -> Peer:
         environment: dict[str, Any] = {variable: ",".join(map(str, ordinals))}

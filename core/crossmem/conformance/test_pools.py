@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws P1 and P2: held blocks are not given out again, and old handles stay stale."""
+"""Laws P1 and P2: a held block is not allocated again, and a freed block's handle stays stale."""
 
 import random
 import time
@@ -24,7 +24,7 @@ from crossmem.conformance.pools_of_tests import (
     take_all,
 )
 
-# P1: a held block is not given out again --------------------------------------------------
+# P1: a held block is not allocated again --------------------------------------------------
 
 
 @pytest.mark.crossmem_core
@@ -193,7 +193,10 @@ def test_p01_a_stopped_importer_keeps_what_it_holds_until_it_is_killed(
 
 
 def _attach_some(blobs: list[bytes], seconds: float) -> int:
-    """Attach blocks while they are freed; return the number of mappings with wrong contents."""
+    """Attach blocks in turn for some seconds; return the number of mappings with wrong contents.
+
+    The owner frees the blocks at the same time.
+    """
     end = time.monotonic() + seconds
     wrong = 0
     while time.monotonic() < end:
@@ -217,8 +220,8 @@ def test_p01_who_attaches_while_a_block_is_freed_has_it_or_has_not(
     while blocks:
         time.sleep(0.02)
         blocks.pop().free()
-        # Freed blocks are overwritten at once, so an importer that attached a block by a stale
-        # handle would see the new contents.
+        # The pool allocates freed blocks again, and the test overwrites them. An importer that
+        # attached such a block by a stale handle would read wrong contents.
         taken = [pool.allocate() for _ in range(8)]
         for one in taken:
             one.write(b"\xff" * 8)

@@ -84,7 +84,7 @@ def test_p03_nor_a_block_that_is_waited_for(
 
 
 def fill_row(seed: int, *, header: bool = False) -> None:
-    """Write rubbish into this process's row, at and around the words of each pool's blocks.
+    """Write rubbish into this process's row: the words of imported pools, and words around them.
 
     With ``header``, the rubbish begins at the header of the row.
     """
@@ -120,8 +120,8 @@ def test_p04_rubbish_in_a_row_pins_blocks_at_worst(
         assert stats.free + stats.live + stats.waiting == 16
         crossmem.exports()
         crossmem.collect()
-        # The other pool's slots lie in the same segment. The rogue's words for these slots have no
-        # effect, because the rogue has no lease on that pool.
+        # The slots of both pools lie in one segment, so the rogue also writes words of ``other``.
+        # These words have no effect, because the rogue has no lease on ``other``.
         assert other.stats().free == 16
         taken = take_all(other)
         assert len(taken) == 16
@@ -141,7 +141,8 @@ def test_p04_words_of_blocks_that_one_has_no_lease_on_pin_nothing(
     pools = [make_pool(8) for _ in range(3)]
     rogue = fresh_peer()
     share(pools[0], rogue, "mapped").free()
-    # The slots of the second pool lie in the same segment, and another process imports this pool.
+    # The slots of the pools lie in one segment, so the rogue also writes the words of the second
+    # pool. Only ``peer`` has a lease on the second pool, and holds one block of it.
     share(pools[1], peer, "mapped").free()
     rogue.call(fill_row, 1)
 

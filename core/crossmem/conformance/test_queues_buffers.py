@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws Q4 and Q6: the side that has a buffer, and the moment when the buffer is free again."""
+"""Laws Q4 and Q6: a buffer belongs to its producer or to consumers; the last consumer frees it."""
 
 import pickle
 from collections.abc import Callable
@@ -27,7 +27,7 @@ USES: Final[dict[str, Callable[[crossmem.SharedBuffer], object]]] = {
     "with": lambda buffer: buffer.__enter__(),
 }
 
-# Q4: one side has a buffer ----------------------------------------------------------------
+# Q4: a buffer belongs to its producer or to consumers -------------------------------------
 
 
 @pytest.mark.crossmem_with_vendor_queues

@@ -121,7 +121,10 @@ def _free(queue: crossmem.Queue, count: int) -> list[str]:
 
 
 def _get_mine(name: str, count: int) -> list[int]:
-    """Return the numbers of the next ``count`` valid items."""
+    """Return the numbers of the next ``count`` items that the test's own process has put.
+
+    Skip all other items, because the rogue has put them and they may be rubbish.
+    """
     found: list[int] = []
     while len(found) < count:
         with actions.objects[name].get(timeout=SOON_S) as buffer:

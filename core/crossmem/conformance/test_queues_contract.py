@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laws of the contract that queues keep, and law Q12: the roles of processes."""
+"""Laws C3 to C26 as far as they apply to queues, and law Q12: what a role allows."""
 
 import os
 import random
@@ -103,7 +103,7 @@ def test_c14_damaged_handles_of_queues_are_refused(
     for one in damaged:
         with pytest.raises(crossmem.InvalidHandleError):
             crossmem.open_queue(one)
-    # A handle of memory is no handle of a queue, not even in a ``QueueHandle``.
+    # A handle of memory is refused, even if a ``QueueHandle`` contains it.
     memory = allocate(4096).export()
     for wrong in (memory.to_bytes(), crossmem.QueueHandle("consume", memory).to_bytes()):
         with pytest.raises(crossmem.CrossmemError):
@@ -341,7 +341,7 @@ def test_q12_a_role_can_be_revoked(
     for use in _GETS[:3] if role == "consume" else _PUTS:
         with pytest.raises(crossmem.AccessDeniedError):
             revoked.call(_use, "queue", use)
-    # The owner treats the items as if the revoked process had died.
+    # The owner treats the items of the revoked process like those of a dead process.
     wanted = [Item(0, 0, 2), Item(0, 1, 1)] if role == "consume" else [Item(0, 0, 1)]
     assert sorted(peer.call(queues.get_each, "queue", len(wanted), timeout=SOON_S)) == wanted
     queues.put(queue, [5])

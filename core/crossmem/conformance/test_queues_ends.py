@@ -23,7 +23,7 @@ def _free(queue: crossmem.Queue, count: int) -> list[str]:
 
 
 def _end(peer: Peer, end: str) -> None:
-    """Kill a peer, or let it close its queue."""
+    """Kill a peer, or let it release its buffers and close its queue."""
     if end == "dies":
         peer.kill()
     else:
@@ -48,7 +48,8 @@ def test_q07_a_dead_consumers_items_are_lost_or_redelivered_as_declared(
     answer = peer.start(queues.get_rest, "queue")
     victim.kill()
     start = time.monotonic()
-    # The wait for a buffer must notice the death, because this process makes no other call.
+    # No buffer is free until this process, the owner, notices the death. It makes no other call, so
+    # it must notice the death during this wait.
     queue.allocate(timeout=SOON_S).release()
     assert time.monotonic() - start < SOON_S
     assert settle(lambda: _free(queue, 3)) == []
@@ -340,7 +341,8 @@ def test_q09_who_waits_hears_of_the_owners_death(
     peer: Peer, peer2: Peer, fresh_peer: FreshPeer
 ) -> None:
     owner = fresh_peer()
-    # The only buffer is in hand, so both sides wait.
+    # The consumer has the only buffer in hand. So the producer waits for a buffer, and the consumer
+    # waits for an item.
     _share(owner, peer, peer2, depth=1)
     peer.call(queues.put, "queue", [0])
     peer2.call(queues.take, "queue", "buffer")
@@ -362,7 +364,8 @@ def test_q09_who_waits_hears_of_the_owners_death(
 def test_q09_a_stopped_owner_delays_nobody(peer: Peer, peer2: Peer, fresh_peer: FreshPeer) -> None:
     owner = fresh_peer()
     _share(owner, peer, peer2, prefetch=8)
-    # The owner may have to hand out the first item, so this item must arrive before the stop.
+    # The producer may leave the first item to the owner. A stopped owner hands out no item, so the
+    # consumer gets this item before the stop.
     peer.call(queues.put, "queue", [0])
     assert peer2.call(queues.get, "queue", timeout=SOON_S).number == 0
     owner.stop()

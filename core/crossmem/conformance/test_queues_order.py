@@ -70,7 +70,8 @@ def test_q01_items_that_found_no_room_keep_their_order(
     queue = make_queue(depth=8, prefetch=1)
     for one in (peer, peer2):
         one.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
-    # Each consumer has room for one item. The other items are left to the owner.
+    # The prefetch gives each consumer room for one item. The producer leaves the other items to
+    # the owner.
     queues.put(queue, range(8))
     answers = [one.start(queues.get_rest, "queue") for one in (peer, peer2)]
     queues.put(queue, range(8, 80))
@@ -88,7 +89,8 @@ def test_q01_an_item_of_the_owner_waits_for_earlier_ones(make_queue: MakeQueue, 
     received = []
     for _ in range(8):
         received.append(peer.call(queues.get, "queue").number)
-        # The consumer has room again, so the owner hands out the next item.
+        # The consumer has room again, so the owner hands out the next item. The test waits up to
+        # 20 ms for the owner.
         settle(lambda: [] if queue.stats().waiting == 0 else ["items wait"], within=0.02)
 
     assert received == list(range(8))
@@ -174,7 +176,7 @@ def test_q02_redelivered_items_say_so(
     received = peer.call(queues.get_rest, "queue")
 
     assert sorted(numbers_of(received)) == list(range(5))
-    # Each of the three victims had two items.
+    # Each of the three victims died with two items in hand.
     assert sum(item.deliveries - 1 for item in received) == queue.stats().redelivered == 6
     assert queue.stats().lost == 0
 

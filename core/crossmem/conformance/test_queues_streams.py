@@ -26,7 +26,7 @@ def gate(word: TimelineLevel, make_timeline: MakeTimeline) -> crossmem.Timeline:
 
 
 def _prepare(queue: crossmem.Queue, producer: Peer, consumer: Peer) -> None:
-    """Let both peers open the queue, and make a stream and the memory for its work."""
+    """Let each peer open the queue, and make a stream and the memory for the stream's work."""
     for one, role in ((producer, "produce"), (consumer, "consume")):
         one.call(queues.open_, "queue", queues.handle_of(queue, role))
         one.call(_make_work)
@@ -59,7 +59,7 @@ def _get_and_check() -> bool:
 
 
 def _take_and_release_on_stream() -> None:
-    """Let a stream copy a buffer, and release the buffer on that stream."""
+    """Get a buffer, let a stream copy it after other work, and release it on that stream."""
     stream = actions.objects["stream"]
     buffer = actions.objects["queue"].get(timeout=SOON_S, stream=stream)
     for _ in range(10):
@@ -108,7 +108,7 @@ def test_q05_without_a_stream_all_work_of_the_device_comes_first(
 ) -> None:
     queue = make_queue(1, NBYTES)
     if queue.device.capabilities.host_visible:
-        pytest.skip("host memory needs no wait for the device")
+        pytest.skip("a put or release of host memory does not wait for the device")
     _prepare(queue, peer, peer2)
     peer.call(_issue_and_put_without)
     assert peer2.call(_get_and_check)

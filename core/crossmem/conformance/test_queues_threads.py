@@ -99,7 +99,7 @@ def test_q15_a_queue_works_in_asyncio(make_queue: MakeQueue, peer: Peer, peer2: 
 
 
 def _iterate(name: str) -> tuple[list[int], int]:
-    """Receive in an event loop; return the numbers, and how often another task ran meanwhile."""
+    """Get all items in an event loop; return their numbers, and how often another task ran."""
 
     async def receive() -> list[int]:
         found = []
@@ -113,7 +113,7 @@ def _iterate(name: str) -> tuple[list[int], int]:
 
 
 def _put_all(name: str, count: int) -> int:
-    """Put items in an event loop; return how often another task ran meanwhile."""
+    """Put items in an event loop; return how often another task ran."""
 
     async def put() -> None:
         for number in range(count):
@@ -198,7 +198,7 @@ def test_q15_select_tells_when_to_get(make_queue: MakeQueue, peer: Peer) -> None
 
 
 def _is_readable_after_get(peer: Peer, within_s: float) -> bool:
-    """Whether the descriptor is readable after a ``get`` that found nothing."""
+    """Check that the peer's queue is empty; return whether the queue's descriptor is readable."""
     peer.call(actions.call, "queue", "fileno")
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0)
@@ -260,4 +260,4 @@ def _close_under_get(name: str) -> str:
     time.sleep(0.1)
     actions.objects[name].close()
     thread.join(SOON_S)
-    return found[0] if found else "it waits"
+    return found[0] if found else "get() still waits"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vendors' queues keep the laws of queues, and refuse the calls that they do not support."""
+"""A vendor's queues keep the laws of queues, and refuse calls that the vendor does not support."""
 
 import asyncio
 import os
@@ -115,7 +115,7 @@ def test_q03_a_queue_that_raises_does_not_wait(make_queue: MakeQueue, peer: Peer
 
 @pytest.mark.crossmem_core
 def test_q09_after_the_owners_death_nothing_waits(peer: Peer, fresh_peer: FreshPeer) -> None:
-    # A vendor keeps its queue after the owner's death, so crossmem must end the waits.
+    # A vendor's queue outlives its owner and does not end the waits, so crossmem must end them.
     owner, producer = fresh_peer(), fresh_peer()
     handles = owner.call(queues.make, "queue", 1)
     producer.call(queues.open_, "queue", handles["produce"])
@@ -162,7 +162,7 @@ def test_c20_a_process_exits_with_buffers_in_hand(
     owner = fresh_peer(CROSSMEM_EXIT_WAIT="0.1")
     for role in ROLES:
         leaving.call(queues.open_, role, queues.handle_of(queue, role))
-    # The leaving process puts nothing, because its buffers may end with it.
+    # The leaving process puts no item: a vendor's queue loses unread items of an ended producer.
     queues.put(queue, range(2))
     leaving.call(queues.allocate, "produce", "own")
     leaving.call(queues.take, "consume", "buffer")
@@ -280,7 +280,7 @@ def test_c25_what_a_vendors_queue_lacks_is_refused(
         assert "vendor_queues" in str(caught.value)
         assert caught.value.hint
 
-    # The refused calls have put nothing.
+    # The refused calls have put no item.
     with pytest.raises(crossmem.QueueEmptyError):
         queues.get(queue, timeout=0)
 

@@ -45,7 +45,7 @@ def test_q10_no_wake_up_is_lost(
 
 
 def _ask(there: str, back: str, count: int) -> None:
-    """Put items and await each answer. Random pauses can let the other process fall asleep."""
+    """Put items and await each answer. The other process can sleep during a random pause."""
     chosen = random.Random(10)
     for number in range(count):
         queues.put(there, [number])
@@ -88,7 +88,7 @@ def test_q10_a_producer_in_its_sleep_is_woken(
         if victim.exitcode is None:
             victim.call(actions.reset)
         if delivery == "each":
-            # No consumer has the item, so its buffer is free.
+            # The queue has no consumer now, so the buffer of item 1 is free.
             assert producer.call(queues.count_free, "queue") == 1
 
 
@@ -106,7 +106,7 @@ def test_q10_a_consumer_in_its_sleep_is_woken(
         victim.call(queues.take, "queue", "buffer")
     sleeper.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     if event == "hand out":
-        # With prefetch=1, the owner hands out each later item after a release.
+        # With prefetch=1, the owner hands out an item only after the release of the previous item.
         queues.put(queue, range(16))
         answer = sleeper.start(queues.get_each, "queue", 16)
         assert numbers_of(answer.result(SOON_S)) == list(range(16))
@@ -135,10 +135,10 @@ def test_q10_a_drop_makes_room_for_items_that_wait(
     queues.put(queue, range(4))
     if reads == "before":
         assert sleeper.call(queues.get, "queue").number == 0
-        # The owner hands out the next item, which is dropped before the consumer reads it.
-        assert settle(lambda: [] if queue.stats().waiting == 2 else ["more wait"]) == []
+        # The owner hands out item 1. An allocation below drops it before the consumer reads it.
+        assert settle(lambda: [] if queue.stats().waiting == 2 else ["not 2 items wait"]) == []
     left = [2, 3] if reads == "before" else [1, 2, 3]
-    # The last of these allocations drops the oldest item. No item is put after the drop.
+    # The last of these allocations drops the oldest item. No put follows that could wake the owner.
     for buffer in [queue.allocate() for _ in range(4 - len(left))]:
         buffer.release()
     answer = sleeper.start(queues.get_each, "queue", len(left))
@@ -160,7 +160,7 @@ def test_q10_a_selector_is_woken(make_queue: MakeQueue, fresh_peer: FreshPeer) -
 
 
 def _select_each(name: str, count: int) -> list[int]:
-    """Receive by ``select``, as the docstring of ``Queue.fileno`` says."""
+    """Get items as the docstring of ``Queue.fileno`` advises; return their numbers."""
     found: list[int] = []
     number = actions.objects[name].fileno()
     while len(found) < count:
@@ -169,7 +169,7 @@ def _select_each(name: str, count: int) -> list[int]:
                 found.append(queues.get(name, timeout=0).number)
         except crossmem.QueueEmptyError:
             if len(found) < count:
-                assert select.select([number], [], [], SOON_S)[0], f"nothing after {found[-1:]}"
+                assert select.select([number], [], [], SOON_S)[0], f"no wake-up after {found[-1:]}"
     return found
 
 

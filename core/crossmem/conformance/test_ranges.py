@@ -65,7 +65,7 @@ def test_c01_consecutive_pieces_are_one_stretch_of_memory(
 ) -> None:
     device = imports.device
     unit = device.capabilities.granularity_nbytes
-    # The imports come from two processes, and not in the order of the addresses.
+    # The imports come from two processes, and are not mapped in the order of their addresses.
     last, first, middle = (
         imports.of(one, name, unit)
         for one, name in ((peer, "last"), (peer2, "first"), (peer, "middle"))
@@ -118,7 +118,7 @@ def test_c02_a_range_is_rounded_up(device: crossmem.Device) -> None:
             assert addresses.device is device
 
 
-# C7 and C8: counted -----------------------------------------------------------------------
+# C7 and C8: counted and own ---------------------------------------------------------------
 
 
 @needs_ranges

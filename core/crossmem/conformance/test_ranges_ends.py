@@ -124,7 +124,7 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
     assert tracer.live == before
 
-    # A dropped piece occupies its place only until the next request for that place.
+    # The next ``map`` releases a dropped piece first, so the piece's addresses are free again.
     addresses = imports.device.reserve(NBYTES)
     for _ in range(2):
         with pytest.warns(ResourceWarning, match="dropped without unmap"):
@@ -144,7 +144,7 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
 
 def circle(device: crossmem.Device) -> None:
-    """Make a reference cycle, which only the garbage collector frees."""
+    """Leave an allocation, a range and a piece in a cycle that only the garbage collector frees."""
     allocation = device.allocate(NBYTES)
     addresses = device.reserve(NBYTES)
     members: list[Any] = [allocation, addresses, addresses.map(allocation, at=0)]
@@ -182,7 +182,7 @@ def test_c17_what_a_vendor_refuses_to_take_back_it_is_given_later(
 
     assert peer.call(actions.attribute, "p", "closed")
 
-    # If unmap_at has failed, these calls repeat it before they release the memory and the range.
+    # The resource of the failed call is deferred work, so the next of these calls releases it.
     peer.call(actions.free if is_own else actions.close, memory)
     peer.call(actions.call, "r", "release")
     peer.call(actions.collect)
@@ -235,7 +235,7 @@ def test_c18_a_child_keeps_no_memory_of_its_parents_ranges(
     peer = fresh_peer(tracing=False)
     peer.call(set_up)
 
-    # Host-visible memory stays mapped in the child, so mappings of such memory do not count.
+    # Host-visible memory stays mapped in the child. For such memory, only open descriptors count.
     is_open = capabilities.host_visible
     assert peer.call(in_child, resources.shared_nbytes, only_open=is_open) == 0
 
@@ -372,7 +372,7 @@ def test_c23_ones_own_memory_is_not_made_writable_by_a_range(
     try:
         imported = crossmem.import_handle(allocation.export(), device=imports.device, readonly=True)
     except crossmem.UnsupportedError:
-        pytest.skip("the driver has no read-only mappings of own memory")
+        pytest.skip("the driver cannot map this process's own memory read-only")
     before = tracer.calls["map_at"]
     with imported, pytest.raises(crossmem.UnsupportedError, match="read-only"):
         addresses.map(imported, at=0)

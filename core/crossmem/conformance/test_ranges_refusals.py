@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Address ranges refuse wrong requests before any driver call and without a side effect."""
+"""Address ranges refuse wrong requests before any driver call. A failed request has no effect."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ def test_c16_places_that_do_not_fit(
 
         assert tracer.calls == before
 
-        # A refused request occupies nothing, so a request that fits still succeeds.
+        # A refused request occupies no addresses, so a request that fits still succeeds.
         with addresses.map(small, at=0), addresses.map(small, at=3 * unit):
             pass
         small.free(busy="raise")
@@ -144,7 +144,7 @@ def test_c22_own_and_imported_memory_do_not_share_a_range(
     at = capacity_of(first)
     with addresses.map(first, at=0), pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=at)
-    # Even after the unmap, the vendor may accept only memory of the first piece's kind.
+    # Even after the unmap, the range takes only memory of its first piece's kind: own or imported.
     with pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=0)
     # An import of this process's own memory counts as own memory.

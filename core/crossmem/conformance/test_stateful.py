@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All laws about lifetimes together: any sequence of calls gives the results of the model."""
+"""All laws about lifetimes together: random sequences of calls give the results of a model."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import PeerPool
 
 # Every run executes the same sequences, which take some seconds. Hypothesis does not shrink a
-# failing sequence, because shrinking would start new processes for minutes.
+# failing sequence, because shrinking would take minutes.
 SETTINGS = settings(
     max_examples=20,
     stateful_step_count=60,
@@ -26,7 +26,7 @@ SETTINGS = settings(
 
 @pytest.fixture
 def machine(pool: PeerPool, guarded: None) -> Iterator[type[SharingMachine]]:
-    """Return the class of a machine that uses only processes of this test."""
+    """Return a class of state machines whose peers start in this test and end with it."""
     peers: dict[int, Peer] = {}
     start: Callable[[], Peer] = pool.new
     yield type("Bound", (SharingMachine,), {"start": staticmethod(start), "peers": peers})

@@ -36,7 +36,7 @@ def switching() -> Iterator[None]:
 
 
 def _together(function: Callable[..., Any], *args: Any, count: int = _THREADS) -> list[Any]:
-    """Call a function in ``count`` threads at once; raise the first exception of any thread."""
+    """Call a function in ``count`` threads at once; return the results, or raise an exception."""
     results = actions.in_threads(count, function, *args)
     for result in results:
         if isinstance(result, Exception):
@@ -45,7 +45,7 @@ def _together(function: Callable[..., Any], *args: Any, count: int = _THREADS) -
 
 
 def _racing(function: Callable[..., Any], *args: Any, count: int = 6) -> None:
-    """Call a function in ``count`` threads at once. Each thread yields before every bytecode."""
+    """Call a function in ``count`` threads, which release the GIL before each opcode."""
 
     def give_way(frame: FrameType, event: str, argument: object) -> "TraceFunction":
         frame.f_trace_opcodes = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws L1 and L2: no wait ends before the work, and the level is as strong as requested."""
+"""Laws L1 and L2: waits end after the signalled work, and no level is weaker than requested."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from crossmem.conformance.pool import SOON_S, settle
 from crossmem.conformance.streams_of_tests import NBYTES, MakeStream, MakeTimeline
 from crossmem.models import TIMELINE_LEVELS, TimelineLevel
 
-# L1: nothing ends before the work ---------------------------------------------------------
+# L1: no wait ends before the work ---------------------------------------------------------
 
 
 @pytest.mark.crossmem_core
@@ -42,7 +42,7 @@ def _read_after_each(timeline: str, memory: str, count: int) -> list[str]:
         reached = actions.objects[timeline].wait(value)
         data = int.from_bytes(actions.read(memory, 8), "little")
         if not value <= reached <= data:
-            wrong.append(f"value {value}: {reached} was reached, and the memory has {data}")
+            wrong.append(f"value {value}: {reached} was reached, and the memory contains {data}")
     return wrong
 
 
@@ -63,7 +63,7 @@ def test_l01_a_stream_that_waits_sees_the_work_before_the_signal(
     answer = peer.start(streams.wait_and_copy, "timeline", 1, "stream", "work", "copy")
     if first == "waits":
         if level == "word":
-            # At this level only the stream waits, so the call returns before the signal.
+            # At level 'word' only the stream waits, so the peer's call returns before the signal.
             settle(lambda: [] if answer.is_done() else ["the peer waits"])
         timeline.signal(1, stream=actions.objects["stream"])
     answer.result()
@@ -106,7 +106,7 @@ def test_l01_a_value_that_is_read_is_a_value_that_was_reached(
 
 
 def _look_and_read(timeline: str, memory: str) -> bool:
-    """Read the value until it is 1; return whether the memory contains the data then."""
+    """Wait until the timeline's value is 1; return whether the memory contains the work's data."""
     while actions.objects[timeline].value < 1:
         time.sleep(1e-4)
     return streams.is_written(memory)
@@ -158,7 +158,7 @@ def test_l01_many_values_are_under_way_at_once(
     busy = actions.objects["stream"]
     sampled = peer.start(_sample, "timeline", 40)
     streams.issue_work("work", "stream")
-    # These values outnumber the events of a timeline.
+    # At level 'event', a timeline has sixteen events, fewer than these values.
     for value in range(1, 41):
         timeline.signal(value, stream=busy)
     samples = sampled.result()
@@ -221,7 +221,10 @@ def test_l01_a_value_that_was_issued_is_not_issued_again(
 
 
 def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossmem.Timeline:
-    """Set up the named objects of this process and of the peer. Return the timeline."""
+    """Share a timeline and the memory of the work with a peer; return the timeline.
+
+    The peer also gets a stream, and memory for a copy. The objects have the names that tests use.
+    """
     actions.objects["stream"] = stream
     peer.call(streams.open_, "timeline", timeline.export().to_bytes())
     peer.call(actions.attach, "work", streams.make_work("work"))
@@ -230,7 +233,7 @@ def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossme
     return timeline
 
 
-# L2: never weaker than asked --------------------------------------------------------------
+# L2: no level is weaker than requested ----------------------------------------------------
 
 
 @pytest.mark.crossmem_core
@@ -334,4 +337,4 @@ def test_l02_devices_without_streams_refuse_them(
     timeline.signal(1)
     memory.write(b"x")
 
-    assert settle(lambda: ["a thread watches"] if streams.is_watching() else []) == []
+    assert settle(lambda: ["the watcher runs"] if streams.is_watching() else []) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws of the contract for timelines, and law L1 for acknowledgements."""
+"""Laws C3 to C26, as far as they apply to timelines, and law L1 for acknowledgements."""
 
 import os
 import random

@@ -113,7 +113,7 @@ def test_l03_a_wait_ends_when_the_one_who_signals_exits(
     owner.request_exit()
     start = time.monotonic()
 
-    # The exit closes the timeline. The waiter may see the end of the process before the close.
+    # The exit closes the timeline. The waiter may notice the exit before it notices the close.
     with pytest.raises((crossmem.ClosedError, crossmem.OwnerGoneError)):
         answer.result()
     assert time.monotonic() - start < SOON_S
@@ -188,7 +188,7 @@ def test_l04_a_stream_that_waits_for_a_dead_process_is_released(
     assert peer.call(actions.attribute, "timeline", "void")
     with pytest.raises(crossmem.OwnerGoneError):
         peer.call(streams.wait, "timeline", 1)
-    # A further wait does not hold the stream: the call is refused, or the stream is released.
+    # A further wait does not block the stream: the call is refused, or the stream is released.
     peer.call(streams.wait_for_the_dead, "timeline", 2, "stream")
     assert peer.call(streams.synchronize, "stream", within=SOON_S) < SOON_S
 
@@ -202,13 +202,12 @@ def test_l04_the_value_is_void_after_a_death(
     peer.call(streams.new_stream, "stream")
     victim.call(streams.new_stream, "stream")
     victim.call(streams.signal, "timeline", 1, "stream")
-    # The stream must not wait for ever, whatever the vendor's events do after a death.
+    # The stream must not wait for ever, even if a dead process's event is never complete.
     peer.call(streams.wait, "timeline", 1, "stream")
     victim.kill()
 
     assert peer.call(streams.synchronize, "stream", within=SOON_S) < SOON_S
-    # If the work of a signal may be incomplete, the value is void. Otherwise, the value was
-    # reached.
+    # If the signalled work may be incomplete, the timeline is void. Otherwise, its value is 1.
     peer.call(streams.await_void_or_reached, "timeline", 1, within=2 * SOON_S)
 
 
@@ -219,7 +218,7 @@ def test_l04_a_late_value_of_a_dying_process_changes_nothing(
     _let_wait(peer, victim.call(streams.make, "timeline", word), 3)
     victim.kill()
     peer.call(streams.synchronize, "stream", within=SOON_S)
-    # Work of the dead process may still write an older value, as this call does.
+    # Device work of the dead process may still write a smaller value, as this call does.
     peer.call(_write_late, "timeline", 2)
 
     assert settle(lambda: _not_void(peer), within=SOON_S) == []
@@ -248,7 +247,7 @@ def test_l04_the_thread_that_watches_ends(
 
     assert settle(lambda: _watching(peer)) == []
 
-    # Values that were reached need no watcher.
+    # A wait for a value that was reached needs no watcher.
     peer.call(streams.wait, "timeline", 1, "stream")
     peer.call(streams.synchronize, "stream")
     assert settle(lambda: _watching(peer)) == []
@@ -262,7 +261,7 @@ def test_l04_the_thread_that_watches_ends(
 
 
 def _watching(peer: Peer) -> list[str]:
-    return ["a thread watches"] if peer.call(streams.is_watching) else []
+    return ["the watcher runs"] if peer.call(streams.is_watching) else []
 
 
 @pytest.mark.crossmem_core

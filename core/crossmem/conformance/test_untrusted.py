@@ -39,7 +39,7 @@ def _reached(tracer: TracingDriver) -> list[int]:
 
 
 def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHandleError) -> str:
-    """Check that import_handle, attach_many and attach refuse a value; return the last message."""
+    """Check that every import of a value fails and reaches no driver; return attach's message."""
     tracer = actions.tracer()
     before = _reached(tracer)
     with pytest.raises(error):
@@ -143,12 +143,12 @@ def test_c14_flipped_bits_with_a_fitting_checksum_reach_no_driver(
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             with crossmem.attach(_sealed(bytes(flipped)), timeout=5) as mapping:
-                # Another offset or length may name another part of the same memory.
+                # A changed offset or length may give a valid handle of another part of the memory.
                 assert mapping.handle.core == whole.core
                 assert mapping.handle.offset + mapping.nbytes <= _NBYTES
         except crossmem.CrossmemError:
-            # If a flip leaves the pool's part of the handle intact, the pool may be opened before
-            # the block is refused.
+            # If the flip changes a field of the block and no field of the pool, crossmem may open
+            # the pool before it refuses the block.
             assert blocks.are_used() or _reached(tracer) == before, f"bit {bit}"
     blocks.close_idle()
     assert tracer.live == live
@@ -209,7 +209,7 @@ def test_c14_the_exporter_itself_is_not_fooled(allocate: Allocate) -> None:
 
 @pytest.mark.crossmem_core
 def test_c14_the_secret_of_one_allocation_opens_no_other(peer: Peer) -> None:
-    # All blocks of one pool share a secret. With different sizes, blocks come from two pools.
+    # All blocks of a pool share a secret. Blocks of different sizes come from different pools.
     one, two = (peer.call(actions.offer, f"m{size}", size) for size in (_NBYTES, 2 * _NBYTES))
     secret = crossmem.ShareableHandle.from_bytes(one).secret
 
@@ -238,7 +238,7 @@ def test_c14_a_handle_that_nobody_exported_reaches_no_driver(
     before = _reached(tracer)
     mine = actions.device()
     if mine.capabilities.raw_handles:
-        # A raw handle would reach the driver, because only the driver can check it.
+        # Only the driver can check a raw handle, so the test makes each handle a leased one.
         handle = crossmem.ShareableHandle.from_bytes(_forged(handle.to_bytes(), raw=None))
     plausible = {
         "backend": mine.backend,

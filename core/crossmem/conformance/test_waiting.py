@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law C26: waits for stopped or busy processes end at their timeouts."""
+"""Law C26: waits for stopped processes end at their timeouts, and busy processes answer."""
 
 import time
 
@@ -33,7 +33,7 @@ def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: Fr
                 attempt()
             assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
-        # A stopped exporter counts as alive. A further import of open memory needs no reply.
+        # A stopped exporter is alive. A further import of open memory needs no reply from it.
         assert mapping.owner_alive
         assert mapping.read(4) == b"data"
         crossmem.attach(met, timeout=0.3).unmap()
@@ -86,7 +86,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 def test_c26_a_busy_exporter_answers(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     blob = exporter.call(actions.offer, "memory", _NBYTES, b"data")
-    # The exporter stays busy until the end of this test, which kills it.
+    # The exporter is still busy when the test ends. The fixture then kills it.
     working = exporter.start(actions.busy, 30.0)
 
     for _ in range(3):

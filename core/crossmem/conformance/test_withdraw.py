@@ -36,7 +36,7 @@ def refuses(peer: Peer, blob: bytes) -> None:
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         peer.call(actions.attach_many, ["never"], [blob])
 
-    # If the tests use blocks, the refused peer may open the whole pool.
+    # If the tests use blocks, the peer may open the whole pool before its import is refused.
     assert blocks.are_used() or peer.call(actions.calls) == before
 
 
@@ -146,7 +146,7 @@ def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation.withdraw(handle)
 
     assert allocation.export(allow=allow) == other
-    # The peer holds the memory through the other handle, but never held the withdrawn one.
+    # The peer has imported the other handle, but never the withdrawn handle.
     peer.call(actions.attach, "other", other.to_bytes())
     refuses(peer, handle.to_bytes())
     assert peer.call(actions.read, "other", 5) == b"other"

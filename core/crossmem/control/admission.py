@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of a peer's request, and the grants.
+"""The checks of a peer's request, and the grants of leases and reservations.
 
 Only the lease server's thread uses this module.
 """
@@ -34,13 +34,16 @@ exempt."""
 
 
 class Admitted(NamedTuple):
-    """A granted export, with slot and generation for the peer's row (0 for a reservation)."""
+    """A granted export, with the slot and generation for the peer's row.
+
+    The reply to a RESERVE grants no lease, so slot and generation are 0.
+    """
 
     export: Export
     slot: int = 0
     generation: int = 0
     row: int | None = None
-    """Descriptor of the peer's row, if the row is new. The caller closes the descriptor."""
+    """Descriptor of the peer's row if the row is new, else None. The caller closes it."""
 
 
 class Admission:
@@ -51,7 +54,8 @@ class Admission:
     registry
         The exports and leases.
     log
-        Receives a line about each exception of a driver, except a :class:`CrossmemError`.
+        Receives a line about each exception that a driver raises, except a
+        :class:`CrossmemError`.
     """
 
     def __init__(self, registry: LeaseRegistry, log: PeerLog) -> None:
@@ -77,9 +81,11 @@ class Admission:
         holder
             The peer, as the kernel reports it.
         context
-            The part of the proofs that is common to all exports of the request.
+            The bytes that the proofs of all exports of the request cover.
         number, request
-            The request's number and its fields about the peer.
+            The number and the fields of the request.
+        wanted
+            The requested export.
         pinned
             Receives the unit that this method pins. The memory is not freed until the registry
             unpins the unit.
@@ -107,7 +113,10 @@ class Admission:
     def admit_reservation(
         self, holder: Holder, context: bytes, wanted: Wanted
     ) -> Admitted | Refusal:
-        """Reserve an export for a message of a peer, under the number that the peer has chosen."""
+        """Reserve an export for a message of a peer, or return the refusal.
+
+        The peer has chosen the number of the reservation.
+        """
         registry, number = self.registry, wanted.reservation
         with registry.lock:
             refusal = registry.pools.enter(wanted, holder)
@@ -132,8 +141,8 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # Importers send no request for a block if its handle is valid. So this handle was
-            # withdrawn.
+            # An importer requests a block only if the control segment has another generation than
+            # the handle. The block was not freed, so the handle was withdrawn.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
@@ -159,7 +168,10 @@ class Admission:
         return Refusal(Status.DENIED, reason)
 
     def _grant(self, export: Export, holder: Holder, reported: int) -> Refusal | None:
-        """Put a peer on the vendor's whitelist. No lock is held during the driver's call."""
+        """Put a peer on the vendor's whitelist; return the refusal if that fails, else None.
+
+        No lock is held during the driver's call.
+        """
         grant = export.unit.grant
         assert grant is not None  # noqa: S101 - the caller has checked
         try:
@@ -180,7 +192,7 @@ class Admission:
     def _lease(
         self, export: Export, holder: Holder, number: int, request: Request
     ) -> Admitted | Refusal:
-        """Record that a peer's row may hold an export. The caller holds the lock."""
+        """Grant an export to a peer, or return the refusal. The caller holds the lock."""
         registry, made = self.registry, list[int]()
         try:
             if refusal := claim(export):
@@ -207,15 +219,19 @@ class Admission:
     def _row_of(
         self, holder: Holder, number: int, request: Request, which: int, made: list[int]
     ) -> Row | None:
-        """Return a peer's row for a control segment; ``made`` receives a new row's descriptor."""
+        """Return a peer's row for a control segment; None if the peer has too many rows.
+
+        If the row is new, ``made`` receives its descriptor.
+        """
         key = request.session, which
         row = holder.rows.get(key)
-        # The numbers of a program's requests grow over all its connections. A request with a number
-        # below ``row.request`` is older than the row, and cannot name the row.
+        # A request lists the importer's rows in ``known``. The numbers of a program's requests grow
+        # over all its connections. So a request with a number below ``row.request`` is older than
+        # the row, and cannot list the row.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # This later request does not name the row. So the reply with the row was lost.
+            # This later request does not list the row. So the reply with the row was lost.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())
@@ -228,7 +244,7 @@ class Admission:
 
 
 def _text(error: CrossmemError) -> str:
-    """Return the text of a plugin's error, or the name of its type if the error has no text."""
+    """Return the text of a plugin's error, or the name of its type if ``__str__`` raises."""
     try:
         if isinstance(error, DriverError) and error.call:
             # The vendor's code comes first, because a long text is cut off at its end.

@@ -51,11 +51,13 @@ def answer(
         else:
             admitted = admission.admit(holder, context, number, request, wanted, reply.units)
         if isinstance(admitted, Refusal):
-            # The importer drops the earlier grants, because a call gets all exports or none.
+            # The importer drops the earlier grants, because an import call gets all of its exports
+            # or none.
             records.append(pack_refusals(admitted, len(request.wanted) - index))
             break
         export, row = admitted.export, admitted.row
-        # A reservation does not open the memory, so its reply has neither descriptors nor payloads.
+        # The reply to a RESERVE has neither descriptors nor payloads, because a reservation does
+        # not open the memory.
         exported = _NOTHING if kind is MessageType.RESERVE else export.exported
         if kind is MessageType.IMPORT and wanted.reservation:
             sender = registry.receive(wanted.reservation, export, holder)

@@ -36,7 +36,7 @@ _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
 
 
 class Batch(NamedTuple):
-    """The content of one request."""
+    """The content of one request. :class:`Request` explains ``reported`` and ``following``."""
 
     kind: MessageType
     handles: Sequence[ShareableHandle]
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Leased:
-    """A granted lease. The caller closes the descriptors of the export and of the row."""
+    """A granted lease. The caller of ``OwnerConnection.request`` closes its descriptors."""
 
     slot: int
     generation: int
@@ -75,12 +75,12 @@ class Leased:
     exported: Exported
     row: list[int] = field(default_factory=list)
     """Descriptors of a control segment and of the importer's new row, until both are mapped. Empty
-    without a new row."""
+    if the reply has no new row."""
     holds: HoldTable | None = None
     """The table in which the importer holds the export. ``OwnerConnection.request`` sets it. None
     for a raw handle."""
     is_recorded: bool = False
-    """Whether an import will end the hold. Otherwise the caller must end the hold."""
+    """Whether an import ends the hold. If not, the caller of ``request`` must end the hold."""
 
     def close_descriptors(self) -> None:
         """Close the descriptors that no import owns. An interrupted call can be repeated."""
@@ -108,7 +108,7 @@ class LateReplies:
         self._pages.pop(number, None)
 
     def take_page(self, message: bytes) -> tuple[int, bool]:
-        """Count a message; return its request's number, and whether the message ends the reply.
+        """Count a message; return its request's number, and whether it is the last of the reply.
 
         Raises
         ------
@@ -116,12 +116,12 @@ class LateReplies:
             The message does not belong to an expected reply.
         """
         if len(message) < HEADER.size:
-            msg = f"a message of {len(message)} bytes"
+            msg = f"it sent a message of {len(message)} bytes"
             raise ProtocolError(msg)
         kind, flags, _reserved, number = HEADER.unpack_from(message)
         left = self._pages.get(number, 0)
         if kind != MessageType.REPLY or not left:
-            msg = f"a message of type {kind} that answers no request"
+            msg = f"it sent a message of type {kind} that answers no request"
             raise ProtocolError(msg)
         self._pages[number] = left - 1
         if flags & LAST:
@@ -129,7 +129,10 @@ class LateReplies:
         return number, bool(flags & LAST)
 
     def drop(self, link: Link, deadline: Deadline) -> None:
-        """Receive late replies and close their descriptors, until the deadline at the latest."""
+        """Receive the late replies that have arrived, and close their descriptors.
+
+        Stop at the deadline, even if messages are left.
+        """
         received: list[int] = []
         try:
             while True:
@@ -137,7 +140,8 @@ class LateReplies:
                     break
                 message, received = link.take()
                 self.take_page(message)
-                # A closing thread may still read this list, so the next reply gets a new list.
+                # A thread of close_aside() may still read this list, so the next message gets a new
+                # list.
                 close_aside(received)
                 received = []
         except EOFError:
@@ -155,7 +159,7 @@ def receive_reply(
     descriptors: list[int],
     deadline: Deadline,
 ) -> bytes:
-    """Receive the pages of one reply.
+    """Receive the messages of one reply, and return the joined bodies.
 
     Parameters
     ----------
@@ -194,7 +198,7 @@ def receive_reply(
                 body += message[HEADER.size :]
                 brought = len(descriptors)
                 if len(body) > most_nbytes or brought > most_descriptors:
-                    msg = f"{len(body)} bytes and {brought} descriptors for {asked} exports"
+                    msg = f"it sent {len(body)} bytes and {brought} descriptors for {asked} exports"
                     raise ProtocolError(msg)
             else:
                 # The request of this late reply has timed out.
@@ -218,7 +222,9 @@ def read_reply(
     descriptors: list[int],
     deadline: Deadline,
 ) -> list[Leased | Refusal]:
-    """Check a reply and distribute its descriptors.
+    """Return the grants and refusals of a reply, after a check of the proofs.
+
+    Each grant gets its own descriptors.
 
     Raises
     ------
@@ -230,7 +236,7 @@ def read_reply(
     answers: list[Leased | Refusal] = []
     at = 0
     for handle, one in zip(handles, unpack_replies(reply, len(handles)), strict=True):
-        # The check of a long reply takes time.
+        # The check of a long reply takes time, so the deadline may pass during the loop.
         if answers and not deadline.remaining_s:
             raise deadline.passed(owner)
         if isinstance(one, Refusal):

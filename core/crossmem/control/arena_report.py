@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of the holders of a pool's blocks, from the words in rows and from messages."""
+"""A report of the holders of a pool's blocks, made from the rows and the reservations."""
 
 import time
 from itertools import compress
@@ -20,7 +20,7 @@ class BlockReport(NamedTuple):
     Parameters
     ----------
     handle
-        The handle, for the whole capacity of the block.
+        The handle of this generation, for the whole capacity of the block.
     leases
         The leases of the block's holders, oldest first.
     is_freed
@@ -36,7 +36,7 @@ class BlockReport(NamedTuple):
 
 
 def report_of(arena: Arena) -> list[BlockReport]:
-    """Return a report of each generation that is live or has a holder, in order of the blocks."""
+    """Return a report of each generation that is live or has a holder, sorted by block."""
     first, count, pool = arena.at, arena.fresh, arena.core
     with arena.registry.lock:
         found: dict[tuple[int, int], list[Lease]] = {}
@@ -46,8 +46,8 @@ def report_of(arena: Arena) -> list[BlockReport]:
         for lease, row in _leases_of(arena):
             mine = row[first : first + count]
             for index in compress(range(count), mine):
-                # A hostile process may write any word into its row. ``| 1`` makes the word odd, as
-                # the generation of a live block is.
+                # A hostile process may write any word into its row. ``| 1`` makes the word odd,
+                # because each handle of a block has an odd generation.
                 found.setdefault((index, mine[index] | 1), []).append(lease)
         for index, unit in arena.reserved.items():
             for export in unit.exports.values():
@@ -68,7 +68,7 @@ def report_of(arena: Arena) -> list[BlockReport]:
 
 
 def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
-    """Return each row with the lease of the row's process on the pool.
+    """Return a pair for each row: the lease of the row's process on the pool, and the row.
 
     The caller holds the registry's lock.
     """
@@ -88,5 +88,5 @@ def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
 
 
 def _generation_of(handle: object) -> int:
-    assert isinstance(handle, BlockHandle)  # noqa: S101 - the arena entered it
+    assert isinstance(handle, BlockHandle)  # noqa: S101 - Arena.enter() has made it
     return int(handle.generation)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's side of a pool: the free blocks, and the freed blocks that still have holders.
 
-Each block has a slot, like the export of an allocation. The generation is odd from the first export
-until the block is freed. Before the owner reuses a block that was exported, the owner executes a
-barrier and reads the rows. After the barrier, each importer that saw the old generation has written
-it into its row. One barrier serves many freed blocks.
+Each block has a slot, like the export of an allocation. The slot's generation is odd from the first
+export of the block until the block is freed. Before the owner reuses a block that was exported, the
+owner executes a barrier and reads the rows. After the barrier, each importer that saw the old
+generation has written that generation into its row. One barrier serves many freed blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,13 +27,13 @@ from crossmem.models import BlockHandle, EventKind, PoolCore
 __all__ = ["BATCH", "Arena"]
 
 BATCH: Final = 32
-"""The owner reads the rows when this many freed blocks wait, or fewer in a small pool."""
+"""Number of freed blocks at which the owner reads the rows; half of the blocks in a small pool."""
 _FRESH: Final = 64
 """Maximum number of never-allocated blocks that enter the free list at once."""
 _LOOK_S: Final = 1e-3
-"""The longest wait between two checks of the work of streams."""
+"""The longest wait, in seconds, between two checks whether the work of a stream is complete."""
 _SPREAD: Final = 4
-"""A range with at most this many words for each checked block is read as a whole."""
+"""A range of a row is compared as a whole if it has at most this many words per checked block."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
@@ -44,7 +44,7 @@ class Arena:
     Parameters
     ----------
     registry
-        The leases of this process.
+        The exports and leases of this process.
     export
         The one export of the pool's memory.
     stride
@@ -55,7 +55,7 @@ class Arena:
     Raises
     ------
     DriverError, OutOfMemoryError, OSError
-        This process has no descriptor or no room for another segment of words.
+        This process has no descriptor or room for a control segment, or the kernel lacks memfds.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Arena:
         self.freed: list[int] = []
         """Blocks that were freed since the last read of the rows. Their handles are stale."""
         self.held: dict[int, None] = {}
-        """Freed blocks that were still held, or used by work of a stream, at the last read."""
+        """Freed blocks that were held, or used by work of a stream, at their last check."""
         self.streamed: dict[int, Callable[[], bool]] = {}
         """Freed blocks whose work was issued on one stream, each with a function that returns
         whether the work is complete."""
@@ -104,14 +104,14 @@ class Arena:
             self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
             self.which = slot.number // SLOTS
             """Number of the control segment."""
-            # This statement comes last: other code can close the pool once the table contains it.
+            # This statement comes last: other code uses the arena once the table contains it.
             registry.pools.arenas[export.handle.allocation] = self
 
     @property
     def live(self) -> int:
         """Number of blocks that are allocated and not freed."""
         while True:
-            # A reclaim or refill between two of these reads would count blocks twice.
+            # A reclaim or refill between two of these reads makes the result wrong: read again.
             number, fresh = self._reclaims, self.fresh
             live = fresh - len(self.free) - len(self.freed) - len(self.held)
             if number == self._reclaims and fresh == self.fresh:
@@ -139,7 +139,7 @@ class Arena:
                 unit.is_retired = True
 
     def retire_if_idle(self, index: int, generation: int) -> bool:
-        """Retire a block that has no holder. Otherwise, change nothing and return False.
+        """Retire a block if it has no holder; return whether it was retired.
 
         Raises
         ------
@@ -172,14 +172,14 @@ class Arena:
         ------
         DriverError, BusyError
             The kernel refuses the barrier, or the device's work cannot be awaited now. The blocks
-            stay freed, and a later call continues.
+            do not become free, and a later call checks them again.
         """
         while (moved := self._reclaim(all_of_them=all_of_them)) is None:
             pass
         return moved
 
     def _reclaim(self, *, all_of_them: bool) -> int | None:
-        """Do the work of :meth:`reclaim`, or return None if another call has moved blocks."""
+        """Do the work of :meth:`reclaim`; return None if another call moved blocks meanwhile."""
         # Blocks that are freed during the waits are left to the next call.
         number, looked_at = self._reclaims, tuple(self.freed)
         first = slice(len(looked_at))
@@ -200,12 +200,13 @@ class Arena:
                 idle = tuple([one for one in looked_at if one not in busy])
                 still = dict.fromkeys([one for one in looked_at if one in busy])
             if self.streamed:
-                # If a signal handler raises in this loop, the next call waits for the device.
+                # If a signal handler raises in this loop, some blocks have lost their functions. So
+                # the next call waits for the device.
                 for one in idle:
                     self.streamed.pop(one, None)
             if idle and not IS_ORDERED:
                 # This processor reorders stores: an importer's last store to the block may become
-                # visible after the 0 that ended the hold.
+                # visible after the 0 that ended the hold. The second barrier orders the two stores.
                 words.barrier()
             # No other thread and no signal handler runs between the following statements.
             if number != self._reclaims:
@@ -279,7 +280,7 @@ class Arena:
         """Wait until a block is freed, a hold on a freed block ends, or the pool is closed.
 
         A holder of a freed block sends a hint when it releases the block. A stream sends no hint.
-        If a block waits for a stream, the method returns after at most 1 ms.
+        So the method returns after at most 1 ms if work of a stream uses a freed block.
         """
         waiter = object()
         try:
@@ -297,7 +298,7 @@ class Arena:
             self.waiting.pop(waiter, None)
 
     def stop(self) -> None:
-        """Allocate no more blocks, and wake the threads that wait for one."""
+        """Allocate no more blocks, and wake the threads that wait for a block."""
         self.is_closing = True
         self.ring()
 
@@ -313,7 +314,7 @@ class Arena:
         self.registry.events.tell()
 
     def ring(self) -> None:
-        """Make waiting threads check again."""
+        """Make the threads in :meth:`wait` check their condition again."""
         if self.waiting:
             self.registry.hint(())
 
@@ -344,8 +345,8 @@ class Arena:
     def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
         """Add a block's export to the registry, so that a message can reserve the block.
 
-        Refuse a withdrawn handle, a handle of an earlier life of the block, and a freed block that
-        ``holder`` does not hold. The caller holds the lock.
+        Return a refusal for a withdrawn handle, for a handle of an earlier allocation of the block,
+        and for a freed block that ``holder`` does not hold. The caller holds the lock.
         """
         if not 0 <= index < self.fresh or not generation % 2:
             return _STALE
@@ -354,7 +355,8 @@ class Arena:
         is_live = now == generation
         is_held = is_live or generation in self._words_of(holder, at)
         if now % 2 and not is_live:
-            # A held block is not allocated again, so a later generation means a withdrawal.
+            # The owner does not allocate a held block again, so a later odd generation means a
+            # withdrawal.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn") if is_held else _STALE
         known = self.reserved.get(index)
         if known is not None:
@@ -376,7 +378,7 @@ class Arena:
         export.generations = (generation,)
         self.registry.exports.add(export)
         self.reserved[index] = unit
-        # This load comes after the unit is added. A thread that frees the block stores the
+        # This load comes after the unit is added. A thread that frees the block stores the new
         # generation and then reads ``reserved``. So at least one thread sees the other's store.
         unit.is_retired = words.load(self.words, at) != generation
         return None

@@ -39,7 +39,10 @@ def _register(environ: Mapping[str, str]) -> str:
 
 
 def is_registered() -> bool | None:
-    """Whether the kernel reports a registration; None if it cannot report, as before Linux 6.3."""
+    """Whether the kernel reports a registration of this process; None if it has no such report.
+
+    The report exists since Linux 6.3.
+    """
     found: int = _syscall(_NUMBER, _GET_REGISTRATIONS, 0, 0)
     return None if found < 0 else bool(found & _REGISTER_GLOBAL_EXPEDITED)
 
@@ -71,4 +74,4 @@ WHY_NOT: Final = _register(os.environ)
 """The reason why this process is not registered; empty if it is registered."""
 
 IS_REGISTERED: Final = not WHY_NOT
-"""Whether this process is registered. Otherwise it uses fences instead of the barrier."""
+"""Whether this process is registered. If not, it uses fences instead of the barrier."""

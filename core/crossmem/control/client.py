@@ -48,7 +48,7 @@ _LONGEST_RECONNECT_S: Final = 0.5
 
 
 class OwnerConnection:
-    """The requests and messages of this process to one exporting process.
+    """The connection of this process to one exporting process, with its requests and messages.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class OwnerConnection:
     run_dir
         The run directory.
     state
-        The lock of the process's state, which guards the holds.
+        The lock of this process's state. It guards the holds.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OwnerConnection:
         self._ended: dict[int, None] = {}
         """Ended reservations that are not reported to the owner yet."""
         self.late_replies = LateReplies()
-        """The replies whose requests have timed out."""
+        """The replies that have not arrived yet, also of requests that have timed out."""
 
     @override
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class OwnerConnection:
         return link if link is not None and link.is_open else None
 
     def is_owner_dead(self, *, within_s: float) -> bool:
-        """Whether the exporting process is dead, or dies within this many seconds."""
+        """Whether the owner is dead within ``within_s`` or, without its pidfd, not connected."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
         return self.open_link is None
@@ -132,12 +132,12 @@ class OwnerConnection:
         Returns
         -------
         list
-            One answer for each handle. The caller owns the descriptors and holds of the answers.
+            One answer for each handle. The caller owns the descriptors in the answers.
 
         Raises
         ------
         CrossmemError
-            The request to the owner failed, or this process has no descriptor or room left.
+            The request failed, or this process has no descriptor or no room for a mapping left.
         """
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
@@ -155,10 +155,10 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # A later row may replace self._holds: see _take_row().
+                            # A later _take_row() may replace self._holds, so it is read now.
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
-                        # A call gets all exports or none, so the rest is not requested.
+                        # The caller needs all exports or none, so the rest is not requested.
                         answers += [answers[-1]] * following
                         break
             finally:
@@ -171,7 +171,7 @@ class OwnerConnection:
             raise
 
     def _take_row(self, leased: Leased) -> None:
-        """Map the row that came with a reply."""
+        """Map the control segment and the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
             # The owner runs another program, or has forgotten the earlier row, which had no holds.
@@ -180,7 +180,7 @@ class OwnerConnection:
         close_each(leased.row)
 
     def hold(self, leased: Leased) -> bool:
-        """Write the granted generation into the row, and keep the memory until :meth:`end`.
+        """Write the granted generation into the row, which keeps the memory until :meth:`end`.
 
         Return False if the exporter has begun another generation.
         """
@@ -248,7 +248,7 @@ class OwnerConnection:
             if taken and taken[0]:
                 self.lock.release()
         self.end_reservations(reservations)
-        # If the owner has closed the connection by now, this call connects again.
+        # If the owner has closed the connection by now, tend() connects again.
         self.tend(deadline.remaining_s)
 
     def tend(self, timeout_s: float) -> None:
@@ -290,7 +290,7 @@ class OwnerConnection:
         if self.lock.acquire(blocking=False):
             try:
                 self._send_ended()
-                # Other threads may use the rows until the process ends.
+                # The rows stay mapped, because other threads may use them until the process ends.
                 self._leave()
             finally:
                 self.lock.release()
@@ -347,7 +347,7 @@ class OwnerConnection:
                 link = self._link or self._connect(deadline)
                 return self._exchange(link, batch, deadline)
             except WrongHostError:
-                # If the owner has just closed a connection and cannot be reached, it is exiting.
+                # An owner that has just closed a connection and cannot be reached is exiting.
                 if not was_closed:
                     raise
                 raise owner_gone(self.owner, "closed its lease server") from None

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's end of an importer's connection: receives bytes, sends bytes and descriptors."""
+"""The lease server's end of an importer's connection.
+
+The server receives bytes, and sends bytes and descriptors.
+"""
 
 import array
 import errno
@@ -38,7 +41,7 @@ class Reply(NamedTuple):
     """The resources of a reply, which the server keeps until the reply is sent."""
 
     units: list[Unit]
-    """The units of the reply's exports, which are pinned."""
+    """The pinned units of the reply's exports."""
     rows: list[int]
     """Descriptors of new rows, which the server closes."""
 
@@ -76,7 +79,7 @@ class ServerConnection:
         self.nonce = os.urandom(NONCE_NBYTES)
         self.holder: Holder | None = None
         self.is_full = False
-        """Whether the socket is full. epoll reports when the peer has read from it."""
+        """Whether a full socket has stopped :meth:`flush`. epoll reports room in the socket."""
         self._buffer = buffer
         self._is_refusing = refuses(connection)
         self._replies: list[Reply] = []
@@ -85,12 +88,12 @@ class ServerConnection:
         self._outbox.append((pack_hello(self.nonce, OWN_MODE), ()))
 
     def receive(self, at_most: int) -> Iterator[tuple[MessageType, int, bytes]]:
-        """Yield messages that have arrived, without waiting for more.
+        """Yield the type, request number and body of each message that has arrived.
 
         Parameters
         ----------
         at_most
-            Maximum number of messages. The value 1 saves a read of an empty socket.
+            Maximum number of messages.
 
         Raises
         ------
@@ -126,7 +129,7 @@ class ServerConnection:
         """Receive one message; return its size, 0 if the peer has closed the connection."""
         if self._is_refusing:
             return self.socket.recv_into(self._buffer)
-        # A plain receive would close the message's descriptors in this thread, which may block.
+        # A plain receive closes the message's descriptors in this thread, and the close may block.
         # MSG_PEEK shows whether there are descriptors, and leaves them in the socket.
         _size, _ancillary, flags, _address = self.socket.recvmsg_into(
             (self._buffer,), 0, socket.MSG_PEEK
@@ -192,7 +195,7 @@ class ServerConnection:
         return True
 
     def finish(self) -> list[Unit]:
-        """Drop unsent messages, close the rows, and return the units of all replies."""
+        """Drop unsent messages, close descriptors of rows, and return the units of all replies."""
         self._outbox.clear()
         replies, self._replies = self._replies, []
         for descriptor in (one for reply in replies for one in reply.rows):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors from peers: their refusal, and their close on threads that may block.
+"""How a process refuses descriptors from peers, or closes them on threads that may block.
 
 ``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
 of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies.
 Therefore a thread for which peers or applications wait never closes a peer's descriptor. There are
-two exceptions: descriptors by which the driver has imported memory, and descriptors that were
-checked to be segments of leases.
+two exceptions: descriptors by which the driver has imported memory, and descriptors that a check
+has found to be control segments or rows.
 """
 
 import array
@@ -38,7 +38,7 @@ same number."""
 
 _MAX_CLOSERS: Final = 8
 _CREDENTIALS: Final = socket.CMSG_SPACE(12)
-"""Space for the sender's pid, user and group. It has no room for descriptors, so the kernel opens
+"""Space for the sender's pid, user and group. There is no room for descriptors, so the kernel opens
 none of the sender's descriptors in this process."""
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _NO_LINGER: Final = bytes(8)
@@ -48,8 +48,8 @@ _NO_LINGER: Final = bytes(8)
 def refuse(connection: socket.socket) -> None:
     """Have the kernel refuse descriptors from the peer, if the kernel supports that.
 
-    The sender's call then fails. Connections inherit the option from their listening socket before
-    they are accepted.
+    A peer that sends descriptors then gets an error. Connections inherit the option from their
+    listening socket before they are accepted.
     """
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
@@ -141,8 +141,8 @@ def _is_empty(connection: socket.socket) -> bool:
 
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
-# At its end, the interpreter would close these sockets in the main thread, which could block. This
-# extra reference keeps the sockets open until the kernel closes them after the exit.
+# At its end, the interpreter would free this queue and close its sockets, and such a close may
+# block. This extra reference keeps the sockets open until the kernel closes them after the exit.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_closing))
 _closers: set[object] = set()
 """One object for each running closer: a thread that closes descriptors."""
@@ -160,7 +160,7 @@ def _start_closer() -> None:
         _closers.add(closer)
         call_into(started, start_new_thread, _close_all, (closer,))
     except RuntimeError:
-        # The next close tries again.
+        # The next call of close_aside() tries again.
         return
     finally:
         if not started:
@@ -185,7 +185,7 @@ def _close_all(closer: object) -> None:
             try:
                 one = closing.pop()
             except IndexError:
-                # The list was queued twice.
+                # The list was queued twice, and another closer has emptied it.
                 break
             _close(one)
         del _in_work[closer]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection to an exporter's lease server."""
+"""How an importer connects to an exporter's lease server."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ def dial(
     pidfd: int | None,
     deadline: Deadline,
 ) -> Link:
-    """Connect to an owner's lease server, check its identity, and read its first message.
+    """Connect to an owner's lease server, check the server, and return the connection.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def dial(
         The server's first message does not follow the protocol.
     """
     # On every connection, a hostile owner may send descriptors that are slow to close. This wait
-    # bounds their number.
+    # bounds the number of such descriptors in this process.
     while is_behind(_MAX_CLOSING):
         if not deadline.remaining_s:
             raise deadline.passed(owner)
@@ -70,14 +70,14 @@ def dial(
             link.check_server(this)
         message, received = link.receive(deadline)
         if received:
-            msg = f"{len(received)} descriptors before a request"
+            msg = f"it sent {len(received)} descriptors before a request"
             close_aside(received)
             raise ProtocolError(msg)
         version, link.server_nonce, _mode = unpack_hello(message)
         if version != PROTOCOL_VERSION:
             msg = (
-                f"process {owner.pid} speaks version {version} of the lease protocol, this "
-                f"process version {PROTOCOL_VERSION}"
+                f"process {owner.pid} speaks version {version} of the lease protocol, but this "
+                f"process speaks version {PROTOCOL_VERSION}"
             )
             raise UnsupportedError(msg, hint="use the same release of crossmem in both")
         link.admit_descriptors()
@@ -117,13 +117,14 @@ def _connect(
             refused.append(isinstance(error, ConnectionRefusedError))
         else:
             return connection
-    # A dying process closes its sockets shortly before its death is visible.
+    # A dying process closes its sockets shortly before its death is visible. So the checks below
+    # wait for the death if a process of the owner's user has the owner's pid.
     dying_s = _DYING_S if belongs_to(owner) else 0.0
     if pidfd is not None and is_dead(pidfd, dying_s):
         raise owner_gone(owner, "died")
     is_alive = raise_if_dead(owner, this, dying_s)
     # A socket file that refuses connections belongs to a server that has ended. If there is no
-    # socket file, the owner may use another run directory, so the kernel's list of sockets decides.
+    # such file, the owner may use another run directory, so the kernel's list of sockets decides.
     if (refused[0] and path.is_socket()) or (is_alive and is_silent(owner)):
         raise owner_gone(owner, "closed its lease server")
     state = (

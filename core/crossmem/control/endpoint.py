@@ -64,8 +64,8 @@ def server_paths(run_dir: Path) -> list[Path]:
 def is_silent(owner: ProcessIdentity) -> bool:
     """Whether a living owner certainly has no lease server.
 
-    True if the owner is in this network namespace, and the kernel lists no socket with a name of
-    the owner. False if ``/proc`` does not show the owner's namespace.
+    True if the owner is in this network namespace, and the kernel's list of sockets does not
+    contain the name of the owner's server. False if ``/proc`` does not show the owner's namespace.
     """
     try:
         mine, its = (Path(f"/proc/{one}/ns/net").stat() for one in ("self", owner.pid))
@@ -75,7 +75,7 @@ def is_silent(owner: ProcessIdentity) -> bool:
 
 
 def new_socket() -> socket.socket:
-    """Return a close-on-exec, non-blocking socket of the type that leases use.
+    """Return a close-on-exec, non-blocking socket of the type that the lease protocol uses.
 
     The socket refuses descriptors from the peer, if the kernel supports that.
     """
@@ -93,7 +93,7 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
     -------
     tuple
         The listening sockets, and the path that the caller unlinks when it closes the sockets. If
-        another process holds the abstract address, only the socket at the path is returned.
+        another process holds the abstract address, the list has only the socket at the path.
 
     Raises
     ------
@@ -133,7 +133,8 @@ def _listen_at_path(path: Path) -> socket.socket:
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
     if len(os.fsencode(path)) > _MOST_PATH_NBYTES:
-        # The kernel would accept the shorter temporary name, but nobody could connect.
+        # The kernel would accept the shorter temporary name, but no process could connect at the
+        # final name.
         msg = f"cannot listen at {shorten(str(path))}: an address of a socket is at most 107 bytes"
         raise ConfigurationError(msg, hint=hint, details=str(path))
     for _ in range(_ATTEMPTS):
@@ -167,7 +168,7 @@ def _prepare(run_dir: Path) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             run_dir.mkdir(mode=_MODE, parents=True)
-            # The umask may have removed permissions of the owner.
+            # The umask may have removed permissions of this user.
             run_dir.chmod(_MODE)
         found = run_dir.lstat()
     except OSError as error:
@@ -206,8 +207,8 @@ def _is_dead(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The caller removes the path of a dead process. So an attempt with a socket of the server's
-    # type confirms the result first.
+    # The caller removes the path of a dead process. So a second attempt, with a socket of the
+    # server's type, must confirm the refusal.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

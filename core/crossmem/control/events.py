@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of exports, queued under a lock and sent to observers when no lock is held."""
+"""Events about exports, queued under a lock and sent to observers when no lock is held."""
 
 from collections import deque
 from typing import Final
@@ -13,8 +13,8 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""The kinds of event if the holder has died; ``ENDED`` has the kinds for other ends. Item 0 is for
-leases, and item 1 for reservations."""
+"""The kinds of events about the end of a lease (item 0) or of a reservation (item 1): ``LOST`` if
+the holder has died, else ``ENDED``."""
 
 
 class EventQueue:
@@ -30,7 +30,7 @@ class EventQueue:
         self.registry = registry
         self._events: deque[Event] = deque()
         self.deaths = Deaths()
-        """The deaths of holders, for the owners of exclusive exports."""
+        """The exports whose ``on_death`` must be called."""
 
     def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
         """Add an event, if an observer is registered."""
@@ -51,7 +51,7 @@ class EventQueue:
         )
 
     def tell(self) -> None:
-        """Report deaths of holders to the owners of exports, and send events to observers in order.
+        """Call ``on_death`` for the deaths of holders, and send the events to observers in order.
 
         The caller holds no lock.
         """

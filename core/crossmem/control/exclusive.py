@@ -12,10 +12,10 @@ __all__ = ["Deaths", "claim"]
 
 
 def claim(export: Export) -> Refusal | None:
-    """Refuse an exclusive export that a process holds. Return None for any other export.
+    """Return a refusal if an export is exclusive and a process holds it, else None.
 
     Earlier grants of an exclusive export become stale, so that no second process begins to hold it.
-    The caller holds the lock.
+    The caller holds the lock of the lease registry.
 
     Raises
     ------
@@ -35,17 +35,17 @@ def claim(export: Export) -> Refusal | None:
 
 
 class Deaths:
-    """The exports that dead processes were granted, until the owners are notified."""
+    """The exports that dead processes were granted, until :attr:`Export.on_death` is called."""
 
     def __init__(self) -> None:
         self._exports: dict[Export, None] = {}
 
     def note(self, exports: Iterable[Export]) -> None:
-        """Remember the exports that a dead process was granted, if their owners want a notice."""
+        """Remember the exports that a dead process was granted, if they have an ``on_death``."""
         self._exports.update((one, None) for one in exports if one.on_death is not None)
 
     def tell(self) -> None:
-        """Notify the owners. The caller does not hold the lock."""
+        """Call ``on_death`` for each remembered export. The caller does not hold the lock."""
         while self._exports:
             with suppress(KeyError):
                 # Another thread may have taken the last export.

@@ -19,7 +19,7 @@ __all__ = ["ExportEnds"]
 
 
 class ExportEnds:
-    """Removes from the registry the exports that no process holds.
+    """Removes exports that no process holds from the lease registry.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class ExportEnds:
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()
-            # This step comes last. Until then, the holder's death still removes the holder's rows
-            # from the export.
+            # This step comes last. If a signal handler raises before it, the holder's death still
+            # removes the holder's rows from the export.
             for row in export.rows:
                 row.holder.exports.discard(export)
         if withdrawn is None:
@@ -77,7 +77,7 @@ class ExportEnds:
             unit.withdrawn.discard(withdrawn)
 
     def withdraw(self, export: Export) -> None:
-        """Refuse new holds of an export, except by reservation. A second call does nothing.
+        """Refuse new holds of an export, except by reservation. The call can be repeated.
 
         Raises
         ------
@@ -103,12 +103,13 @@ class ExportEnds:
     def _end(self, export: Export) -> None:
         """Begin a new generation, which makes earlier grants stale.
 
-        Forget the export if no process holds it.
+        Forget the export if no process holds it and no message reserves it.
         """
         slot = export.slot
         if slot is not None:
             slot.move_on(is_live=True)
-            # After the barrier, every importer that saw the old generation has its word in its row.
+            # After the barrier, every importer that saw the old generation has written that
+            # generation into its row.
             words.barrier()
             if words.any_of(export.rows.values(), slot.at):
                 return

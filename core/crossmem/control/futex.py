@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sleeping on a word in shared memory: ``futex(2)``, for any process that has the word mapped."""
+"""How threads sleep on a word in shared memory, and how any process wakes them: ``futex(2)``."""
 
 import ctypes
 import os
@@ -12,8 +12,8 @@ _WAKE: Final = 1
 _EVERYONE: Final = 2**31 - 1
 _LOW_HALF: Final = 2**32 - 1
 _NUMBER: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
-"""The number of the system call. On other architectures it is -1, which the kernel refuses. Their
-kernels also refuse the barrier, so waiting threads poll the word and do not call :func:`sleep`."""
+"""The number of the system call. On other architectures it is -1, which the kernel refuses. The
+barrier is refused there, too, so waiting threads poll the word and do not call :func:`sleep`."""
 
 _syscall = ctypes.CDLL(None).syscall
 _syscall.restype = ctypes.c_long
@@ -39,7 +39,7 @@ def sleep(address: int, expected: int, timeout_s: float) -> None:
         Address of the word. The kernel compares the 4 bytes at this address, which are the lower
         half of the word on the supported, little-endian processors.
     expected
-        The value of the word that the caller has read last.
+        The value that the caller has last read from the word.
     timeout_s
         The longest sleep, in seconds.
     """
@@ -49,5 +49,5 @@ def sleep(address: int, expected: int, timeout_s: float) -> None:
 
 
 def wake_all(address: int) -> None:
-    """Wake every thread of any process that sleeps on a word."""
+    """Wake all threads that sleep on a word, in every process."""
     _syscall(_NUMBER, address, _WAKE, _EVERYONE, None)

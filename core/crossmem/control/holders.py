@@ -32,8 +32,8 @@ class HolderTable:
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
         """The watched processes. The key is the pid, a number and the user. For a visible pid, the
-        number is 0. Otherwise it is the number of the pidfd, or the session if the kernel does not
-        number pidfds."""
+        number is 0. For other pids, it is the result of :func:`pidfd_number`, or the session if the
+        kernel does not number pidfds."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold memory."""
 
@@ -43,8 +43,8 @@ class HolderTable:
         Parameters
         ----------
         request
-            The request. If the kernel does not identify the process, the server uses the request's
-            start time and session.
+            The request. If the kernel cannot identify the process by the socket, this method uses
+            the start time and the session in the request.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class HolderTable:
         return None if holder is None or self.lose_if_dead(holder) else holder
 
     def _meet(self, connection: ServerConnection, request: Request, pidfd: int | None) -> Holder:
-        """Return the holder of a process. Watch the process, unless it is watched already."""
+        """Return the holder of a connection's process. Watch the process unless it is watched."""
         number = 0
         if not connection.pid:
             # The pidfd's number is preferred, because a process can invent sessions.
@@ -130,8 +130,8 @@ class HolderTable:
     def close(self) -> None:
         """Close every descriptor. A second call does nothing.
 
-        A child that is forked after the call makes the second call. The child must not close other
-        files that have got the same numbers since.
+        A child that is forked after the first call makes the second call. By then, other files may
+        have the numbers of the closed descriptors.
         """
         for holder in list(self._holders.values()):
             _close_pidfd(holder)

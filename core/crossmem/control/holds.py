@@ -3,7 +3,7 @@
 
 To hold an export, the importer writes the generation into its row and then reads the generation in
 the exporter's control segment. If the exporter freed the memory at the same time, either the
-exporter sees the importer's word or the importer sees the new generation. To end a hold, the
+exporter sees the importer's word, or the importer sees the new generation. To end a hold, the
 importer writes 0. If the generation changed during the hold, the importer then sends a hint.
 """
 
@@ -65,7 +65,7 @@ class HoldTable:
     def hold(self, slot: int, generation: int, holder: object) -> bool:
         """Add a holder to a slot; return False if the slot has another generation.
 
-        :meth:`end` ends the hold, even if this method raises.
+        The caller must call :meth:`end`, even if this method returns False or raises.
 
         Raises
         ------
@@ -100,7 +100,8 @@ class HoldTable:
         word = words.load(row.words, at)
         holders.discard(holder)
         # No signal handler runs between this check and the store of the 0, because no Python
-        # function is called there. So a handler's new hold is either seen here, or begins later.
+        # function is called there. So a handler's new hold is either seen here, or begins after the
+        # store.
         if holders or not word:
             return False
         words.store(row.words, at, 0)
@@ -109,7 +110,7 @@ class HoldTable:
         return words.load(control.words, at) != word
 
     def words_of(self, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return the words of a slot's segment and row, and whether this process uses fences.
+        """Return the control segment and the row of a slot, and whether this process uses fences.
 
         Raises
         ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit on descriptors that another user's processes leave unread.
+"""The limit on sent descriptors that the processes of one other user have not read yet.
 
 The kernel counts the descriptors that a user has sent and that no process has read. If that number
 reaches ``ulimit -n``, the kernel refuses to send more to any peer. The close of a connection does
@@ -25,7 +25,7 @@ _NOTHING: Final = bytes(4)
 
 
 class InFlight:
-    """Counts descriptors sent to processes of other users.
+    """Counts the descriptors that were sent to processes of other users.
 
     Only the server's thread calls the methods, except :meth:`abandon`.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of leases, and the leases that no row records.
 
-No row records the reservations of messages or the leases of this process on its own memory. There
-is one exception: this process's holds of blocks of its own pools.
+The reservations of messages are in no row. This process's leases on its own memory are in no row,
+either, except for its holds of blocks of its own pools.
 """
 
 import logging
@@ -41,12 +41,12 @@ class Holder:
     leases
         The process's leases that no row records. The key is the number of the lease.
     messages
-        The reservations of the process's messages, also in ``leases``.
+        The reservations of the process's messages. They are also in ``leases``.
     whitelisted
         The live exports for which the process is on the vendor's whitelist.
     rows
-        The rows that record the process's other leases, by the session and the number of the
-        control segment.
+        The rows that record the process's other leases. The key is the session and the number of
+        the control segment.
     exports
         The exports that the process's rows may hold.
     key
@@ -72,7 +72,7 @@ class Holder:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The row in which one program records its holds. This process only reads it."""
+    """The row in which one program of a process records its holds. The exporter only reads it."""
 
     holder: Holder
     segment: Segment
@@ -91,7 +91,7 @@ class Lease(NamedTuple):
     unit
         The memory that the lease keeps.
     export
-        Number of the requested export.
+        Number of the export.
     holder
         The importing process. For a message: its sender, or the process that is receiving it.
     since
@@ -123,7 +123,7 @@ class LeaseTable:
     def give(
         self, export: Export, holder: Holder, number: int = 0, *, in_message: bool = False
     ) -> Lease:
-        """Record and return a lease with this number; 0 stands for a new number."""
+        """Record and return a lease with this number. If ``number`` is 0, choose a new number."""
         number = number or new_number()
         unit = export.unit
         lease = Lease(number, unit, export.handle.export, holder, time.time(), in_message)
@@ -133,7 +133,7 @@ class LeaseTable:
         return lease
 
     def find_reservation(self, number: int, allocation: int, export: int | None) -> Lease | None:
-        """Return the reservation with that number if it is for this export, else None.
+        """Return the reservation with this number if it is for this export, else None.
 
         If ``export`` is None, the reservation may be for any block of a pool.
         """
@@ -155,7 +155,7 @@ class LeaseTable:
         return number in self._leases
 
     def end(self, number: int) -> Lease | None:
-        """Remove a lease and return it; None if no lease has that number."""
+        """Remove a lease and return it; return None if no lease has this number."""
         lease = self._leases.get(number)
         if lease is not None:
             lease.holder.leases.pop(number, None)
@@ -181,7 +181,7 @@ def new_number() -> int:
 
 
 def name_holders(leases: Iterable[Lease]) -> str:
-    """Return a text that names the processes, and the senders of messages, that hold leases."""
+    """Return a text that names the holders of leases: processes, and senders of messages."""
     pids: dict[bool, set[int]] = {False: set(), True: set()}
     for lease in leases:
         pids[lease.in_message].add(lease.holder.pid)
@@ -192,7 +192,7 @@ def name_holders(leases: Iterable[Lease]) -> str:
 
 
 def warn_of_leases(report: Iterable[tuple[Unit, object, Sequence[Lease]]]) -> None:
-    """Log the memory that is still leased while this process exits."""
+    """Log a warning about the memory that is still leased while this process exits."""
     left = {unit.allocation: leases for unit, _exports, leases in report if leases}
     if left:
         what = f"allocation {next(iter(left))} is"

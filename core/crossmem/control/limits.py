@@ -12,7 +12,7 @@ __all__ = ["name_limit", "no_descriptors", "no_thread"]
 
 
 def no_descriptors(call: str, code: int = errno.EMFILE) -> DriverError:
-    """Return the error, with the limit, for a process or a system without free descriptors."""
+    """Return the error for a process or system without free descriptors; the hint has the limit."""
     is_process = code == errno.EMFILE
     return DriverError(
         f"this {'process' if is_process else 'system'} has no descriptor left for shared memory",
@@ -25,9 +25,9 @@ def no_descriptors(call: str, code: int = errno.EMFILE) -> DriverError:
 
 
 def no_thread(name: str) -> DriverError:
-    """Return the error, with the limit, for a process that cannot start a thread."""
+    """Return the error for a process that cannot start a thread; the hint names the limit."""
     return DriverError(
-        f"the {name}'s thread cannot be started",
+        f"the thread {name} cannot be started",
         call="pthread_create",
         code=errno.EAGAIN,
         name="EAGAIN",
@@ -38,7 +38,15 @@ def no_thread(name: str) -> DriverError:
 
 @contextmanager
 def name_limit(call: str) -> Iterator[None]:
-    """Turn the system's error at a limit on files into an error that names the limit."""
+    """Turn an ``OSError`` about a limit on files into an error that names the limit.
+
+    Other exceptions pass unchanged.
+
+    Parameters
+    ----------
+    call
+        The name of the system call.
+    """
     try:
         yield
     except OSError as error:

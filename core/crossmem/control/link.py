@@ -71,8 +71,8 @@ class Link:
     connection
         A connected, non-blocking socket, which :meth:`close` closes.
     pidfd
-        The owner's pidfd, if an earlier connection has opened it. The caller closes :attr:`pidfd`,
-        also if :meth:`check_server` has opened it.
+        The owner's pidfd, if an earlier connection has opened it. If it is None,
+        :meth:`check_server` tries to open a pidfd. The caller closes :attr:`pidfd` in any case.
     """
 
     def __init__(
@@ -99,7 +99,10 @@ class Link:
         admit(self._socket)
 
     def abandon(self) -> None:
-        """Close a forked child's copy. This cannot block, because the parent's copy stays open."""
+        """Close a forked child's copy of the socket.
+
+        The close cannot block, because the parent's copy stays open.
+        """
         self._socket.close()
 
     @property
@@ -129,7 +132,7 @@ class Link:
         return True
 
     def send(self, message: bytes, deadline: Deadline) -> None:
-        """Send a message; wait for room in the socket while the owner lives."""
+        """Send a message. Wait for room in the socket until the deadline, while the owner lives."""
         while True:
             try:
                 self._socket.send(message)
@@ -163,7 +166,7 @@ class Link:
         DriverError
             This process has no room for the descriptors. The message can be received later.
         """
-        # Most owners reply faster than the kernel wakes a sleeping thread.
+        # This loop does not sleep, because most owners reply faster than the kernel wakes a thread.
         give_up = time.perf_counter() + _SPIN_S
         while not (ready := self._readable.poll(0)) and time.perf_counter() < give_up:
             os.sched_yield()
@@ -233,8 +236,8 @@ class Link:
         owner = self.owner
         pid, uid = peer_credentials(self._socket)
         is_visible = owner.pid_namespace == this.pid_namespace
-        # User ids from another user namespace prove nothing: a foreign user may appear as the
-        # overflow user, or as this user.
+        # An owner in another user namespace may appear here as the overflow user, or as the user
+        # of this process. So these two users are accepted, too.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
             raise_if_dead(owner, this, _DYING_S)
@@ -259,8 +262,13 @@ class Link:
 def raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> bool:
     """Raise if the owner is dead or dies within ``dying_s`` seconds.
 
-    A dying process closes its sockets before its death is visible, so this call may have to wait.
-    Return True if the owner is known to live, False if this process cannot tell.
+    Return True if the owner is known to live, False if this process cannot tell. The call waits,
+    because a dying process closes its sockets before its death is visible.
+
+    Raises
+    ------
+    OwnerGoneError
+        The owner is dead.
     """
     try:
         pidfd = open_owner(owner, this, dying_s)

@@ -61,8 +61,9 @@ class Listeners:
     def _accept(self, listener: socket.socket) -> None:
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if is_behind(soft // _CLOSING_PART) and is_abstract(listener):
-            # If the kernel cannot refuse descriptors, other users could fill this process's
-            # descriptor table. Such users can connect only at the abstract address.
+            # On a kernel that cannot refuse descriptors, other users can send descriptors that are
+            # slow to close, and so fill this process's descriptor table. These users can connect
+            # only at the abstract address.
             self._pause((listener,))
             return
         try:
@@ -84,13 +85,16 @@ class Listeners:
             self._loop.change(one.fileno())
 
     def resume(self) -> None:
-        """Accept again."""
+        """Accept connections again."""
         self.is_paused = False
         for one in self._sockets:
             self._loop.change(one.fileno(), read=True)
 
     def close(self) -> None:
-        """Stop listening. The kernel then refuses importers that still find the path."""
+        """Stop listening, and remove the socket's path.
+
+        The kernel refuses an importer that still finds the path.
+        """
         while self._sockets:
             close_connection(self._sockets.pop())
         if self._path is not None:

@@ -26,7 +26,7 @@ class EventLoop:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._sockets: list[socket.socket] = []
         self.hung_up: set[int] = set()
-        """The ready descriptors of sockets whose peer has closed both directions."""
+        """The descriptors from the last :meth:`wait` whose peer has closed both directions."""
         if not hasattr(select, "epoll"):
             msg = "select.epoll is missing, as after a monkey patch of gevent or eventlet"
             hint = "export memory in a process without that patch; a patched process can import it"
@@ -35,7 +35,8 @@ class EventLoop:
         try:
             self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for one in self._sockets:
-                # One unread byte wakes the loop, so a sender need not wait for room.
+                # One unread byte wakes the loop. So a sender that finds the socket full need not
+                # wait for room.
                 one.setblocking(False)  # noqa: FBT003
             self.watch(self._sockets[1].fileno(), self._take_wake)
         except BaseException:
@@ -58,13 +59,16 @@ class EventLoop:
             self._sockets[1].recv(1)
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        """Return the ready descriptors, after at most ``timeout_s`` seconds; None: no limit."""
+        """Wait for ready descriptors, for at most ``timeout_s`` seconds, and return them.
+
+        If ``timeout_s`` is None, there is no limit.
+        """
         events = self.epoll.poll(timeout_s)
         self.hung_up = {descriptor for descriptor, mask in events if mask & select.EPOLLHUP}
         return [descriptor for descriptor, _mask in events]
 
     def handler_of(self, descriptor: int) -> Callable[[], object] | None:
-        """Return the handler of a descriptor, None if it is not watched any more."""
+        """Return the handler of a descriptor; None if the descriptor is not watched any more."""
         return self._handlers.get(descriptor)
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:

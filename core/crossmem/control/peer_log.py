@@ -10,7 +10,7 @@ __all__ = ["PeerLog"]
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
-"""Maximum number of lines in a second about all peers, because a peer can fork many processes."""
+"""Maximum number of lines in a second about all peers. It limits a peer that forks often."""
 
 
 class PeerLog:
@@ -19,7 +19,7 @@ class PeerLog:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._written: dict[int, tuple[float, int]] = {}
-        """The time of the last line about each pid, and the number of lines omitted since."""
+        """The time of the last line about each pid, and the number of lines omitted since then."""
         self._second = 0.0
         """Start of the current second."""
         self._lines = 0

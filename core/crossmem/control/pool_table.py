@@ -30,7 +30,7 @@ class _Arena(Protocol):
 
 
 class PoolTable:
-    """The pools and the own rows of this process."""
+    """The pools of this process, and its rows for its own pools and timelines."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}
@@ -40,7 +40,7 @@ class PoolTable:
         its own timelines. The key is the number of the control segment."""
 
     def close(self, allocation: int) -> None:
-        """Remove a pool whose construction failed, if the table contains it."""
+        """Remove a pool whose construction failed, if the table contains the pool."""
         arena = self.arenas.get(allocation)
         if arena is not None:
             arena.close()

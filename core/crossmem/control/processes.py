@@ -27,8 +27,8 @@ __all__ = [
     "pidfd_number",
 ]
 
-# A Python that was built with older headers lacks these numbers. They are the same on x86-64 and
-# aarch64 (asm-generic/socket.h, unistd.h).
+# A Python that was built with older headers lacks the next two numbers. x86-64 and aarch64 have the
+# same numbers (asm-generic/socket.h, unistd.h).
 _SO_PEERPIDFD: Final = 77
 _SYS_PIDFD_OPEN: Final = 434
 _UCRED: Final = struct.Struct("iII")
@@ -73,8 +73,8 @@ def lease_end() -> LeaseEnd:
     try:
         return _lease_end()
     except OSError:
-        # Without a free descriptor, this process cannot test the kernel. This weakest answer is not
-        # cached, so a later call tests again.
+        # Without a free descriptor, this process cannot test the kernel, so the answer is the
+        # weakest. It is not cached, so a later call tests again.
         return "connection"
 
 
@@ -130,8 +130,8 @@ def own_uid() -> int | None:
 def is_anybody(uid: int) -> bool:
     """Whether a uid is the overflow uid of a user namespace that does not map all users.
 
-    The kernel shows all unmapped users with this uid, so a mapped user with the same uid looks like
-    them.
+    The kernel shows all unmapped users with this uid, so they cannot be distinguished from a mapped
+    user with the same uid.
     """
     try:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
@@ -158,8 +158,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     pid
         The peer's pid in its credentials, 0 if it is not visible.
     start_time
-        The start time that the peer reports, in clock ticks after boot. It is used if the kernel
-        can only open pidfds by pid.
+        The start time that the peer reports, in clock ticks after boot. This function uses it if
+        the kernel can only open pidfds by pid.
 
     Returns
     -------
@@ -215,21 +215,21 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     start_time
         Start time of the expected process, in clock ticks after boot.
     dying_s
-        Longest wait, in seconds, for the death of a process that ``/proc`` does not show. While a
-        killed process ends, its first thread may be gone already.
+        Longest wait, in seconds, for the death of a process that ``/proc`` does not show or shows
+        as a zombie. The first thread of a killed process may end before its other threads.
 
     Returns
     -------
     bool
-        False also if ``/proc`` proves nothing: ``/proc`` belongs to another pid namespace, or hides
-        the process (``hidepid``).
+        Also False if ``/proc`` belongs to another pid namespace, or hides the process
+        (``hidepid``).
 
     Raises
     ------
     ProcessLookupError
         The expected process is dead.
     """
-    # If ``/proc`` belongs to another pid namespace, the pid names another process there.
+    # If ``/proc`` belongs to another pid namespace, ``pid`` may name another process there.
     if process_start_time(os.getpid()) == process_start_time("self"):
         found = process_start_time(pid)
         if found == start_time:

@@ -16,7 +16,7 @@ from crossmem.models import ShareableHandle
 __all__ = ["Allow", "Export", "Unit"]
 
 _ALIKE: Final = (
-    "its user has no number of its own in the owner's user namespace; map the users that share "
+    "its user has no number of its own in the owner's user namespace; map both users there "
     "(unshare --map-current-user)"
 )
 
@@ -56,7 +56,7 @@ class Allow:
         pid, uid
             The process, as the kernel reports it to this process.
         own_uid
-            The exporter's user; None if the kernel shows other users with the same number.
+            The uid of this process; None if the kernel shows other users with the same uid.
         """
         if uid != own_uid and uid not in (self.uids or ()):
             return _ALIKE if own_uid is None else f"user {uid} is not admitted"
@@ -95,7 +95,7 @@ class Unit:
     leases: dict[int, Any] = field(default_factory=dict)
     """The leases that no row records, by their numbers. Only the lease table changes this dict."""
     pins: int = 0
-    """Number of unsent replies to requests for the memory. The memory stays until this is 0."""
+    """Number of exports of the memory in unsent replies. The memory is not freed before it is 0."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder or a reservation."""
     is_retired: bool = False
@@ -107,13 +107,13 @@ class Unit:
 
     @property
     def is_kept(self) -> bool:
-        """Whether something other than a row keeps the memory."""
+        """Whether an unsent reply, or a lease that no row records, keeps the memory."""
         return bool(self.leases or self.pins)
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Export:
-    """One export of the memory."""
+    """One export of a unit."""
 
     unit: Unit
     handle: ShareableHandle
@@ -121,27 +121,27 @@ class Export:
     exported: Exported
     denied: int = 0
     slot: Slot | None = None
-    """The slot of the export; None before the first lease."""
+    """The slot of the export; None before the first grant and after the end of the export."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
     """The words of each row whose process was granted this export. The key is the row."""
     since: dict[Any, float] = field(default_factory=dict)
     """The time of each grant, until this process sees the end of the lease. The key is the row."""
     generations: tuple[int, ...] = ()
-    """For a pool's block: the generations whose handles messages have reserved. Empty for other
-    memory."""
+    """For a block of a pool: the generations in the handles by which messages have reserved the
+    block. Empty for other memory."""
     is_arena: bool = False
     """Whether this is the export of a pool's whole memory. Its importers must be processes whose
     death the kernel reports."""
     is_exclusive: bool = False
     """Whether only one process at a time may hold the export, such as a ring of a queue."""
     on_death: Callable[[], object] | None = None
-    """Called after the death of a process that was granted the export. Any thread calls it, without
-    a lock."""
+    """Called after the death of a process that was granted the export. Any thread may call it, and
+    holds no lock during the call."""
 
     def has(self, generation: int) -> bool:
-        """Whether a handle of that generation names this export.
+        """Whether a handle with this generation names this export.
 
-        Only handles of blocks have a generation.
+        Only the handles of a pool's blocks have a generation. In other handles it is 0.
         """
         return generation in (self.generations or (0,))
 
@@ -151,9 +151,9 @@ class Export:
         are_many = len(payloads) > MAX_PAYLOADS or len(descriptors) > MAX_GRANT_DESCRIPTORS
         if are_many or nbytes > MAX_PAYLOAD_NBYTES:
             msg = (
-                f"the driver exported {len(payloads)} payloads of {nbytes} bytes and "
-                f"{len(descriptors)} descriptors; a lease carries at most {MAX_PAYLOADS}, "
-                f"{MAX_PAYLOAD_NBYTES} and {MAX_GRANT_DESCRIPTORS}"
+                f"the driver exported more than a lease carries: {len(payloads)} payloads (at "
+                f"most {MAX_PAYLOADS}) of {nbytes} bytes (at most {MAX_PAYLOAD_NBYTES}) and "
+                f"{len(descriptors)} descriptors (at most {MAX_GRANT_DESCRIPTORS})"
             )
             hint = "allocate less at once, or ask the author of the backend for larger blocks"
             raise UnsupportedError(msg, hint=hint, operation="export")

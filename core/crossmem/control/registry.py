@@ -33,17 +33,17 @@ class LeaseRegistry:
     identity
         This process.
     registry
-        The plugins. They receive events, outside of the lock.
+        The plugins, which receive events. A thread that sends events does not hold the lock.
     limit
         Largest number of exports that the messages of one process may reserve.
     """
 
     def __init__(self, identity: ProcessIdentity, registry: Registry, limit: int) -> None:
         self.lock = ordered_lock(Rank.LEASES)
-        """Held only briefly: no driver, plugin or finaliser runs under this lock."""
+        """A thread that holds this lock calls no driver or plugin, so it holds the lock briefly."""
         self.max_reservations = limit
         self._idle: deque[Unit] = deque()
-        """Retired memory without leases, until its owner is notified."""
+        """Retired memory without leases, until :meth:`tell` has called ``on_idle``."""
         self._waiters = Waiters(self.lock)
         """The threads that wait for the end of a lease."""
         self.myself = Holder(identity.pid, identity.uid)
@@ -65,7 +65,7 @@ class LeaseRegistry:
             self.exports.add(export)
 
     def withdraw(self, unit: Unit, handle: ShareableHandle) -> Refusal | None:
-        """Refuse imports by further processes (law C28). Return the reason on failure.
+        """Refuse imports by further processes (law C28). Return None, or a refusal on failure.
 
         Holders of the export, and messages in transit that reserve it, keep it. A second call does
         nothing.
@@ -81,7 +81,8 @@ class LeaseRegistry:
                 # An earlier call may have been interrupted before it forgot the export.
                 self._ends.settle(unit)
                 refusal = self.exports.refusal(handle.allocation, handle.export)
-                # If the export is stale, an earlier call has withdrawn it.
+                # UNKNOWN means that the export never existed. Any other refusal already stops
+                # imports.
                 is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
                 return None if is_gone else Refusal(Status.UNKNOWN, "the handle names other memory")
             refusal = self._refusal_of_core(handle)
@@ -94,12 +95,12 @@ class LeaseRegistry:
     def lease_to_myself(
         self, handle: ShareableHandle, reservation: int, leases: dict[bytes, int]
     ) -> Refusal | None:
-        """Grant this process a lease on its own memory (law C8). Return the reason on failure.
+        """Grant this process a lease on its own memory (law C8). Return None, or a refusal.
 
         Parameters
         ----------
         reservation
-            The handle's reservation number in a message, 0 without a message.
+            The number of the reservation that came with the handle in a message; 0 without one.
         leases
             Receives the number of the lease. The key is the core of the handle.
         """
@@ -113,8 +114,9 @@ class LeaseRegistry:
             if refusal is None and core not in leases:
                 if refusal := claim(one := self.exports.get(number, export)):
                     return refusal
+                # No signal handler runs between the next two statements, so the caller always gets
+                # the number of a lease that was given.
                 given = self.leases.give(one, self.myself)
-                # No signal handler runs between these statements, so the lease is always recorded.
                 leases[core] = given.number
             return refusal
 
@@ -126,14 +128,14 @@ class LeaseRegistry:
     def reserve_mine(
         self, handles: Sequence[ShareableHandle], numbers: Sequence[int], timeout_s: float
     ) -> Refusal | None:
-        """Reserve all memory of one of this process's messages, or return the reason on failure.
+        """Reserve all exports of a message of this process. Return None, or a refusal on failure.
 
         If the limit leaves no room, wait until earlier messages are received or discarded.
 
         Parameters
         ----------
         numbers
-            A new number for each reservation. The caller ends the reservations after an error.
+            A new number for each reservation. If this method raises, the caller ends them all.
         """
         refusal: Refusal | None = None
 
@@ -182,7 +184,8 @@ class LeaseRegistry:
     def wait_all_idle(self, timeout_s: float) -> bool:
         """Wait until no lease is left; return False if the time is over.
 
-        From the start of this call, only reservations of messages in transit give new leases.
+        This call ends the leases of this process on its own memory. From its start on, only the
+        receivers of messages in transit get new leases.
         """
         self.exports.is_exiting = True
         self.end([one.number for one in list(self.myself.leases.values()) if not one.in_message])
@@ -193,7 +196,7 @@ class LeaseRegistry:
             if len(self.leases):
                 return False
             if held is None:
-                # No message is left, so no further grant is possible.
+                # No reservation is left, so no further grant is possible.
                 held = list({one.unit for one in self.granted.values()})
                 rows.wish(held)
             while held and not (held[-1].is_kept or rows.is_held(held[-1])):
@@ -208,23 +211,23 @@ class LeaseRegistry:
             return rows.leases_of(unit)
 
     def retire(self, unit: Unit, *, even_if_leased: bool) -> bool:
-        """Stop granting memory and return whether it has no leases, in one atomic step.
+        """Retire memory and return whether it has no leases, in one atomic step.
 
         Parameters
         ----------
         even_if_leased
-            Retire the memory even if leases remain; ``on_idle`` reports the end of the last lease.
+            True: retire the memory even if leases remain. After the end of the last lease, another
+            method calls ``on_idle``. False: retire only memory without leases.
 
         Returns
         -------
         bool
-            True if no lease remains. If the result is False without ``even_if_leased``, nothing has
-            changed.
+            True if no lease remains.
 
         Raises
         ------
         DriverError
-            The kernel refuses the barrier. The memory can be retired later.
+            The kernel refuses the barrier; try again later.
         """
         with self.lock:
             if even_if_leased:
@@ -261,10 +264,11 @@ class LeaseRegistry:
             ]
 
     def tell(self) -> None:
-        """Notify owners of idle memory, and send events. The caller does not hold the lock."""
+        """Call ``on_idle`` of idle memory, and send events. The caller does not hold the lock."""
         for unit in list(self._idle):
             unit.on_idle()
-            # The unit leaves the queue last, so that its owner is notified even after an interrupt.
+            # The unit leaves the queue last. If a signal handler raises during ``on_idle``, the
+            # next call of this method calls ``on_idle`` again.
             with suppress(ValueError):
                 self._idle.remove(unit)
         self.events.tell()
@@ -291,7 +295,7 @@ class LeaseRegistry:
             return held.holder
 
     def end(self, numbers: Iterable[int]) -> set[Holder]:
-        """End reservations and own leases by number, and return their holders."""
+        """End reservations, and this process's leases on its own memory; return their holders."""
         holders: set[Holder] = set()
         with self.lock:
             for number in numbers:
@@ -302,7 +306,7 @@ class LeaseRegistry:
         return holders
 
     def hint(self, slots: Iterable[int]) -> None:
-        """Check the memory of these slots, after a peer's hint that a hold has ended."""
+        """Check whether the memory of these slots is idle, after a peer's hint."""
         with self.lock:
             exports = map(self.granted.get, set(slots))
             for unit in {one.unit for one in exports if one is not None}:
@@ -338,7 +342,7 @@ class LeaseRegistry:
     # Methods whose caller holds the lock ---------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
-        """Whether a reservation is for an export. A pool's export stands for all its blocks."""
+        """Whether a reservation is for an export. For an arena: for any of its blocks."""
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
@@ -381,7 +385,8 @@ class LeaseRegistry:
         try:
             is_idle = unit.is_retired and not unit.is_kept and rows.seal(unit)
         except DriverError:
-            # The barrier failed. The owner is notified anyway, and its thread raises the error.
+            # The barrier failed. ``on_idle`` still queues the memory for another attempt to retire
+            # it, which reports the error if the barrier fails again.
             is_idle = True
         else:
             if is_idle:

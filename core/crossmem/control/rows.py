@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exporter's view of leases in the rows of importers. The caller holds the lock.
+"""The exporter's view of leases in the rows of importers.
 
-For each export, the exporter reads only the rows of processes with a grant. A word for an export
-without a grant has no effect. The exporter never writes a row, and forgets the row of a dead
-process.
+The caller of each function holds the lock of the lease registry. For each export, the exporter
+reads only the rows of processes with a grant, so a hold without a grant has no effect. The exporter
+never writes a row, and forgets the row of a dead process.
 """
 
 import time
@@ -39,7 +39,8 @@ def seal(unit: Unit) -> bool:
         for export in list(unit.exports.values()):
             if export.slot is not None:
                 export.slot.move_on(is_live=False)
-        # After the barrier, every importer that saw the old generation has its word in its row.
+        # After the barrier, every importer that saw the old generation has written that generation
+        # into its row.
         words.barrier()
         unit.is_sealed = True
     if is_held(unit):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of words in shared memory: sealed memfds that forked children do not inherit."""
+"""Segments of words in shared memory: sealed memfds that are not mapped in forked children."""
 
 import ctypes
 import fcntl
@@ -89,7 +89,7 @@ class Segment:
         self.is_private = False
         """Whether MADV_DONTFORK succeeded."""
         self.words = memoryview(b"")
-        """The words. They are released when the segment is closed."""
+        """A view of the words. :meth:`close` releases it."""
         _segments.add(self)
         protection = _PROT_READ_WRITE if is_writable else _PROT_READ
         try:
@@ -166,7 +166,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     name
         Name of the segment in ``/proc``.
     descriptors
-        Receives the descriptor to pass on. The caller closes it, even if this raises.
+        Receives the descriptor to pass on. The caller closes it, even if this function raises.
     is_written_by_maker
         True: this process writes, and all other processes can only read. False: the receiver
         writes, and this process reads.
@@ -184,7 +184,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     segment = Segment(descriptor, is_writable=is_written_by_maker)
     try:
         if is_written_by_maker:
-            # Kernels before Linux 5.1 lack this seal. There, receivers can write the segment.
+            # Kernels before Linux 5.1 lack this seal. On them, receivers can write the segment.
             with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -209,8 +209,8 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
     except OSError:
         seals = 0
     is_refusing = bool(seals & (fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE))
-    # The check of the size also refuses every memfd with huge pages. An access to a hole of such a
-    # memfd could raise SIGBUS.
+    # An access to a hole of a memfd with huge pages could raise SIGBUS. The check of the size
+    # refuses every such memfd, because its size is a multiple of a huge page, and _NBYTES is not.
     if (
         seals & _SEALS != _SEALS
         or os.fstat(descriptor).st_size != _NBYTES

@@ -56,7 +56,7 @@ _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _MAX_UNREAD: Final = 300
-"""Maximum number of messages read from a connection before its close. A socket buffers fewer."""
+"""Maximum number of messages read from a connection before its close. A socket holds fewer."""
 
 
 class LeaseServer:
@@ -69,7 +69,7 @@ class LeaseServer:
     run_dir
         The run directory.
     registry
-        The plugins. They receive events, outside of any lock.
+        The plugins, which receive events. A thread that sends events holds no lock.
     max_reservations
         Largest number of exports that the messages of one process may reserve.
 
@@ -80,6 +80,8 @@ class LeaseServer:
     DriverError, OutOfMemoryError
         This process has no free descriptor or no room for a segment of words, or :meth:`start`
         cannot start the thread.
+    UnsupportedError
+        A monkey patch has removed ``select.epoll``.
     """
 
     def __init__(
@@ -92,9 +94,11 @@ class LeaseServer:
         self._unsent: set[ServerConnection] = set()
         self._in_flight = InFlight(own_uid())
         self._served: set[tuple[int, int]] = set()
-        """The pid and user of each process from which this round has read a message."""
+        """The pid and user of each process from which this round has read a message. A round is one
+        call of ``_handle_all``."""
         self._skipped: set[int] = set()
-        """Connections that were skipped, because the round has read a message of their process."""
+        """Descriptors of the connections that this round has left to the next round, because it has
+        already read a message of their process."""
         self._bells: deque[Bell] = deque()
         """One bell for each thread that waits in :meth:`catch_up`."""
         self._stopping = False
@@ -105,8 +109,8 @@ class LeaseServer:
             self._holders = HolderTable(self._loop, self._lose)
             self._listeners = Listeners(self._loop, self._accept)
             try:
-                # The first control segment is made now, so that the first lease cannot lack the
-                # segment's descriptor.
+                # The first control segment is made now. If it were made for the first lease, the
+                # process could lack a descriptor by then.
                 self.leases.slots.grow()
                 self._listeners.open(run_dir, identity)
             except BaseException:
@@ -130,7 +134,7 @@ class LeaseServer:
         self._loop.unwatch(descriptor)
 
     def catch_up(self, timeout_s: float) -> None:
-        """Wait until the thread has read the importers' messages and noticed dead importers.
+        """Wait until the thread has read all messages of importers, and noticed dead importers.
 
         Parameters
         ----------
@@ -207,8 +211,8 @@ class LeaseServer:
     def _handle_all(self, ready: list[int]) -> None:
         self._served.clear()
         if self._skipped:
-            # These connections come first. Otherwise one connection of a process could starve the
-            # other connections of that process.
+            # The connections that the last round skipped come first, so that no connection of a
+            # process starves the other connections of that process.
             skipped, self._skipped = self._skipped, set()
             ready.sort(key=lambda one: one not in skipped)
         for descriptor in ready:
@@ -282,7 +286,7 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _serve(self, connection: ServerConnection) -> None:
-        """Handle one message of a connection. A round serves one connection of each process."""
+        """Handle one message of a connection. A round reads only one message of each process."""
         process = connection.pid, connection.uid
         if process in self._served:
             self._skipped.add(connection.number)
@@ -296,7 +300,7 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(1):
-                # Only messages count, because ends of connections take little time.
+                # The end of a connection takes little time, so only a message is noted.
                 self._served.add(process)
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
@@ -357,8 +361,8 @@ class LeaseServer:
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
-                "a reply to it waits until other peers read their replies: too many descriptors in "
-                "flight (ulimit -n)",
+                "a reply to it waits, because peers have not read the descriptors of earlier "
+                "replies (ulimit -n)",
             )
         self._unsent.add(connection)
         self._loop.change(connection.number, write=connection.is_full)
@@ -384,7 +388,8 @@ class LeaseServer:
         """End all leases of a process that is dead, or that has neither pidfd nor connection."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                # Unread END messages may end reservations of application messages that it received.
+                # An unread END may end the reservation of a message that the peer has discarded. If
+                # the sender still holds the reservation, lose() does not end it.
                 self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

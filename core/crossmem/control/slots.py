@@ -31,19 +31,19 @@ OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
 
 
 class Slot(NamedTuple):
-    """The place of one export's words: in the control segment, and in each row.
+    """The position of one export's word in the control segment and in each row.
 
     Parameters
     ----------
     number
         Number of the slot, over all segments.
     words
-        The control segment.
+        The words of the control segment.
     at
         Index of the word, in the control segment and in each row.
     length
-        Number of slots that become free together: for a pool or a page of timelines, all of its
-        slots. For a block 0, because its slot becomes free with the pool.
+        Number of slots that become free together. For a pool or a page of timelines: all of its
+        slots. For a block: 0, because its slot becomes free with the pool.
     """
 
     number: int
@@ -59,8 +59,8 @@ class Slot(NamedTuple):
     def move_on(self, *, is_live: bool) -> None:
         """Begin the next odd generation (live), or the next even one.
 
-        An importer can begin no hold of an earlier generation, and sends a hint when it ends such a
-        hold.
+        No importer can begin a hold of the earlier generation any more. An importer that already
+        holds the earlier generation sends a hint when it ends its hold.
         """
         generation = words.load(self.words, self.at)
         words.store(self.words, self.at, generation + 1 + (generation % 2 == is_live))

@@ -26,7 +26,8 @@ def occupy() -> None:
 
 
 def _open_null_device() -> None:
-    # The kernel gives the lowest free number. Another thread may have taken the expected one.
+    # The kernel gives the lowest free number. It is above 2 if another thread has opened the closed
+    # descriptor in the meantime.
     opened = os.open(os.devnull, os.O_RDWR)
     if opened > _LAST:
         os.close(opened)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between an importer and a lease server, and the proofs that both know the secret.
+"""The messages of an importer and a lease server, and the proofs that both know a handle's secret.
 
 One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags, mode (only in HELLO) and
 request id, then a body. A request always fits into one message. A long reply continues in further
@@ -149,9 +149,9 @@ class Hello(NamedTuple):
 class Wanted(NamedTuple):
     """One requested export, with the proof that the importer knows the secret.
 
-    ``reservation`` is the number that came with the handle in an application message, otherwise 0.
-    In a RESERVE, it is the number of the new reservation. ``generation`` is the generation of a
-    pool's block, 0 for other exports.
+    In an IMPORT, ``reservation`` is the number of the reservation that came with the handle in an
+    application message, or 0 if none came. In a RESERVE, it is the number of the new reservation.
+    ``generation`` is the generation of a pool's block, 0 for other exports.
     """
 
     allocation: int
@@ -165,8 +165,9 @@ class Request(NamedTuple):
     """One request for 1 to ``MAX_WANTED`` exports of one backend.
 
     ``reported`` is the importer's number for the vendor's whitelist. ``session`` distinguishes the
-    programs that one process runs. ``known`` has a bit for each control segment for which the
-    importer has a row. ``following`` is the number of exports in later requests of the same call.
+    programs that a process executes one after the other. ``known`` has a bit for each control
+    segment for which the importer has a row. ``following`` is the number of exports in later
+    requests of the same call.
     """
 
     nonce: bytes
@@ -179,7 +180,7 @@ class Request(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A grant, with the true sizes and the data that the importer's driver needs.
+    """A grant, with the exporter's sizes and the data that the importer's driver needs.
 
     The importer holds nothing until it has written ``generation`` into the word of ``slot`` in its
     row. If ``has_row`` is true, the grant's first two descriptors are the control segment and a
@@ -199,7 +200,7 @@ class Grant(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A refused lease."""
+    """The refusal of a lease or of a reservation."""
 
     status: Status
     reason: str
@@ -267,12 +268,12 @@ def pack_request(request: Request) -> bytes:
 def unpack_request(body: bytes) -> Request:
     """Read the body of an IMPORT or RESERVE."""
     if len(body) < _REQUEST.size:
-        msg = "a request is too short"
+        msg = "a request that is too short"
         raise ProtocolError(msg)
     nonce, reported, start_time, session, known, following, count = _REQUEST.unpack_from(body)
     records = memoryview(body)[_REQUEST.size :]
     if not 0 < count <= MAX_WANTED or len(records) != count * _WANTED.size:
-        msg = f"a request for {count} exports has {len(records)} bytes of records"
+        msg = f"a request for {count} exports with {len(records)} bytes of records"
         raise ProtocolError(msg)
     wanted = tuple(Wanted(*fields) for fields in _WANTED.iter_unpack(records))
     return Request(nonce, reported, start_time, session, known, wanted, following)
@@ -310,7 +311,7 @@ def unpack_replies(body: bytes, count: int = 1) -> Iterator[Grant | Refusal]:
             slot, generation, has_row, nbytes, capacity, fds, parts = _GRANT.unpack_from(body, at)
             at += _GRANT.size
             if parts > MAX_PAYLOADS:
-                msg = f"{parts} payloads"
+                msg = f"a grant has {parts} payloads"
                 raise ValueError(msg)
             payloads = []
             for _ in range(parts):
@@ -347,6 +348,6 @@ def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:
 def unpack_ids(body: bytes) -> tuple[int, ...]:
     """Read the numbers of an END or HINT."""
     if len(body) % 8:
-        msg = "a message is cut off in the middle of a number"
+        msg = "a message that is cut off in the middle of a number"
         raise ProtocolError(msg)
     return struct.unpack(f"<{len(body) // 8}Q", body)

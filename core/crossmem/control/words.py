@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads, stores and fences for words that processes share.
 
-A signal handler or another thread can run between two calls of these functions. Code that must not
-be interrupted subscripts the view instead. Code that only reads may subscript or slice the view.
+A signal handler or another thread can run between two calls of these functions, but not between
+two subscripts of the view. So code that must not be interrupted subscripts the view. Code that only
+reads may also subscript or slice the view.
 
 A word has 8 bytes and is aligned. Only one process writes it, with the exceptions that
 :mod:`crossmem.sharing.timelines.cell` names. CPython copies an item of a ``memoryview`` with format
 ``Q`` by one instruction, so no reader sees half of a store.
 
 x86-64 keeps stores in order and loads in order, but it may execute a load before an earlier store
-becomes visible to other processors. On other processors :func:`release` and :func:`observe` add a
-fence. Only :func:`fence` and :func:`barrier` order a store before a later load.
+becomes visible to other processors. On other architectures, :func:`release` and :func:`observe` add
+a fence. Only :func:`fence` and :func:`barrier` order a store before a later load.
 """
 
 from _thread import allocate_lock
@@ -24,8 +25,8 @@ __all__ = ["any_of", "barrier", "fence", "load", "observe", "release", "store"]
 
 
 load: Final[Callable[[memoryview, int], int]] = getitem
-"""Return a word. :data:`store` is C code, so no signal handler runs between the check of a loaded
-word and a store that directly follows the check."""
+"""Return a word. If a call of :data:`store` directly follows a check of the word, no signal handler
+runs between the check and the store, because :data:`store` is C code."""
 
 store: Final = cast("Callable[[memoryview, int, int], None]", setitem)
 """Write a word."""

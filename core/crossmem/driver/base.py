@@ -2,9 +2,9 @@
 """The driver contract. A backend implements it in one class, with a vendor's calls.
 
 crossmem's core owns identities, reference counts, leases and locks, and checks each size, offset
-and ordinal before it calls a driver. A driver translates calls and keeps no state per import. Any
-thread may call any method, and calls for different memory may be concurrent. Each method preserves
-the calling thread's current device and context (law C19).
+and ordinal before it calls a driver. A driver translates calls, and keeps its data about an import
+only in :attr:`Imported.reference`. Any thread may call any method, and calls for different memory
+may be concurrent. Each method preserves the calling thread's current device and context (law C19).
 """
 
 from abc import ABC, abstractmethod
@@ -42,9 +42,10 @@ class CopyKind(StrEnum):
 
 @dataclass(slots=True)
 class Block:
-    """Memory that this process allocated or adopted. Owned by core.
+    """Memory that this process allocated or adopted.
 
-    Made by :meth:`Driver.allocate` or :meth:`crossmem.driver.ForeignMemory.adopt`.
+    :meth:`Driver.allocate` or :meth:`crossmem.driver.ForeignMemory.adopt` makes the object, and
+    core owns it.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class Block:
     pointer
         The block's address in this process.
     nbytes, capacity
-        Requested and reserved size in bytes.
+        The requested size, and the size that the vendor has allocated, in bytes.
     reference
         The driver's own reference to the vendor's objects, of any type. Core only passes it back to
         the same driver. The driver may change it.
@@ -75,11 +76,11 @@ class Exported:
     payloads
         The vendor's bytes, in order; one item for each vendor object. While an export lives, its
         payloads are unique among this process's exports, unless they are empty. Every process that
-        an export admits can open the payloads. If processes of other users cannot open them, the
-        capability ``other_users`` must be false: exports then admit only the exporter's user.
+        core admits must be able to open the payloads. If processes of other users cannot open them,
+        the capability ``other_users`` must be false, so that core admits only the exporter's user.
     descriptors
-        File descriptors to pass along. In the exporter, they belong to the driver: core sends
-        copies, and the driver closes them in ``release_export`` or ``free``.
+        File descriptors that core sends to importers. The kernel duplicates them, so the exporter's
+        driver keeps its descriptors, and closes them in ``release_export`` or ``free``.
 
     A lease carries at most 1,024 payloads and 16 descriptors. The payloads have together at most
     65,408 bytes, including 4 bytes for the length of each payload. Core refuses larger exports.
@@ -91,7 +92,7 @@ class Exported:
 
 @dataclass(slots=True)
 class Imported:
-    """Another process's memory, opened but not necessarily mapped. Owned by core.
+    """Another process's memory, opened but not necessarily mapped. Core owns the object.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ class Imported:
     capacity
         Size of the whole allocation in bytes, checked against the vendor or the descriptor.
     access
-        The access that mappings of the import have.
+        The access that every mapping of the import has.
     reference
         The driver's own reference, like :attr:`Block.reference`.
     """
@@ -166,18 +167,18 @@ class Peer:
 
 
 class Driver(ABC):
-    """Translates the neutral verbs to one vendor's memory calls.
+    """Translates the operations of crossmem to one vendor's memory calls.
 
-    Errors: raise :class:`crossmem.OutOfMemoryError` if the device has no room,
-    :class:`crossmem.StaleHandleError` if the vendor reports that the exporter released the memory,
-    and :class:`crossmem.DriverError` with call, code, name and hint otherwise. A method that raises
-    leaves no resource behind.
+    Errors: raise :class:`crossmem.OutOfMemoryError` if the device has no room, and
+    :class:`crossmem.StaleHandleError` if the vendor reports that the exporter released the memory.
+    For any other failed call of the vendor, raise :class:`crossmem.DriverError` with call, code,
+    name and hint. A method that raises leaves no new resource behind.
 
     If a method that releases a resource raises, core calls the method again later. Such methods are
     ``free``, ``release_export``, ``close``, ``unmap`` and similar methods of the optional groups.
     The repeated call continues at the failed step, and releases nothing twice. Therefore the driver
-    clears a resource in core's object, such as ``Block.reference``, right before the vendor call
-    that releases the resource. The driver restores the resource only if the vendor refuses.
+    clears its reference to a resource, such as ``Block.reference``, right before the vendor call
+    that releases the resource. The driver restores the reference only if the vendor refuses.
 
     These rules also apply if a signal handler raises (law C30). A method that returns a new object
     records each resource with :func:`crossmem.driver.recording.call_into`. If the method raises, it
@@ -201,15 +202,16 @@ class Driver(ABC):
         """Return the abilities of a device with a mechanism. None means the preferred mechanism.
 
         The fields ``mechanisms`` and ``fork_safe`` of a device are the same for all mechanisms.
-        Core passes only None and names from ``mechanisms``. The first call for a device may make
-        vendor calls, later calls must not. Core calls this once per device, mechanism and process.
+        Core passes only None and names from ``mechanisms``. Only the first call for a device may
+        make vendor calls. Core calls this once per device, mechanism and process.
         """
 
     def refusal(self, ordinal: int, mechanism: str) -> UnsupportedError | None:  # noqa: ARG002
-        """Return the error for a mechanism that the backend has and this device does not offer.
+        """Return the error for a mechanism that the backend has but this device does not offer.
 
-        None, the default, means that the backend has no such mechanism or knows no reason. Called
-        when an application requests a mechanism that is not in the device's capabilities.
+        None, the default, means that the backend has no such mechanism or knows no reason. Core
+        calls this when an application requests a mechanism that is not in the device's
+        capabilities.
         """
         return None
 
@@ -223,7 +225,7 @@ class Driver(ABC):
 
         The driver raises ``OutOfMemoryError`` if its blocks would exceed the device's capacity. If
         the mechanism's memory has names, such as file names, killed exporters leave names behind.
-        Before it allocates, the driver removes the names that no process uses (law C12).
+        Before an allocation, the driver removes the names that no process uses (law C12).
         """
 
     @abstractmethod
@@ -258,8 +260,8 @@ class Driver(ABC):
         """Release an export, for vendors whose export is a separate object.
 
         Called once for each export, before :meth:`free` or
-        :meth:`crossmem.driver.ForeignMemory.disown`. No lease is left. Exception: a
-        normal exit, as for :meth:`free`.
+        :meth:`crossmem.driver.ForeignMemory.disown`. No lease is left. Exception: at a normal exit,
+        leases may be left, as for :meth:`free`.
         """
 
     def after_fork_in_child(self) -> None:  # noqa: B027
@@ -302,9 +304,10 @@ class Driver(ABC):
         """Open another process's memory for a device of this process.
 
         While an import is open, core opens no second import of the same (allocation, device,
-        access). Exception: different raw handles have separate imports. Core holds no lock that
-        another import needs. After success the driver owns ``exported.descriptors``. If this method
-        raises, core closes the descriptors that are still in ``exported.descriptors``.
+        access). Exception: different raw handles have separate imports. During this call, core
+        holds no lock that another import needs. After success the driver owns
+        ``exported.descriptors``. If this method raises, core closes the descriptors that are still
+        in ``exported.descriptors``.
 
         Parameters
         ----------
@@ -319,7 +322,7 @@ class Driver(ABC):
             The sizes that the exporter claims. Check them against the descriptor or the vendor, and
             raise ``InvalidHandleError`` on a mismatch.
         access
-            The access of mappings.
+            The access that every mapping of the import gets.
         """
 
     @abstractmethod
@@ -336,8 +339,8 @@ class Driver(ABC):
         Not called while the import has a mapping from an earlier call. With ``remappable=False``,
         core does not call this method again for the import after a success. The driver then
         releases everything that only a further mapping needs, such as a descriptor, because many
-        mappings would exhaust the process's descriptors (law C16). Core keeps the mapping
-        as long as it may call :meth:`crossmem.driver.AddressRanges.map_at` for the import.
+        mappings would exhaust the process's descriptors (law C16). Core then keeps the mapping as
+        long as core may call :meth:`crossmem.driver.AddressRanges.map_at` for the import.
         """
 
     @abstractmethod
@@ -356,7 +359,7 @@ class Driver(ABC):
         """Copy host bytes into an unwritten part of a block that only this process has mapped.
 
         The default is :meth:`copy`. A driver overrides this if it can write fresh memory faster
-        than through its mapping, in which each page costs a page fault.
+        than through the mapping, where the first write to each page costs a page fault.
 
         Parameters
         ----------

@@ -120,7 +120,7 @@ class ViewAnchor:
     Parameters
     ----------
     memory
-        The object that releases the memory; kept alive.
+        The object that releases the memory. The anchor keeps it alive.
     pointer
         Address of the memory.
     nbytes
@@ -144,7 +144,8 @@ class ViewAnchor:
 
     def note(self, view: Any) -> None:
         """Record an array or tensor, for the error that names the users of the memory."""
-        # The callback is C code. An exception of a signal handler would be lost in Python code.
+        # The callback is C code, because Python drops the exception of a signal handler that raises
+        # during a callback in Python code.
         key, views = id(view), self._views
         views[key] = weakref.ref(view, partial(views.pop, key))
 

@@ -29,7 +29,7 @@ def on_failure(step: Callable[[], object]) -> Iterator[None]:
 def in_any_case(step: Callable[[], object]) -> Iterator[None]:
     """Run a step after the ``with`` block, even if the block raises.
 
-    If both raise, the error of the ``with`` block propagates; see :func:`on_failure`.
+    If the block raises, a ``CrossmemError`` of the step becomes a note; see :func:`on_failure`.
     """
     with on_failure(step):
         yield
@@ -40,7 +40,7 @@ def in_any_case(step: Callable[[], object]) -> Iterator[None]:
 def noting(error: BaseException) -> Iterator[None]:
     """Run a ``with`` block that cleans up after ``error``.
 
-    A ``CrossmemError`` of the block becomes a note on ``error``.
+    A ``CrossmemError`` of the block becomes a note on ``error``, and is not raised.
     """
     try:
         yield

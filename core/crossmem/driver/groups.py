@@ -43,8 +43,9 @@ class AddressRanges(Protocol):
     """Address ranges that are reserved first and mapped later.
 
     Before core maps memory, it checks that the addresses are free, aligned to the granularity, and
-    inside the range. Memory and range belong to one device, and a range never has both blocks and
-    imports. The same memory may be mapped at several places in ranges, and at its usual address.
+    inside one range. Memory and range belong to one device, and a range never has both blocks and
+    imports. The same memory may be mapped several times in ranges, while it also stays mapped at
+    the address from :meth:`crossmem.driver.Driver.allocate` or :meth:`crossmem.driver.Driver.map`.
     """
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
@@ -111,13 +112,14 @@ class ForeignMemory(Protocol):
 
         The address is positive and below 2**63, and may be invalid. The method does not raise if
         the vendor does not know the memory, or if the mechanism cannot share it on this device. The
-        result then has an obstacle. Examples are managed memory, memory of the host or of another
-        device, and for some mechanisms pooled, virtual or imported memory.
+        result then has an obstacle. Memory that cannot be shared is, for example, managed memory,
+        memory of the host or of another device, or, with some mechanisms, pooled, virtual or
+        imported memory.
         """
         ...
 
     def adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
-        """Return a block that stands for memory without an obstacle. The memory keeps its owner.
+        """Return a block for memory without an obstacle. Another library still owns the memory.
 
         The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
         which need not be a multiple of the granularity. Core uses the block like an allocated one,

@@ -69,7 +69,7 @@ class RangeLedger:
         is_own = isinstance(memory, Block)
         rules = [
             (memory.ordinal != one.ordinal, "the range is another device's"),
-            (one.shows_own not in {None, is_own}, "own and imported memory in one range"),
+            (one.shows_own not in {None, is_own}, "the range has both own and imported memory"),
             (
                 any(
                     other < end and pointer < other + piece.capacity

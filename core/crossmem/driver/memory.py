@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that this process can still allocate, and the limit on it.
+"""The memory that this process can still allocate, and the limits on it.
 
 The kernel allocates a page at its first access. If no page is free then, the kernel returns no
 error but kills a process. So the limits are read before the access.
@@ -42,7 +42,7 @@ class Limit:
 
 
 class _Files(NamedTuple):
-    """The names of the files with a cgroup's numbers, for one version of cgroups."""
+    """The names of a cgroup's files, and of lines in them, for one version of cgroups."""
 
     limit: str
     usage: str

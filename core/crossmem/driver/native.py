@@ -54,7 +54,8 @@ def candidates(
     loaded = (
         f"/{path}"
         for line, _, path in (entry.partition("/") for entry in maps.splitlines())
-        # If a program only reads the file, its mapping of the file is not executable.
+        # An executable mapping shows that the library is loaded. A program that only reads the file
+        # may map it, too, but without that permission.
         if PurePath(path).name.startswith(stem) and "x" in line.split()[_PERMISSIONS]
     )
     elsewhere = (str(PurePath(folder, name)) for folder in folders for name in names)
@@ -76,7 +77,7 @@ class LibraryNotFoundError(OSError):
 
     @property
     def details(self) -> str:
-        """The paths that were tried with their errors, one per line."""
+        """Each path that was tried, with its error, one per line."""
         return "\n".join(self.tried)
 
 
@@ -113,14 +114,14 @@ class Parameter:
     kinds
         The C types of these parameters.
     takes
-        Number of arguments of the call that these parameters use.
+        Number of arguments of :meth:`Functions.call` that these parameters use.
     """
 
     kinds: tuple[Any, ...]
     takes = 1
 
     def passed(self, given: Iterator[Any]) -> Sequence[Any]:
-        """Return the C arguments, made from the next arguments of the call."""
+        """Return the C arguments, made from the next arguments of :meth:`Functions.call`."""
         raise NotImplementedError
 
 
@@ -156,7 +157,7 @@ class Fixed(Parameter):
 
 
 class Value(Parameter):
-    """A structure that is passed by value. The argument of the call is the structure's bytes."""
+    """A structure that is passed by value. The caller passes the structure's bytes."""
 
     def __init__(self, kind: type[ctypes.Structure]) -> None:
         self.kinds = (kind,)
@@ -173,8 +174,8 @@ class Struct(Parameter):
     Parameters
     ----------
     fields
-        Names of the fields that arguments of the call set, in the order of the arguments. The other
-        fields are 0.
+        Names of the fields that the caller's arguments set, in the order of the arguments. The
+        other fields are 0.
     """
 
     def __init__(self, kind: type[ctypes.Structure], *fields: str) -> None:
@@ -189,12 +190,12 @@ class Struct(Parameter):
 
 
 class Array(Parameter):
-    """A sequence, passed as the address of its first element and its length.
+    """A sequence, passed as two arguments: the address of the first element, and the length.
 
     Parameters
     ----------
     kind
-        Type of an element: a number or a structure. For a structure, the caller passes a tuple of
+        Type of an element: a number or a structure. The caller passes each structure as a tuple of
         its fields.
     """
 
@@ -209,12 +210,12 @@ class Array(Parameter):
 
 
 def _plain(cell: Any) -> Any:
-    """Return a result as a Python value; the address 0 (None in ctypes) becomes 0."""
+    """Return the Python value of a ctypes object. A null pointer, which is None in ctypes, is 0."""
     return cell.value or 0
 
 
 class Out(Parameter):
-    """The address for a result. The call returns the result and takes no argument for it.
+    """The address for a result. The caller passes nothing, and gets the result.
 
     Parameters
     ----------
@@ -293,8 +294,8 @@ class Functions:
         function = self._bound.get(name)
         if function is None:
             prototype = self._prototypes[name]
-            # The subscript makes a separate function object. An attribute of the library would be
-            # shared with other prototypes.
+            # The subscript makes a new function object. An attribute of the library is one object,
+            # whose types another prototype of the same symbol would overwrite.
             function = self._library[prototype.symbol]
             function.restype = prototype.restype
             function.argtypes = tuple(kind for one in prototype.parameters for kind in one.kinds)

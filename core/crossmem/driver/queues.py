@@ -12,7 +12,7 @@ __all__ = ["VendorBuffer", "VendorQueue", "VendorQueues"]
 
 @dataclass(slots=True)
 class VendorQueue:
-    """A vendor's queue, as one process uses it. Made by the driver, owned by core.
+    """A vendor's queue, as one process uses it. The driver makes the object, and core owns it.
 
     Parameters
     ----------
@@ -32,7 +32,9 @@ class VendorQueue:
 
 @dataclass(slots=True)
 class VendorBuffer:
-    """A buffer that this process has. Made by the driver, owned by core.
+    """A buffer that this process has allocated or received.
+
+    The driver makes the object, and core owns it.
 
     Parameters
     ----------
@@ -89,7 +91,7 @@ class VendorQueues(Protocol):
         role
             The role that this process takes.
         mechanism
-            The owner's mechanism.
+            The mechanism of the owner's queue.
 
         Raises
         ------
@@ -111,8 +113,8 @@ class VendorQueues(Protocol):
     def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
         """Let another process take a role in a queue that this process has created.
 
-        Called on the lease server's thread before the process attaches the queue, under the rules
-        of :meth:`crossmem.driver.Driver.grant`.
+        Called on the lease server's thread before the other process attaches the queue. The rules
+        of :meth:`crossmem.driver.Driver.grant` also apply to this method.
         """
         ...
 

@@ -2,7 +2,7 @@
 """A call whose result is recorded before a signal handler can raise and lose it (law C30).
 
 CPython runs signal handlers at the entry of a Python function, at a backward jump and after a call
-of C code. So ``descriptor = os.open(...)`` can lose the descriptor: the handler raises between the
+of C code. So ``descriptor = os.open(...)`` loses the descriptor if a handler raises between the
 call and the assignment. :func:`call_into` stores the result in a list before the interpreter can
 run a handler.
 
@@ -31,7 +31,7 @@ def call_into(box: list[_T], call: Callable[..., _T], *arguments: object) -> _T:
         The list in which the caller finds the result even if this function raises.
     call, arguments
         A function that returns a resource or its number, and the arguments. If the function is
-        written in Python, it must itself be safe up to its ``return``.
+        written in Python and raises before its ``return``, it must itself release the resource.
     """
     box.extend(starmap(call, (arguments,)))
     return box[-1]

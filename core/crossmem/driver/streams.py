@@ -15,8 +15,8 @@ class Streams(Protocol):
     """The device runs work in streams, asynchronously to the calls that issue the work.
 
     A driver without this group completes all work before the issuing call returns. A driver with
-    this group may also offer :class:`StreamWords`, :class:`StreamEvents` or both. Without these two
-    groups, the only timeline level is ``"host"``.
+    this group may also offer :class:`StreamWords`, :class:`StreamEvents` or both. If it offers
+    neither, its only timeline level is ``"host"``.
     """
 
     def synchronize_stream(self, ordinal: int, stream: int) -> None:
@@ -47,7 +47,7 @@ class StreamWords(Protocol):
         ...
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Write a word when the earlier work of the stream is complete and visible.
+        """Let a stream write a word when its earlier work is complete and visible.
 
         The method makes one vendor call.
         """
@@ -63,7 +63,9 @@ class StreamWords(Protocol):
 
 @dataclass(slots=True)
 class SharedEvent:
-    """An event of the vendor that several processes use. Made by the driver, owned by core.
+    """An event of the vendor that several processes use.
+
+    The driver makes the object, and core owns it.
 
     Parameters
     ----------

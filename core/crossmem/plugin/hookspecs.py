@@ -5,16 +5,16 @@ After a driver is loaded, crossmem calls it directly, without hooks.
 
 A plugin is a module, or an instance of a class, with some of these functions. An entry point in the
 group ``crossmem`` or the variable ``CROSSMEM_PLUGINS`` names the plugin, or a program passes it to
-:meth:`Registry.register`. The plugin marks each function with :data:`crossmem.plugin.hookimpl`, and
-may omit parameters that it does not need. Rules for all hooks:
+:meth:`Registry.register`. The plugin marks each function with :data:`crossmem.plugin.hookimpl`. A
+function may leave out parameters that it does not need. Rules for all hooks:
 
-- The import of the module must not import a vendor's package, load a vendor's library or touch a
-  device, because every process that uses any backend imports the modules of all plugins.
+- The import of a plugin's module must not import a vendor's package, load a vendor's library or
+  touch a device, because a process that uses one backend imports the modules of all plugins.
 - If a hook raises, crossmem records or logs the exception with the plugin's name, and still calls
-  the other plugins. crossmem refuses hook wrappers, because they would see the results of other
-  plugins.
-- If a marked function does not have the name of a hook, the whole plugin fails. Exception: the mark
-  is ``@hookimpl(optionalhook=True)``.
+  the other plugins.
+- crossmem refuses pluggy's hook wrappers, because a wrapper sees the results of other plugins.
+- If a marked function does not have the name of a hook, the whole plugin fails. The mark
+  ``@hookimpl(optionalhook=True)`` permits other names.
 """
 
 from collections.abc import Callable, Iterable
@@ -43,31 +43,35 @@ FindRuntime = Callable[[str, str], object]
 def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     """Return the backends that this plugin offers.
 
-    When: during discovery, which the first use of any backend starts; not at ``import crossmem``.
+    When: during discovery, which the first use of any backend starts, or in the call of
+    :meth:`Registry.register` that adds the plugin.
     How often: once per process. Again in a child that was forked during discovery, and after a
     discovery that failed because ``CROSSMEM_RUNTIME`` is invalid.
-    Thread: the first thread that uses a backend; other threads wait for it.
+    Thread: the thread that starts discovery or calls ``register``. Other threads that need a
+    backend wait for the end of discovery.
     Must not: import a vendor's package, load a library, touch a device, call crossmem or call
-    ``find_runtime``. This hook only describes backends. :attr:`Backend.probe` and
-    :attr:`Backend.load` do the work.
+    ``find_runtime``. This hook only describes backends. :attr:`Backend.probe` examines the machine,
+    and :attr:`Backend.load` makes the driver.
 
     Parameters
     ----------
     find_runtime
-        For use in :attr:`Backend.load` only. It returns the plugins' first answer to
+        For use in :attr:`Backend.load` only. It returns the first answer of a plugin to
         ``crossmem_runtime(api, name)``. If no plugin answers, it raises the error of a plugin that
-        has the runtime, else :class:`crossmem.BackendUnavailableError`.
+        has the runtime. If there is no such error, it raises
+        :class:`crossmem.BackendUnavailableError`.
 
     Returns
     -------
     Iterable[Backend]
-        The backends, in any order. Their names must be unique among all plugins: if two plugins
-        offer the same name, the name is refused until one of the plugins is disabled.
+        The backends, in any order. Their names must be unique among all plugins. If two plugins
+        offer the same name, crossmem refuses the name until one of the plugins is disabled.
 
     Raises
     ------
     Exception
-        Recorded as this plugin's failure. None of the plugin's hooks is called again.
+        Discovery records the exception as this plugin's failure, and a call of ``register`` fails.
+        In both cases, crossmem does not use the plugin.
 
     Notes
     -----
@@ -81,16 +85,16 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     """Return a vendor binding, for a backend that can use several bindings.
 
     When: during the load of a backend's driver, if that backend calls ``find_runtime``.
-    How often: at most once per process for each runtime that is requested by name, and again
-    after a failure.
-    Thread: the first thread that uses the backend; other threads that use it wait.
-    Must not: answer for an unknown name, fall back to another runtime, or return an emulation
-    whose name does not say that it is an emulation.
+    How often: at most once per process for each backend and runtime, and again after a failed
+    load.
+    Thread: the first thread that uses the backend; other threads that use the backend wait.
+    Must not: return a binding for an unknown name, return another runtime than the requested one,
+    or return an emulation whose name does not say that it is an emulation.
 
-    Plugins are called one after the other, and the first answer that is not None is used. The
-    plugins in ``CROSSMEM_PLUGINS`` come first, in reverse order. The entry points follow, in
-    reverse order of distribution and name. ``@hookimpl(tryfirst=True)`` and ``trylast=True`` change
-    the order.
+    crossmem calls one plugin after the other, until an answer is not None. The plugins of
+    :meth:`Registry.register` come first, the latest before the others. The plugins in
+    ``CROSSMEM_PLUGINS`` follow in reverse order, and then the entry points in reverse order of
+    distribution and name. ``@hookimpl(tryfirst=True)`` and ``trylast=True`` change the order.
 
     Parameters
     ----------
@@ -145,8 +149,9 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
     Raises
     ------
     BackendNotFoundError
-        This plugin does not emulate the interface. The message lists the interfaces that the plugin
-        emulates. Users see this error only if no plugin has the emulation.
+        This plugin does not emulate the interface. A plugin may raise this error instead of
+        returning None, to list the interfaces that it emulates. Users see the error only if no
+        plugin has the emulation.
     CrossmemError
         This plugin has the emulation but cannot run it, for example without a compiler.
 
@@ -161,15 +166,15 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
 def crossmem_event(event: Event) -> None:
     """Observe what happens to memory: allocations, exports, imports, leases, denials, losses.
 
-    When: right after the event. An observer cannot prevent it.
-    How often: once for each event in each process that sees it. An import of memory that the
-    process already has open is not an event, and neither is the making of a slice.
+    When: right after the event, so an observer cannot prevent the event.
+    How often: once for each event of this process. There is no event if the process imports memory
+    that it has open already, or makes a slice of a handle.
     Thread: for actions of the application, the acting thread; for actions of other processes
     (leases, denials, losses), the lease server's thread or a thread that calls crossmem; for a
     deferred free, the thread that frees. Several threads may call the hook at once.
     Must not: block, wait for another process, call crossmem, or raise. While an observer runs on
-    the lease server's thread, importers get no reply. The calling thread may hold locks of
-    crossmem.
+    the lease server's thread, importers get no reply. A call of crossmem may deadlock, because the
+    calling thread may hold locks of crossmem.
 
     Parameters
     ----------

@@ -20,7 +20,8 @@ __all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
 _log = logging.getLogger(__name__)
 
 PLUGIN_FAULTS: Final = (Exception, SystemExit)
-"""The exceptions of plugins that crossmem catches: a plugin's import may call ``sys.exit``."""
+"""The exceptions of plugins that crossmem catches. A plugin's module may call ``sys.exit``, which
+raises ``SystemExit``, while it is imported."""
 
 _WORDS: Final = {"not_installed": "is not installed", "unusable": "cannot be used here"}
 
@@ -107,7 +108,7 @@ class Offer:
             return self._probed()
 
     def require(self, runtime: str | None) -> None:
-        """Raise if the backend is unusable on this machine, or does not have that runtime.
+        """Raise if the backend is unusable on this machine, or does not have the given runtime.
 
         If a runtime is named, the probe is not called; see :meth:`Registry.require`.
         """
@@ -117,7 +118,10 @@ class Offer:
     def driver(
         self, runtime: str | None, wrappers: Callable[[], Iterable[Callable[[Driver], Driver]]]
     ) -> Driver:
-        """Return the driver for a runtime. The first call loads and wraps the driver."""
+        """Return the driver for a runtime.
+
+        The first call loads the driver and passes it through the functions of ``wrappers()``.
+        """
         driver = self._drivers.get(runtime)
         if driver is None:
             with self._lock:
@@ -131,7 +135,7 @@ class Offer:
         return driver
 
     def after_fork_in_child(self) -> list[Driver]:
-        """Replace the lock, which a thread of the parent may have held, and drop the drivers.
+        """Replace the lock, which another thread may have held at the fork, and drop the drivers.
 
         Returns
         -------
@@ -206,10 +210,10 @@ class Offer:
         elif driver.api_version != DRIVER_API_VERSION:
             fault = (
                 f"its driver has version {shorten(driver.api_version, 10)} of the driver "
-                f"interface, this crossmem {DRIVER_API_VERSION}"
+                f"interface, not {DRIVER_API_VERSION}"
             )
         elif (name := getattr(driver, "backend", None)) != backend.name:
-            fault = f"its driver has the backend {shorten(name)}"
+            fault = f"its driver is for the backend {shorten(name)}"
         else:
             return driver
         msg = f"{which} of plugin {clause(str(self.info), 40)} cannot be used: {clause(fault, 80)}"
@@ -217,6 +221,6 @@ class Offer:
 
 
 def conflict(offers: Iterable[Offer]) -> str:
-    """Return a text that names the plugins with the same backend name."""
+    """Return a text that names the plugins of ``offers``, which all offer one backend name."""
     plugins = sorted(str(offer.info) for offer in offers)
     return f"offered {len(plugins)} times: by {', '.join(plugins)}"

@@ -98,7 +98,7 @@ class Registry:
         Raises
         ------
         ConfigurationError
-            The name is taken, or the plugin is not well-formed. Nothing was registered.
+            The name is taken, or the plugin or one of its hooks is invalid. Nothing was registered.
         """
         with PLUGINS, self._lock:
             catalog = self._discovered()
@@ -151,7 +151,7 @@ class Registry:
                     self._discovering = False
                 catalog.check_runtimes(self._runtimes)
                 self._observe(catalog)
-                # This comes last: a child that was forked earlier must discover the plugins itself.
+                # A child that was forked before this statement discovers the plugins itself.
                 self._catalog = catalog
             return self._catalog
 
@@ -191,7 +191,7 @@ class Registry:
         BackendNotFoundError
             No plugin offers the backend. The details list plugins that failed or are disabled.
         BackendUnavailableError
-            The name is ambiguous, or the backend was written for another plugin interface.
+            Several plugins offer the name, or the backend needs another version of the interface.
         """
         return self._offer(name).backend
 
@@ -232,7 +232,7 @@ class Registry:
         return offer.backend
 
     def driver(self, name: str, *, runtime: str | None = None) -> Driver:
-        """Return the driver of a backend, which the first call loads.
+        """Return the driver of a backend. The first call loads the driver.
 
         Parameters
         ----------
@@ -252,14 +252,14 @@ class Registry:
         return self._offer(name).driver(runtime or self.runtime_of(name), lambda: self._wrappers)
 
     def adapt(self, wrapper: Callable[[Driver], Driver]) -> None:
-        """Pass every driver through ``wrapper`` when it is loaded, and use the result.
+        """Call ``wrapper`` with each driver when the driver is loaded, and use the result.
 
         For tests and tracing. If there are several wrappers, the last one is the outermost.
 
         Raises
         ------
         BusyError
-            A driver is loaded already and would stay without the wrapper.
+            A driver was loaded before this call, so the wrapper cannot apply to it.
         """
         with PLUGINS, self._lock:
             offers = [offer for all_ in self._discovered().offers.values() for offer in all_]
@@ -274,8 +274,8 @@ class Registry:
         Raises
         ------
         CrossmemError
-            No plugin answers. If a plugin knows the runtime and raises, its error is raised, else
-            BackendUnavailableError.
+            No plugin answers. If a plugin that has the runtime raises an error, this is that error,
+            else a BackendUnavailableError.
         """
         what = f"runtime {shorten(name, 30)} of {shorten(api, 30)}"
         return self._first("crossmem_runtime", what, {"api": api, "name": name})
@@ -286,7 +286,8 @@ class Registry:
         Raises
         ------
         CrossmemError
-            As for :meth:`runtime`; BackendNotFoundError only if no plugin raises another error.
+            No plugin answers, or the answer is not an ``Emulation``. A BackendNotFoundError is
+            raised only if no plugin raises another error.
         """
         with PLUGINS:
             from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed only here
@@ -306,7 +307,7 @@ class Registry:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
                 raise_if_of_handler(error)
-                # A wrong request needs no warning: if no plugin answers, the caller gets the error.
+                # A wrong request is no fault of the plugin, so it needs no warning.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
@@ -314,7 +315,7 @@ class Registry:
                 continue
             if answer is not None:
                 return answer
-        # A plugin that has the API raises a more useful error than a plugin without the API.
+        # BackendNotFoundError comes last: the error of a plugin that has the API is more useful.
         for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault
@@ -354,11 +355,11 @@ class Registry:
         raise BackendUnavailableError(clause(msg, 200), hint=hint, backend=name)
 
     def _where_to_look(self) -> str | None:
-        """Return the hint for an error that an unloaded plugin may explain."""
+        """Return a hint that a missing plugin may be the reason; None if no plugin is missing."""
         return "`crossmem devices` lists failed and disabled plugins" if self._left_out() else None
 
     def _left_out(self) -> list[str]:
-        """Return the plugins that failed or are disabled, one line each."""
+        """Return a line for each plugin that failed or is disabled."""
         catalog = self._discovered()
         failed = [f"failed: {one}" for one in catalog.failures]
         return failed + [f"disabled by {_DISABLE}: {one}" for one in catalog.disabled]
@@ -366,7 +367,7 @@ class Registry:
     def emit(self, event: Event) -> None:
         """Send an event to every observer. An observer's exception is logged, not raised.
 
-        This method takes no lock and starts no discovery. Events occur only after discovery.
+        This method takes no lock. It starts no discovery: all events come after the discovery.
         """
         if held := forbidden_ranks():
             msg = f"an observer is called while a lock is held: {', '.join(held)}"
@@ -386,10 +387,10 @@ class Registry:
         self.observed = bool(self._observers)
 
     def after_fork_in_child(self) -> list[Driver]:
-        """Return the drivers that the parent had loaded. The child does not use them.
+        """Drop the drivers that the parent had loaded, and return them.
 
-        The child keeps the plugins and the results of probes. The locks are replaced, because
-        threads of the parent may have held them.
+        The child keeps the plugins and the results of probes. This method replaces the locks,
+        because threads of the parent may have held them at the fork.
         """
         self._lock = threading.RLock()
         self._discovering = False

@@ -56,7 +56,9 @@ class DeviceSpec:
 
     @classmethod
     def parse(cls, text: object, *, origin: str = "") -> Self:
-        """Parse ``text``; ``origin``, for messages, names the variable that contains the text.
+        """Return the device that ``text`` names.
+
+        ``origin`` is the variable that contains the text, for errors.
 
         Raises
         ------
@@ -96,7 +98,7 @@ class Candidate:
     plugins
         The plugins that offer the backend.
     priority
-        Priority of the backend. None: the backend must be named, or the fault of a plugin makes the
+        Priority of the backend. None: the backend must be named, or a plugin's fault makes the
         backend unusable.
     availability
         Whether the backend can be used on this machine.
@@ -175,7 +177,8 @@ def choose(
     The device that the caller names comes first, then the device in ``CROSSMEM_DEVICE``. If the
     named device cannot be used, the function raises. If no device is named, the function chooses
     device 0 of the available backend with the highest priority. Between equal priorities, the first
-    name in alphabetical order wins. Emulations have no priority, so they must be named.
+    name in alphabetical order wins. A backend without a priority, such as ``emulated``, must be
+    named.
 
     Parameters
     ----------
@@ -246,7 +249,7 @@ def explain(
 ) -> Explanation:
     """Explain the decision of :func:`choose` for the same arguments, or the error that it raises.
 
-    This probes every backend, except backends with a runtime in ``CROSSMEM_RUNTIME``.
+    The function probes every backend, except backends with a runtime in ``CROSSMEM_RUNTIME``.
     """
     named = choice = None
     problem = ""

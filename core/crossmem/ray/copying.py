@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies trees from another node. The bytes travel through Ray's object store.
 
-A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces. The
-receiver stores the pieces in memory of crossmem. Arrays that overlap also overlap in the copy.
+A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces of at
+most 16 MiB. The receiver writes the pieces into new memory of crossmem. Arrays that overlap also
+overlap in the copy.
 """
 
 from collections.abc import Iterator
@@ -32,17 +33,24 @@ _PIECES: Final = 4
 
 
 def copy_from(origin: str, blob: bytes) -> Any:
-    """Return a copy of the tree of the message ``blob`` from Ray's node ``origin``.
+    """Return a copy of the tree that a message describes.
+
+    Parameters
+    ----------
+    origin
+        Ray's id of the sender's node, where the memory lies.
+    blob
+        The wire form of the message.
 
     Raises
     ------
     UnsupportedError
-        This thread must not wait for Ray.
+        Ray deserialises awaited objects on this thread, so the thread must not wait for Ray.
     CrossmemError
         The import on the other node failed, or this node has no memory for the copy.
     """
     if is_answering_thread():
-        msg = "await and ObjectRef.future run on the thread of Ray, which cannot wait for a copy"
+        msg = "await and ObjectRef.future receive on a thread of Ray that cannot wait for a copy"
         raise UnsupportedError(
             msg,
             operation="receive",
@@ -72,7 +80,7 @@ def copy_from(origin: str, blob: bytes) -> Any:
 
 
 def _allocate(handle: ShareableHandle, ranges: list[CopyRange]) -> Allocation:
-    """Allocate memory for the bytes of arrays, on the first device of the handle's backend."""
+    """Return new memory for the given ranges, on the first device of the handle's backend."""
     home = device(f"{handle.backend}:0", runtime=runtime_in_use(drain(), handle.backend))
     memory = home.allocate(ranges[-1].end)
     leave_to_views(memory)
@@ -80,9 +88,14 @@ def _allocate(handle: ShareableHandle, ranges: list[CopyRange]) -> Allocation:
 
 
 def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[PickleBuffer]]:
-    """Yield parts of the memory of each handle, in pieces. This function runs as a Ray task.
+    """Yield the bytes of the given parts, in pieces. This function runs as a Ray task.
 
-    For each handle of the message ``blob``, ``parts`` has the start and end offsets of each part.
+    Parameters
+    ----------
+    blob
+        The wire form of the message.
+    parts
+        For each handle of the message, the start and end offset of each part of its memory.
     """
     with ExitStack() as stack:
         mappings = attach_many(Message.from_bytes(blob).handles)
@@ -103,7 +116,7 @@ def _task() -> Any:
 
 
 def _moved(row: Row, ranges: list[list[CopyRange]]) -> Row:
-    """Return the description of an array with the array's place in the copy."""
+    """Return the description of an array with the array's offset in the copy."""
     layout = row.layout
     if row.handle is None or layout.extent is None:
         return row

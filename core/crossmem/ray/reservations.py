@@ -2,13 +2,14 @@
 """Keeps the memory of a Ray message as long as Ray keeps the message.
 
 Each message carries a token: a Ray object that the sender owns, and whose references Ray counts.
-Ray keeps the token as long as the message. A receiver keeps the token as long as the memory, and
-forwards both together. When no message and no living process has the token, the sender releases the
-memory.
+Ray keeps the token as long as it keeps the message. A receiver keeps the token as long as it holds
+the memory. If the receiver sends the memory on, the new message carries the same token. When no
+message and no living process has the token, the sender releases the memory.
 
 Ray counts the references in a message only when the message is complete, and does not report that
-moment to the serialiser. Therefore, the sender keeps the token as long as the ``tie`` lives. The
-tie is an object that the sender holds during the send. Messages with the same tie share one token.
+moment to the serialiser. Therefore, the sender keeps the token as long as another object lives, the
+token's ``tie``. The sender holds the tie during the send. Messages with the same tie share one
+token.
 """
 
 import logging
@@ -42,13 +43,14 @@ def token_of(memory: Memory) -> Any:
 def tie_of(memory: Memory) -> Any:
     """Return the object that lives as long as this process holds received memory.
 
-    All blocks of a pool share one ``Usage``, so for a block the object is ``memory`` itself.
+    This object is the ``Usage`` of the memory. All blocks of a pool share one ``Usage``, so for a
+    block the object is ``memory`` itself.
     """
     return memory if is_block(memory) else usage_of(memory)
 
 
 def token_for(tie: Any, kept: object) -> Any:
-    """Return the token for a message.
+    """Return the token for a message. The first call for a tie makes the token.
 
     Parameters
     ----------
@@ -56,7 +58,8 @@ def token_for(tie: Any, kept: object) -> Any:
         An object that lives until the message is complete, and as long as this process may send
         the memory again.
     kept
-        The object that keeps the memory. It must not hold a reference to ``tie``.
+        The object that keeps the memory. It lives as long as the token, and the token lives as long
+        as the tie. So this object must not hold a reference to ``tie``, or none of them would end.
     """
     with _lock:
         found = _tokens.get(id(tie))
@@ -71,8 +74,8 @@ def token_for(tie: Any, kept: object) -> Any:
 def keep_token(tie: Any, token: Any) -> None:
     """Keep a received token as long as ``tie`` lives."""
     with _lock:
-        # A process that receives its own memory must not keep its own token. Otherwise it would
-        # never release the memory.
+        # A process that receives its own memory must not keep its own token. ``_reserved`` keeps
+        # the memory until the token ends, and the memory keeps the tie, so the token would not end.
         if id(tie) not in _tokens and token.binary() not in _reserved:
             _put(tie, token)
 
@@ -83,7 +86,7 @@ def _put(tie: Any, token: Any) -> None:
 
 
 def _let_go(token: bytes) -> None:
-    """Release memory that no message or receiver keeps any more. A thread of Ray calls this."""
+    """Release the memory of a token that has ended. A thread of Ray calls this function."""
     _reserved.pop(token, None)
     try:
         # The finalisers of the memory have only queued the releases, which drain() executes.

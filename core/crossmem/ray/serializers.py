@@ -36,12 +36,12 @@ _before: dict[type, Callable[[Any], Reduced] | None] = {}
 
 
 def register() -> None:
-    """Make Ray send handles; see :func:`crossmem.install`. This imports Ray.
+    """Make Ray send handles; see :func:`crossmem.install`. This function imports Ray.
 
     Raises
     ------
     UnsupportedError
-        Ray cannot be imported, or lacks a function that crossmem needs.
+        Ray cannot be imported, or lacks an attribute that crossmem needs.
     """
     check()
     if Shared not in _before:
@@ -57,7 +57,7 @@ def _register_library(name: str) -> None:
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
     # If another thread has registered the class just now, get() returns crossmem's own serialiser.
-    # So setdefault() keeps the entry of the first thread.
+    # In this case, setdefault() keeps the earlier serialiser, which the other thread has stored.
     _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 
@@ -145,7 +145,7 @@ def _attach(message: Message, token: Any, readonly: Readonly) -> list[Mapping]:
 
 
 def _note(kind: EventKind, message: Message, origin: str) -> None:
-    """Send the event of a receipt to observers."""
+    """Tell observers that this process has received a message."""
     process = drain()
     for handle in message.handles[:1]:
         process.registry.emit(

@@ -38,7 +38,7 @@ _ANSWERING_THREAD: Final = "worker.io"
 
 
 def import_ray() -> Any:
-    """Return Ray.
+    """Return the module ``ray``.
 
     Raises
     ------
@@ -116,7 +116,8 @@ def waiting() -> Iterator[None]:
             lock.release()
             depth += 1
     except RuntimeError:
-        # The lock is reentrant, so it is released as often as this thread has taken it.
+        # release() raises once this thread does not hold the lock any more. The lock is reentrant,
+        # so the loop has released it as often as this thread had taken it.
         pass
     try:
         yield

@@ -32,7 +32,7 @@ __all__ = ["Device", "device", "devices"]
 
 
 class Device(LocalDevice):
-    """A device in this process. Made by :func:`crossmem.device`.
+    """A device in this process. Made by :func:`crossmem.device` and :func:`crossmem.devices`.
 
     Attributes
     ----------
@@ -47,10 +47,11 @@ class Device(LocalDevice):
     driver
         The backend's driver; for backend authors and tests.
     runtime
-        The vendor binding that the call or ``CROSSMEM_RUNTIME`` named; None: the backend's own
+        The vendor binding that the caller or ``CROSSMEM_RUNTIME`` named; None: the backend's own
         choice.
     mechanism
-        The mechanism that shares memory of this device: the requested or the preferred one.
+        The mechanism that shares memory of this device: the one that the caller named, or the
+        preferred one.
     """
 
     __slots__ = ()
@@ -96,13 +97,13 @@ class Device(LocalDevice):
 
         A process leases the whole pool when it attaches its first block. After that, it usually
         attaches and unmaps blocks without a message or a system call. The owner reclaims freed
-        blocks in batches of up to 32, with one barrier for each batch.
+        blocks in batches, usually of up to 32. Each barrier serves a whole batch.
 
         Parameters
         ----------
         block_nbytes
-            Size of each block in bytes. It is rounded up to a multiple of 64 bytes in host memory,
-            and of 512 bytes on other devices.
+            Size of each block in bytes. The pool rounds it up to a multiple of 64 bytes in host
+            memory, and to a multiple of 512 bytes on other devices.
         blocks
             Number of blocks; at most 1,048,574.
         allow
@@ -113,8 +114,8 @@ class Device(LocalDevice):
 
         Raises
         ------
-        InvalidSizeError
-            A size or count is out of bounds.
+        InvalidSizeError, ConfigurationError
+            A size or count is out of bounds, or another argument is invalid.
         OutOfMemoryError
             The device has no room now.
         UnsupportedError
@@ -131,17 +132,17 @@ class Device(LocalDevice):
     def timeline(
         self, level: TimelineLevel | None = None, *, allow: Allow | None = None
     ) -> Timeline:
-        """Make a timeline: a value that this process signals, and for which processes wait.
+        """Make a timeline: a growing value that this process signals and other processes wait for.
 
         Parameters
         ----------
         level
-            How streams are ordered: ``"word"``, ``"event"`` or ``"host"``; see the capability
-            ``timeline_levels``. None: the strongest level that the device offers.
+            How the timeline orders streams: ``"word"``, ``"event"`` or ``"host"``; see the
+            capability ``timeline_levels``. None: the strongest level that the device offers.
         allow
             The processes that may open the timeline; None: all processes of the same user (C13).
-            Up to 64 timelines with the same ``allow`` share a page. A process that opens one of
-            them can write the words of all of them.
+            Unless the level is ``"event"``, up to 64 timelines with the same ``allow`` share a page
+            of memory. A process that opens one of them can write the words of all of them.
 
         Returns
         -------
@@ -150,12 +151,12 @@ class Device(LocalDevice):
 
         Raises
         ------
-        UnsupportedError
-            The device does not offer the level.
+        ConfigurationError, UnsupportedError
+            An argument is invalid, or the device does not offer the level.
         BackendNotFoundError
             The backend ``host``, whose memory contains the value, is missing.
         OutOfMemoryError, DriverError
-            There is no memory for the value.
+            The memory for the value cannot be allocated.
         """
         process = drain()
         if process is not self._process:
@@ -175,7 +176,7 @@ class Device(LocalDevice):
         prefetch: int | None = None,
         allow: Allow | None = None,
     ) -> "Queue":
-        """Make a queue of device buffers between processes.
+        """Make a queue, by which processes hand buffers of this device to each other.
 
         Parameters
         ----------
@@ -185,19 +186,20 @@ class Device(LocalDevice):
             Capacity of a buffer, in bytes.
         delivery
             ``"one"``: each buffer goes to one consumer. ``"each"``: each buffer goes to every
-            consumer that opened the queue before the put, and the consumers cannot write to it.
+            consumer that opened the queue before the put, and the consumers get it read-only.
         overflow
-            If no buffer is free: ``"wait"`` lets :meth:`Queue.allocate` wait, ``"raise"`` lets it
-            raise, and ``"drop"`` drops the oldest buffer that no consumer has.
+            What :meth:`Queue.allocate` does if no buffer is free. ``"wait"``: it waits.
+            ``"raise"``: it raises. ``"drop"``: it takes back the oldest buffer that no consumer has
+            in hand.
         redeliver
             True: the buffers of a dead consumer are delivered again, with a higher
             ``delivery_count``. This needs ``delivery="one"``. False: these buffers are lost, and
             :meth:`Queue.stats` counts them.
         producers, consumers
-            The largest number of processes that may produce, or consume, at a time.
+            The most processes that can produce, and the most that can consume, at the same time.
         prefetch
-            The most buffers of one producer that a consumer gets before it releases others. None:
-            2, or ``depth`` if ``consumers`` is 1.
+            The most buffers of one producer that a consumer gets before it must release one of
+            them. None: 2, or ``depth`` if ``consumers`` is 1.
         allow
             The processes that may open the queue; None: all processes of the same user (C13).
 
@@ -209,11 +211,11 @@ class Device(LocalDevice):
         Raises
         ------
         InvalidSizeError, ConfigurationError
-            An argument is out of bounds.
+            An argument is out of bounds or invalid.
         UnsupportedError
             The device does not offer queues with these arguments.
         OutOfMemoryError, DriverError
-            There is no memory for the buffers.
+            The memory for the buffers cannot be allocated.
         """
         process = drain()
         if process is not self._process:
@@ -260,8 +262,8 @@ class Device(LocalDevice):
         Returns
         -------
         Adoption
-            Export it like an allocation. Free it, or use it as a context manager. Its end does not
-            free the memory.
+            Export the adoption like an allocation. End it with ``free()``, or use it as a context
+            manager. The end of the adoption does not free the memory.
 
         Raises
         ------
@@ -294,12 +296,12 @@ class Device(LocalDevice):
         Returns
         -------
         AddressRange
-            Map memory into it in pieces. Release it, or use it as a context manager.
+            Map memory into the range in pieces. Release the range, or use it as a context manager.
 
         Raises
         ------
         InvalidSizeError
-            ``nbytes`` is not positive, or more than a process can address.
+            ``nbytes`` is not positive, or larger than the address space of a process.
         OutOfMemoryError
             This process does not have that many consecutive addresses left.
         UnsupportedError
@@ -339,7 +341,7 @@ def device(
     spec
         ``"backend:ordinal"``, or a backend's name for its first device. None: the device in
         ``CROSSMEM_DEVICE``, else the first device of the available backend with the highest
-        priority. An emulation must be named.
+        priority. The backend ``host`` and emulations have no priority, so they must be named.
     runtime
         Name of the vendor binding. None: the binding in ``CROSSMEM_RUNTIME`` for the backend, else
         the backend's own choice.
@@ -350,7 +352,7 @@ def device(
     Raises
     ------
     ConfigurationError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        The message says what is missing and what to do.
+        The arguments name no device that this process can use. The message says what is missing.
     UnsupportedError
         The device does not have the mechanism.
     """

@@ -16,12 +16,12 @@ __all__ = ["Copy", "copy_all"]
 
 
 class Copy(NamedTuple):
-    """A copy from an array of one tree to the array at the same place of another tree.
+    """A copy from an array of one tree to the array at the same path of another tree.
 
     Parameters
     ----------
     where
-        The name of the place in errors.
+        The path, for error messages.
     target, source
         The arrays.
     to, origin
@@ -48,7 +48,8 @@ def copy_all(copies: Sequence[Copy], operation: Operation) -> None:
     jobs = [
         (one.to.kind, one.target, _duplicate(one) if ranges.overlap(one) else one.source)
         for one in copies
-        # If target and source are the same array, the application has written in place.
+        # If target and source are the same array, the application has written in place, and nothing
+        # is left to copy.
         if one.target is not one.source
     ]
     for kind, target, source in jobs:
@@ -66,7 +67,7 @@ def _refuse_two_contents(copies: Sequence[Copy], operation: Operation) -> None:
         msg = f"{clause(first.where, 60)} and {clause(one.where, 60)} are one array, "
         if operation == "update":
             msg += "but the new arrays differ"
-            hint = "pass equal arrays at both places, or share a tree in which they are two arrays"
+            hint = "pass equal arrays at both places, or share a tree with a separate array at each"
         else:
             msg += "but the shared arrays differ"
             hint = "pass a tree with an array of its own at each of these places"
@@ -79,7 +80,10 @@ def _key(array: ArrayInfo) -> tuple[object, ...]:
 
 
 def _may_be_equal(first: Copy, second: Copy) -> bool:
-    """Return whether two sources have equal bytes; True also if their libraries differ."""
+    """Return whether two sources may have equal bytes.
+
+    Sources of different libraries are not compared, so the result is True.
+    """
     one, other, kind = first.source, second.source, first.origin.kind
     if kind != second.origin.kind:
         return True
@@ -122,7 +126,7 @@ class _Ranges:
                 self._highs.append(high)
 
     def overlap(self, one: Copy) -> bool:
-        """Return whether a copy could overwrite this copy's source before the source is read."""
+        """Return whether the copies could overwrite the source of ``one`` before it is read."""
         if one.origin.layout.extent is None or _key(one.to) == _key(one.origin):
             return False
         low, high = _bounds(one.origin)

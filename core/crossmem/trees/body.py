@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the JSON of a shared tree, which pydantic checks.
+"""Reads the JSON of a shared tree, and checks it with pydantic.
 
-Only readers of trees import this module, because the import of pydantic takes long.
+Only readers of trees import this module, because the import of pydantic is slow.
 """
 
 from typing import Annotated, Any, Final
@@ -26,8 +26,8 @@ class Body(BaseModel):
     Other modules check the names of dtypes and the tree itself.
     """
 
-    # This model allows unknown keys, and read_body() refuses them. For a million unknown keys,
-    # pydantic would create a million errors.
+    # If the model refused unknown keys, pydantic would create one error for each of perhaps a
+    # million keys. So the model allows them, and read_body() refuses them.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES, fail_fast=True)]

@@ -27,7 +27,7 @@ def build(message: Message, memories: Sequence[Memory]) -> Any:
 def maker_of_rows(
     memories: Sequence[Memory] | MappingOf[int, Memory],
 ) -> Callable[[Row, Kind], Any]:
-    """Return a function that makes the array of a row, as an array of the library ``kind``.
+    """Return a function that takes a row and a library, and makes the row's array in this library.
 
     Parameters
     ----------
@@ -54,7 +54,10 @@ def attach_all(
     device: Device | str | None = None,
     timeout: float | None = None,
 ) -> list[Mapping]:
-    """Attach all memory of a message, or none. Each mapping lives as long as its last array."""
+    """Return a mapping for each handle of a message. If one attach fails, no mapping stays.
+
+    Each mapping ends with the last array in its memory.
+    """
     handles = message.handles
     backend = None
     if device is not None:

@@ -2,10 +2,10 @@
 """The classes of objects in a tree: the sender names them, and the receiver looks them up.
 
 The receiver looks only in modules that it has imported. A dataclass must have exactly the sent
-fields, and a named tuple must have as many fields as values were sent. No code of the class runs,
-except the ``__hash__`` and ``__eq__`` of objects that are keys of a dict. Therefore, a class is
-refused if it has ``__del__``. A dataclass is also refused if a field is a data descriptor other
-than a slot.
+fields, and a named tuple must have as many fields as values were sent. A received object must not
+run code of its class, except ``__hash__`` and ``__eq__`` if the object is a key of a dict.
+Therefore, a class with ``__del__`` is refused. A dataclass is also refused if a field is a data
+descriptor other than a slot, because an assignment to the field would call the descriptor.
 """
 
 import sys
@@ -40,12 +40,12 @@ def name_of(kind: type, where: Callable[[], str]) -> str:
 
 
 def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
-    """Return the fields of a dataclass, as pairs of name and value.
+    """Return the fields of an object of a dataclass, as pairs of name and value.
 
     Raises
     ------
     UnsupportedError
-        Other processes could not make the same object from the fields.
+        Other processes cannot make the same object from the fields.
     """
     kind = type(value)
     try:
@@ -59,10 +59,10 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 
 
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
-    """Refuse an object with attributes that are not fields, because the message has only fields.
+    """Refuse an object with attributes that are not fields, because a message has only the fields.
 
-    Cached properties are ignored, because the receiver computes them again. ``__orig_class__`` is
-    ignored, because ``typing`` sets it on objects of generic classes without any effect.
+    Cached properties are allowed, because the receiver computes them again. ``__orig_class__``,
+    which ``typing`` sets on objects of generic classes, is allowed, because it has no effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
@@ -93,7 +93,7 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
     Raises
     ------
     UnsupportedError
-        This process does not have the class, or its fields differ.
+        This process has not imported the class, or the class has other fields or ``__del__``.
     """
     kind, values = _class(name), dict(pairs)
     if not is_dataclass(kind) or set(_field_names(kind)) != values.keys():
@@ -105,7 +105,7 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
 
 
 def make_named_tuple(values: list[Any], name: str) -> Any:
-    """Return a named tuple of the named class, as :func:`make_dataclass` does for dataclasses."""
+    """Return a named tuple of the named class. The errors are those of :func:`make_dataclass`."""
     kind = _class(name)
     if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
         raise _not_the_same(name)
@@ -113,7 +113,7 @@ def make_named_tuple(values: list[Any], name: str) -> Any:
 
 
 def _field_names(kind: type) -> list[str]:
-    """Return the fields of a dataclass.
+    """Return the names of a dataclass's fields.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _class(name: str) -> type:
 
 
 def _refuse_end(kind: type, operation: str) -> None:
-    """Refuse a class with ``__del__``, which would run on fields from another process."""
+    """Refuse a class with ``__del__``, because it would run on objects from another process."""
     if getattr_static(kind, "__del__", None) is not None:
         msg = f"class {clause(kind.__qualname__)} defines __del__, which would run on received data"
         raise UnsupportedError(msg, operation=operation, hint="share the fields as a dict")

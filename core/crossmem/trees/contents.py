@@ -47,7 +47,8 @@ class Contents:
             for row, leaf in zip(message.rows, leaves, strict=True)
         ]
         self._pointers = [leaf.found.pointer for leaf in leaves]
-        """The addresses of the arrays. A program can give a tensor of PyTorch other memory."""
+        """The addresses of the shared arrays. :meth:`overwrite` compares them, because a program
+        can give a tensor of PyTorch other memory."""
         self._copies = copies
 
     def tree(self) -> Any:
@@ -86,10 +87,10 @@ class Contents:
         copy_all(copies, "update")
 
     def _shared_arrays(self) -> list[Any]:
-        """Return the arrays that readers see: for a copied array, a new array over the copy.
+        """Return the arrays in the shared memory. An array over its copy replaces a copied array.
 
-        A new array holds the memory, so that the tree can be closed while the array is in use, and
-        the array can be shared again.
+        An array over a copy keeps the memory in use, so the tree can be closed before the array
+        ends. The array can also be shared again.
         """
         copies, rows = self._copies, self._message.rows
         if copies:
@@ -106,7 +107,7 @@ class Contents:
 
 
 def _map_pages(memory: Exportable, low: int, high: int) -> None:
-    """Map the pages of a copy now, so that later reads of the copy cause no page faults.
+    """Map the pages of a copy in this process, so that later reads cause no page faults.
 
     A copy that was written through a descriptor has no mapped page yet.
     """

@@ -15,7 +15,7 @@ MAX_VALUES: Final = 2**21
 """The most values in all containers of a tree. A container that occurs twice counts twice."""
 
 _MAX_NESTING: Final = 200
-"""The largest depth of nested brackets. The JSON parser refuses a larger depth."""
+"""The largest depth of nested brackets. The JSON parser refuses a larger depth, too."""
 
 _MIN_ROW_NBYTES: Final = 24
 """A lower bound for the size of an array's description in the JSON. Such a description has at most
@@ -31,8 +31,9 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""A token is a run of text that opens no container with values, an opening bracket, or a closing
-bracket. The opening bracket of an object of the tree includes the object's tag."""
+"""A token is one of three: a run of text in which no container with values opens; an opening
+bracket; a closing bracket. The opening bracket of an object of the tree includes the tag of the
+object."""
 _RUN, _OPENING = 1, 2
 
 _TEXTS: Final = re.compile(_TEXT, re.DOTALL)
@@ -42,7 +43,7 @@ _TREE_KEY: Final = re.compile(rb'"tree"[ \t\r\n]*+:[ \t\r\n]*+\Z')
 # are counted.
 _VALUES, _PAIRS, _PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN = range(8)
 _FLAT, _TREE, _BODY = range(8, 11)
-"""The roles of parts that are not lists of the tree: ``_FLAT`` is a list outside the tree,
+"""The roles of values that are not lists of the tree: ``_FLAT`` is a list outside the tree,
 ``_TREE`` is the value of the key "tree", and ``_BODY`` is the outermost object."""
 _FIRST_TAGGED: Final = 16
 """The role of an object in the tree is this number plus the character code of its tag."""
@@ -70,14 +71,15 @@ _LIST_IN: Final[dict[int, int]] = {
         }.items()
     },
 }
-"""The role of a list in another list or in an object. The key is the role of the outer value."""
+"""The role of a list in another list or in an object. The key is the role of the outer list or
+object."""
 
 _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""The most commas in a list or object whose values are not counted. The key is its role. A role
-that is missing here, such as that of an object of the tree, has no comma."""
+"""The most commas in a list or object whose values are not counted. The key is the role of the list
+or object. A role that is missing here, such as that of an object of the tree, allows no comma."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:
@@ -98,7 +100,7 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
 
 
 def _count(text: bytes, most: int) -> int:
-    """Return the number of values in the tree."""
+    """Return the number of values in the tree. The errors are those of :func:`check_values`."""
     values = brackets = 0
     most_brackets = 3 * len(text) // _MIN_ROW_NBYTES
     stack: list[tuple[int, int]] = []

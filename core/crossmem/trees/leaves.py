@@ -80,7 +80,7 @@ def collect(tree: Any) -> tuple[Any, list[Leaf]]:
     UnsupportedError
         Something in the tree cannot be shared; the message names it.
     ConfigurationError
-        The tree is nested too deep, contains itself, or has too many values.
+        The tree is nested too deep, contains itself, or has too many values or a huge integer.
     ForkedProcessError
         An array lies in a block of a pool that belongs to the parent process.
     """

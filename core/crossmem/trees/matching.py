@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pairs of arrays at the same places of two trees, and checks that they can be copied."""
+"""Finds the pairs of arrays at the same paths of two trees, and refuses unwritable arrays."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -23,7 +23,7 @@ errors use it."""
 
 
 class Match(NamedTuple):
-    """A pair: a shared array, and the array at the same place of another tree.
+    """A pair: a shared array, and the array at the same path of another tree.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Match(NamedTuple):
     leaf
         The other array, of the same shape and dtype.
     where
-        The name of the place in errors.
+        The path, for error messages.
     """
 
     number: int
@@ -42,16 +42,16 @@ class Match(NamedTuple):
 
 
 def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
-    """Yield each array of a shared tree with the array at the same place of another tree.
+    """Yield each array of a shared tree with the array at the same path of another tree.
 
-    An update changes only arrays. Readers keep the plain values that they received, so the plain
-    values of both trees must be equal.
+    Readers keep the plain values that they received, because an update changes only arrays. So in
+    an update, the plain values of both trees must be equal.
 
     Raises
     ------
     ConfigurationError
         The trees differ in a container, a shape, a dtype or, for an update, a plain value. The
-        error names the place.
+        error names the path.
     UnsupportedError
         Something in the other tree cannot be shared.
     """

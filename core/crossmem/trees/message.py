@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The message of a shared tree: its handles, the arrays in their memory, and the containers.
+"""The message that describes a shared tree: handles, arrays in their memory, and containers.
 
 The wire form is a header (magic, version, flags, length, checksum) and then JSON. No data is ever
 unpickled. Every number is checked before its use, so the bytes may come from an untrusted process.
@@ -31,7 +31,7 @@ _HEADER: Final = struct.Struct("<4sHHII")
 
 
 class Row(NamedTuple):
-    """One array.
+    """The description of one array.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Row(NamedTuple):
     handle
         Number of the handle whose memory contains the array; None if the array has no elements.
     layout
-        The array's layout in that memory.
+        The array's layout in the memory of the handle.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The parts of a shared tree.
+    """The description of a shared tree, which one process sends to another.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Message(NamedTuple):
         total = _HEADER.size + len(body)
         if total > MAX_MESSAGE_NBYTES:
             msg = f"the description of the tree has {total} bytes; {MAX_MESSAGE_NBYTES} are allowed"
-            raise InvalidSizeError(msg, operation="share", hint="share it in several parts")
+            raise InvalidSizeError(msg, operation="share", hint="share the tree in several parts")
         return _HEADER.pack(_MAGIC, _VERSION, 0, total, crc32(body)) + body
 
     @staticmethod
@@ -146,8 +146,8 @@ def _decode(blob: bytes) -> Message:
         from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
-        # This check comes before the parser. For a text of brackets, the parser takes memory of up
-        # to 85 times the size of the text.
+        # This check comes before the parser. For a text full of brackets, the parser needs up to
+        # 85 times as much memory as the text.
         check_values(text)
         body = read_body(text)
     except ValueError as error:
@@ -168,7 +168,7 @@ def _unpack(row: tuple[Any, ...], handles: tuple[ShareableHandle, ...]) -> Row:
         if layout.extent is not None:
             raise _refuse("an array with elements has no memory")
     elif handle >= len(handles):
-        raise _refuse(f"an array names handle {handle}, but the tree has {len(handles)}")
+        raise _refuse(f"an array names handle {handle}, but there are {len(handles)} handles")
     else:
         layout.check(handles[handle].length)
     return Row(kind, handle, layout)

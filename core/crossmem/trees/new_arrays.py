@@ -39,8 +39,8 @@ def empty(
     """Return an array or tensor that :func:`crossmem.share` never copies, in memory of crossmem.
 
     The memory is freed within a second after the array and all objects derived from it, such as
-    views, have ended. If other processes have received the array, the memory stays until they have
-    dropped it, too.
+    views, have ended. If other processes have received the array, the memory stays until these
+    processes have dropped the array, too.
 
     Parameters
     ----------
@@ -68,6 +68,8 @@ def empty(
         The shape or dtype is invalid or too large, or both device and pool were given.
     UnsupportedError
         The library is not installed, does not have the dtype, or cannot use memory of this device.
+    BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        There is no such device in this process.
     OutOfMemoryError
         The device has no room now, or no block of the pool became free in time.
     """
@@ -90,11 +92,11 @@ def empty(
 def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | None = None) -> _T:
     """Return a tree of new arrays and tensors that :func:`crossmem.share` never copies.
 
-    The containers and plain values are those of ``tree``. Each array has the library, dtype and
-    shape of the array at its place, and undefined contents. Overlapping arrays overlap in the new
-    tree too. The arrays of a device lie in one allocation, which is freed within a second after the
-    last of these arrays ends. If other processes have received arrays, the allocation stays until
-    they have dropped them, too.
+    The new containers and plain values equal those of ``tree``. Each new array has the library,
+    dtype and shape of the original, and undefined contents. If originals overlap, the new arrays
+    overlap, too. The new arrays on one device lie in one allocation, which is freed within a second
+    after the last of them ends. If other processes have received arrays, the allocation stays until
+    these processes have dropped the arrays, too.
 
     Parameters
     ----------
@@ -102,15 +104,16 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
         A tree as for :func:`crossmem.share`. An array with gaps or repetitions, such as a column of
         a matrix, becomes contiguous, unless it overlaps another array.
     device
-        The device that holds the memory. None: each new array lies on the device of the array at
-        its place, and arrays in host memory lie on ``host``.
+        The device that holds the memory. None: each new array lies on the device of the original,
+        or on ``host`` if the original lies in host memory.
     pool
         All arrays lie in one block of this pool, on the pool's device.
 
     Raises
     ------
     UnsupportedError
-        Something in ``tree`` cannot be shared, or its library has no arrays on ``device``.
+        Something in ``tree`` cannot be shared, or the library of an array cannot use memory of
+        the device.
     ConfigurationError
         ``tree`` is nested too deep, ``device`` is not a device's name, or both device and pool were
         given.
@@ -160,7 +163,7 @@ def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any
         found, (low, high) = leaf.found, leaf.bounds
         if counts[number] == 1 and high - low != found.layout.nbytes:
             # This array has gaps or repetitions, and overlaps no other array. So the new array is
-            # contiguous, and lies after all others.
+            # contiguous, and lies behind all arrays that keep their layout.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % alignment
             found = found._replace(pointer=end, layout=layout)

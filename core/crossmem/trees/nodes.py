@@ -17,7 +17,7 @@ null, true, 1  None, True, 1; Unicode strings and finite floats also have their 
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
-{"i": [n, x]}  the n-th completed mutable container again; n starts at 0, x is its first JSON
+{"i": [n, x]}  a mutable container again: its number (in order of completion, from 0), its JSON
 ============== ==================================================================================
 
 The module ``classes`` describes the lookup of classes.
@@ -119,7 +119,7 @@ class _Writer:
     def _count(self, values: Any, path: tuple[Any, ...]) -> None:
         self._values += len(values)
         if self._values > MAX_VALUES:
-            msg = f"the tree has more than {MAX_VALUES} values, with those of {_name(path)}"
+            msg = f"the tree has more than {MAX_VALUES} values, including those of {_name(path)}"
             hint = "a container that occurs twice counts twice; put numbers into an array"
             raise ConfigurationError(msg, operation="share", hint=hint)
 

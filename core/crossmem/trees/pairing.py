@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pairs of arrays at the same places of two trees, in the JSON of both trees."""
+"""Finds the pairs of arrays at the same paths of two trees, in the JSON of both trees."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -14,7 +14,7 @@ __all__ = ["pair_arrays"]
 def pair_arrays(
     theirs: Any, mine: Any, where: str, operation: Literal["receive", "update"]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the numbers of arrays at the same places of two trees with the same structure.
+    """Yield for each array its number in both trees, and its path.
 
     The trees may differ in the ``_metadata`` of an OrderedDict and in the order of keys. Plain
     values may differ, too, unless the operation is an update.
@@ -76,10 +76,10 @@ def _in_words(tag: str | None, name: str | None) -> str:
 
 
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
-    """Return a node's tag, the nodes inside it, and its class's name.
+    """Return the tag of a node, its inner nodes, and the name of its class.
 
-    The inner nodes are in a dict, under their indices or the texts of their keys. For an array, the
-    dict is ``node`` itself.
+    The inner nodes are in a dict. Its keys are the indices of the inner nodes, or the texts of
+    their keys in the tree. For an array, the dict is ``node`` itself.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None

@@ -72,12 +72,12 @@ def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: floa
 
 
 def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
-    """Refuse a pool if a copy must lie on another device.
+    """Refuse a pool that is not on the device ``home``, on which a copy must lie.
 
     Raises
     ------
     UnsupportedError
-        The devices differ.
+        The pool is on another device.
     """
     if pool.device.name != home:
         place = clause(where, 60)
@@ -89,7 +89,7 @@ def let_go(memory: Exportable) -> None:
     """Free memory that a tree owns.
 
     If arrays in the memory outlive the tree, the memory is freed after the last array. Until then,
-    its handles stay valid: other trees and messages of readers may have them.
+    the handles of the memory stay valid, because other trees and messages may contain them.
     """
     with suppress(BusyError):
         memory.free()
@@ -111,5 +111,5 @@ def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None
         if isinstance(memory, SharedBuffer):
             place = "a buffer of a queue that the parent process opened"
         msg = f"{clause(where(), 60)} lies in {place}"
-        hint = "attach the block's handle or open the queue in the child, or start it with spawn"
+        hint = "attach the block or open the queue in the child, or start the child with spawn"
         raise ForkedProcessError(msg, hint=hint, operation="share")

@@ -40,7 +40,8 @@ class Published:
     )
 
     _devices: set[Device]
-    """The devices that hold the arrays. A publish without a stream waits for all their work."""
+    """The devices that hold the arrays. :meth:`publish` without a stream waits for all work of this
+    process on them."""
     _is_own: bool
     """Whether :func:`crossmem.share` made this object, and the tree has versions."""
     _is_taken: bool
@@ -94,7 +95,8 @@ class Published:
             The stream that writes the contents: a stream of CuPy, PyTorch or torch-npu, or its
             handle. The version is published when the work that was issued on the stream is
             complete. The call waits for that work only if the device's timelines have the level
-            ``"host"``. None: the call waits until the devices have finished all work.
+            ``"host"``. None: the call waits for all work of this process on the devices that hold
+            the arrays.
 
         Raises
         ------
@@ -132,7 +134,7 @@ class Published:
         stream
             The stream that uses the arrays. Its later work waits for the version ``after + 1``,
             and the call returns this version. The level of the device's timelines decides whether
-            the host waits, too; see :meth:`crossmem.Timeline.wait`. None: the call waits.
+            the host waits, too; see :meth:`crossmem.Timeline.wait`. None: only the host waits.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. For another process's
             tree, the first call also sends a request to the owner. Even with 0, this request may
@@ -200,10 +202,10 @@ class Published:
         """Acknowledge a version: this process does not use its contents any more.
 
         A process counts as one reader of a tree, even if it has several objects for the tree. If
-        the writer does not know the number of its readers, call ``done(0)`` before the first
-        version. A reader that joins after the first version calls ``done(0)``, and then
-        acknowledges the current version without using it, because the writer may already change
-        the arrays.
+        the writer does not know the number of its readers, each reader calls ``done(0)`` before the
+        first version is published, so that the writer waits for it. A reader that joins later calls
+        ``done(0)``, and then acknowledges the current version without using its contents, because
+        the writer may already be changing the arrays.
 
         Parameters
         ----------
@@ -222,9 +224,11 @@ class Published:
         ConfigurationError
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
-            This process has closed the tree, or a forked child made this call. After the writer's
-            end, the call raises if it is the first use of this object's versions. Later calls have
-            no effect.
+            This process has closed the tree, or a forked child made this call. Or the writer has
+            closed the tree, and this object has not used its versions before. If it has, a call
+            after the writer's end has no effect.
+        OwnerGoneError, OwnerUnresponsiveError
+            This object has not used its versions before, and the writer is dead or does not reply.
         """
         version, timeline = plain_integer(version), self._look(None)
         if self._is_own:
@@ -233,7 +237,8 @@ class Published:
             raise UnsupportedError(msg, operation="done", hint=hint)
         record = timeline._usable()
         if is_within(version, record.known + 1, _MOST):
-            # A counter of an earlier tree would acknowledge versions of this tree in advance.
+            # A program may pass a version of an earlier tree by mistake. A larger number would
+            # acknowledge versions of this tree in advance.
             newest = record.level.issued
             msg = f"version {version} cannot be acknowledged: the newest version is {newest}"
             hint = "acknowledge a version that wait() has returned; each new tree begins at 0"
@@ -259,7 +264,7 @@ class Published:
         Raises
         ------
         WaitTimeoutError
-            The message says how many readers have acknowledged the version.
+            The readers did not acknowledge in time. The message says how many have acknowledged.
         ConfigurationError
             ``version`` or ``readers`` is not an integer in the valid range.
         UnsupportedError
@@ -271,7 +276,8 @@ class Published:
         try:
             return timeline.wait_for_readers(version, readers=readers, timeout=timeout)
         except ClosedError:
-            # Another thread may have closed this object, and the caller does not know its timeline.
+            # Another thread may have closed this object. Then check() raises an error that names
+            # this object, because the caller does not know the timeline.
             self.check()
             raise
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receiving: from the description of a shared tree to its arrays and tensors, without a copy."""
+"""Receives trees: makes arrays and tensors from the description of a shared tree without a copy."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -67,12 +67,12 @@ def receive(
         The object that :func:`crossmem.share` returned, or its bytes.
     readonly
         True: the device or the kernel forbids writes. NumPy arrays are marked read-only. PyTorch
-        and CuPy have no read-only arrays, and a write by the CPU to such an array kills the
-        process. ``"advisory"``: only NumPy arrays refuse writes.
+        and CuPy cannot mark arrays as read-only, so a write by the CPU to one of their arrays kills
+        the process. ``"advisory"``: only NumPy arrays refuse writes.
     device
-        The device that will use the memory. Memory of other backends than this device's is mapped
-        for the device that holds it. None: all memory is mapped for the device that holds it. The
-        memory does not move (C24).
+        The device that will use the memory of its own backend. Memory of other backends is mapped
+        for the device that holds the memory. None: all memory is mapped for the device that holds
+        it. The memory does not move (C24).
     into
         A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
         The received contents are copied into these arrays, the received memory is released, and

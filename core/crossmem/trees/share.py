@@ -57,27 +57,28 @@ def share(
     ----------
     x
         A NumPy or CuPy array, a PyTorch tensor, or nested dicts, lists, tuples, named tuples and
-        dataclasses of them, with plain values. Overlapping arrays overlap in the receiver too, and
-        an array that occurs twice is one array.
+        dataclasses of them, with plain values. Arrays that overlap in ``x`` also overlap in the
+        receiver. An array that occurs twice in ``x`` is one array in the receiver.
     copy
-        ``"allow"`` or True: an array that cannot be shared in place is copied, during this call
-        only. An array that shares a block of the vendor with other memory is also copied, unless
-        ``neighbours`` is ``"expose"``. Readers get the copy. To give readers new data, change the
-        arrays in :attr:`crossmem.Shared.value`, or copy again with :meth:`crossmem.Shared.update`.
-        None or False: an array that would be copied is refused.
+        ``"allow"`` or True: this call copies each array that cannot be shared in place. It also
+        copies each array whose block of the vendor contains other memory, unless ``neighbours`` is
+        ``"expose"``. Readers get the copy, and do not see later changes of the original. To give
+        readers new data, change the arrays in :attr:`crossmem.Shared.value`, or copy again with
+        :meth:`crossmem.Shared.update`. None or False: this call copies nothing, and refuses the
+        arrays that it copies with ``"allow"``.
     device
-        The device to which host memory is copied; ``host`` if None. The CPU must be able to address
-        the device's memory.
+        The device to which host memory is copied. None: the pool's device, or ``host`` if there is
+        no pool. The CPU must be able to address the device's memory.
     pool
         All copies lie in one block of this pool. The pool must be on the device of the copies.
     allow, access
         Which processes may receive, and whether they may write; see
-        :meth:`crossmem.Allocation.export`. None: all processes of the same user, and ``"rw"``; for
-        arrays in blocks of a pool, the settings of the pool. Arrays from another process keep the
-        settings of that process.
+        :meth:`crossmem.Allocation.export`. None: all processes of the same user may receive, and
+        they may write. For arrays in blocks of a pool, None means the settings of the pool. Arrays
+        from another process keep the settings of that process.
     neighbours
-        ``"expose"`` allows importers to reach other memory in the same block of the vendor; see
-        :meth:`crossmem.Device.adopt`.
+        ``"expose"`` allows importers to reach other memory in the blocks of the vendor that contain
+        the arrays; see :meth:`crossmem.Device.adopt`.
 
     Returns
     -------
@@ -87,18 +88,18 @@ def share(
     Raises
     ------
     UnsupportedError
-        Something in ``x`` cannot be shared, or an array lies in a pool with another ``allow`` or
-        ``access``. The message names the part of ``x`` and says why.
+        Something in ``x`` cannot be shared, or ``allow`` or ``access`` differs from the setting of
+        the pool in which an array lies. The message says why.
     ConfigurationError
         An argument is invalid, or both device and pool were given.
     InvalidSizeError
         The copies do not fit into a block of the pool. The message says both sizes.
     ForkedProcessError
-        An array lies in a block of a pool that belongs to the parent process.
+        This process is a forked child, and an array lies in a pool or queue of its parent.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such ``device`` in this process.
     DriverError, OutOfMemoryError
-        A vendor's call failed, or the device or the pool has no room. No copy is left then.
+        A vendor's call failed, or the device or the pool has no room. All copies were freed.
     """
     process = drain()
     if not isinstance(copy, bool):
@@ -116,8 +117,8 @@ def share(
     tree_memory = TreeMemory(
         process, allow, access, neighbours, may_copy, lambda: host_device(device), pool
     )
-    # The timeline's value is the version of the tree. Processes that may import the pool may also
-    # open the timeline.
+    # The timeline's value is the version of the tree. Without ``allow``, the processes that may
+    # import the pool may also open the timeline.
     readers = pool.allow if pool is not None and allow is None else allow
     try:
         handles, rows, copies = _rows(tree_memory, leaves)
@@ -139,7 +140,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     Raises
     ------
     ForkedProcessError
-        The array lies in a block of a pool that belongs to the parent process.
+        This process is a forked child, and the array lies in a pool or queue of its parent.
     """
     try:
         found = describe(array)
@@ -149,7 +150,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
         return None
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
-    # While this process exits, ordinary arrays may still be sent, and drain() would raise.
+    # A process that exits may still send ordinary arrays. This look-up therefore calls current():
+    # drain() raises after crossmem has shut down.
     memory = current().arrays.find(low, high - low)
     if memory is None:
         refuse_unmapped(low, high - low, leaf.where)
@@ -168,15 +170,15 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     )
     handle, layout, _copy = leaf.place(*tree_memory.export(memory))
     if handle.raw is not None:
-        # A raw handle has no leases, so no message could hold the memory.
+        # A raw handle has no leases, so no message can hold the memory.
         return None
     message = Message((handle,), (Row(found.kind, 0, layout),), {"a": 0}, None)
     return message, memory, readonly
 
 
 def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> None:
-    # Only None and strings are compared with the known values. A NumPy array would compare
-    # elementwise, and 1 is equal to True.
+    # Values of other types are refused without a comparison: ``==`` of a NumPy array returns an
+    # array, and 1 is equal to True.
     if (value is not None and not isinstance(value, str)) or value not in known:
         msg = f"{name} must be one of {known}, not {shorten(value)}"
         raise ConfigurationError(msg, operation="share")
@@ -185,9 +187,9 @@ def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> No
 def _rows(
     tree_memory: TreeMemory, leaves: list[Leaf]
 ) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Exportable]]:
-    """Return the distinct handles of the arrays, a row for each array, and the copies' memory.
+    """Return the distinct handles of the arrays, a row for each array, and the memory of copies.
 
-    The key of a copy's memory is the index of the memory's handle in the first tuple.
+    The last result maps the index of a handle to the allocation or block that contains copies.
     """
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
     places = iter(tree_memory.find(with_elements))

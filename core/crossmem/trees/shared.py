@@ -24,14 +24,17 @@ from crossmem.trees.tree_memory import TreeMemory
 
 __all__ = ["Shared", "refusing_closed"]
 
-# The type is covariant, so update() takes any tree. update() compares its argument with the shared
-# tree, and refuses a tree with another structure.
+# The type variable is covariant, so no parameter of a method can have this type. update() therefore
+# takes any tree, and refuses a tree with another structure.
 _T_co = TypeVar("_T_co", covariant=True)
 
 
 @contextmanager
 def refusing_closed(shared: "Shared[Any]") -> Iterator[None]:
-    """Name the closed object in errors if a close ends its memory or handles inside the block."""
+    """If the block fails because ``shared`` was closed, raise an error that names ``shared``.
+
+    The error of the block names only the memory or the handle that the close has ended.
+    """
     try:
         yield
     except (ClosedError, StaleHandleError):
@@ -43,10 +46,11 @@ def refusing_closed(shared: "Shared[Any]") -> Iterator[None]:
 class Shared(Published, Generic[_T_co]):
     """Nested arrays and tensors, ready to be received by other processes.
 
-    Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. This object keeps
-    the shared arrays and owns their copies. Keep it until the other processes have received the
-    tree, then close it, or use it as a context manager. Received arrays stay valid after that. A
-    pickle of this object contains the bytes of :meth:`to_bytes`.
+    :func:`crossmem.share` makes this object; in other processes, :meth:`from_bytes` makes one. The
+    object of :func:`crossmem.share` keeps the shared arrays and owns their copies. Keep it until
+    the other processes have received the tree. Then close it, or use it as a context manager.
+    Received arrays stay valid after the close. A pickle of this object contains the bytes of
+    :meth:`to_bytes`.
 
     Attributes
     ----------
@@ -80,8 +84,8 @@ class Shared(Published, Generic[_T_co]):
         self._process = process
         self.message = message
         self._blob: bytes | None = None
-        # Reentrant: a signal handler may close this object, and the interrupted thread may hold the
-        # lock.
+        # The lock is reentrant, because a signal handler may close this object while the
+        # interrupted thread holds the lock.
         self._lock = threading.RLock()
         self._is_closed = False
         self._devices = tree_memory.devices if tree_memory is not None else set()
@@ -150,19 +154,20 @@ class Shared(Published, Generic[_T_co]):
     def value(self) -> _T_co:
         """The tree in shared memory. Readers see all writes to its arrays.
 
-        The containers of the value are new. An array that was shared in place is the original. For
-        an array that was copied, the value has an array in the shared memory. The copy of a PyTorch
-        ``Parameter`` is a plain tensor. In another process, the value is the result of
-        :func:`crossmem.receive`, and this object keeps the result.
+        The value has new containers. It has the original of each array that was shared in place.
+        For each copied array, it has a new array over the copy. The copy of a PyTorch ``Parameter``
+        is a plain tensor. In another process, the value is the result of :func:`crossmem.receive`,
+        and this object keeps the result.
 
-        The arrays keep the memory after :meth:`close`, as received arrays do.
+        The arrays stay valid after :meth:`close`, as received arrays do.
 
         Raises
         ------
         ClosedError, ForkedProcessError
             This object was closed, or a forked child made this call.
         CrossmemError
-            In another process, as for :func:`crossmem.receive`.
+            Another process shares the tree, and the tree cannot be received; see
+            :func:`crossmem.receive`.
         """
         contents, found = self._contents, self._value
         message = self.take()
@@ -181,16 +186,17 @@ class Shared(Published, Generic[_T_co]):
         An array of ``tree`` that is the shared array itself is not copied.
 
         The update does not wait for readers. A reader that uses the arrays during an update may see
-        torn data: old elements beside new ones, and halves of elements. Readers therefore call
-        :meth:`wait` and :meth:`done`, and the owner calls :meth:`wait_for_readers` before the next
-        update. Only one thread may update or publish at a time.
+        torn data: old elements beside new ones, and elements that are half old. Readers therefore
+        call :meth:`wait` and :meth:`done`, and the owner calls :meth:`wait_for_readers` before the
+        next update. Only one thread may update or publish at a time.
 
         Parameters
         ----------
         tree
             A tree with the same containers, and the same libraries, dtypes and shapes of arrays.
-            Its plain values must be the same too, because readers have them from the bytes. Arrays
-            of :attr:`value` may be at other places: they are read before they are overwritten. If
+            Its plain values must be the same too, because readers take them from the bytes of
+            :meth:`to_bytes`, which an update does not change. Arrays of :attr:`value` may be at
+            other places of ``tree``, because every array is read before it is overwritten. If
             shared arrays overlap in part, each element in the overlap gets the value from the last
             of the new arrays.
 
@@ -198,8 +204,8 @@ class Shared(Published, Generic[_T_co]):
         ------
         ConfigurationError
             The structure or a plain value differs, or a shared array cannot be overwritten. Or one
-            shared array is at two places, and the new arrays at these places differ. The message
-            names the place. Nothing has changed then.
+            shared array is at two places of the tree, and the new arrays at these places differ.
+            The message names the place. The shared memory has not changed.
         UnsupportedError
             Another process shares the tree, the tree has no versions, or something in ``tree``
             cannot be shared.
@@ -245,7 +251,7 @@ class Shared(Published, Generic[_T_co]):
 
     @property
     def kept(self) -> object:
-        """The objects that keep the memory, until :meth:`close` frees copies and adoptions."""
+        """The objects that keep the memory. :meth:`close` frees the copies and adoptions."""
         return self._owned, self._contents, self._kept, self._received
 
     @property
@@ -262,7 +268,7 @@ class Shared(Published, Generic[_T_co]):
         """
         timeline = self._timeline
         has_timeline = timeline is not None and not timeline.closed
-        # After an interrupted call, the next call continues.
+        # If an exception interrupted an earlier call, this call releases the rest.
         if self._is_closed and not (self._owned or self._received or has_timeline):
             return
         if is_current(self._process) and self._process.is_closed:
@@ -305,5 +311,5 @@ class Shared(Published, Generic[_T_co]):
 
 
 def _restore(blob: bytes) -> "Shared[Any]":
-    # This is a function of the module, because cloudpickle would send the code of a method.
+    # This is a function of the module, because cloudpickle would pickle a method with its code.
     return Shared.from_bytes(blob)

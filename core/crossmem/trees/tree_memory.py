@@ -47,7 +47,8 @@ class TreeMemory:
     ----------
     allow, access
         The processes that may import the exports, and whether they may write. None: all processes
-        of the same user, and writing is allowed; for blocks of a pool, the settings of the pool.
+        of the same user may import, and they may write. For blocks of a pool, None means the
+        settings of the pool.
     neighbours
         Whether importers may reach other memory in the vendor's blocks, beside the arrays.
     copy
@@ -74,7 +75,7 @@ class TreeMemory:
     """The vendor's allocation that was found last on a device. The key is the device's name."""
 
     def find(self, leaves: list[Leaf]) -> list[Place]:
-        """Return a place for each array, in the order of the arrays.
+        """Return each array's handle and its layout in the handle's memory, in the arrays' order.
 
         Raises
         ------
@@ -86,7 +87,7 @@ class TreeMemory:
         places: dict[int, Place] = {}
         foreign: dict[tuple[str, int], tuple[ShareWay, list[int]]] = {}
         to_copy: dict[str | None, list[int]] = {}
-        # Consecutive arrays mostly lie in the same memory. Then one lookup serves all of them.
+        # Consecutive arrays often lie in the same memory, so the last result is tried first.
         near: tuple[int, int, ShareableHandle, int] | None = None
         for number, leaf in enumerate(leaves):
             low, high = leaf.bounds
@@ -134,8 +135,8 @@ class TreeMemory:
     def give_up(self) -> None:
         """Free all memory after an error, because the tree is not shared.
 
-        Memory that the error's traceback keeps in use is freed with the traceback. If the
-        vendor refuses to free memory, a later call of crossmem tries again.
+        Memory that the error's traceback keeps in use is freed when the traceback is deleted. If
+        the vendor refuses to free memory, a later call of crossmem tries again.
         """
         while self.owned:
             with suppress(CrossmemError):
@@ -144,7 +145,7 @@ class TreeMemory:
     def _memory_at(self, low: int, high: int) -> Memory | None:
         """Return the memory of crossmem that contains the addresses; None if there is none."""
         memory = cast("Memory | None", self.process.arrays.find(low, high - low))
-        # An adoption of another tree ends with that tree. So this tree adopts the memory itself.
+        # An adoption of another tree ends with that tree, so this tree needs its own adoption.
         return None if isinstance(memory, Adoption) and is_left_to_views(memory) else memory
 
     def export(self, memory: Allocation | Block | Mapping) -> tuple[ShareableHandle, int]:
@@ -210,7 +211,7 @@ class TreeMemory:
         A gap is memory between the elements of an array: if the array is one column of a matrix,
         the other columns are gaps. In host memory, gaps are not copied, because the user did not
         share them. But arrays whose address ranges overlap, such as two columns of one matrix, are
-        copied with their gaps. On a device, all gaps are copied, because only a kernel could omit
+        copied with their gaps. On a device, all gaps are copied, because only a kernel can omit
         them.
         """
         home = self.host() if where is None else home_of(self.process, where)
@@ -220,7 +221,7 @@ class TreeMemory:
         memory = self._allocate(home, ranges[-1].end, leaves[0])
         self.owned.append(memory)
         if where is not None:
-            # Work of the device that writes the arrays may still be running.
+            # Kernels that write the arrays may still be running.
             home.synchronize()
         alone = _with_gaps(leaves, numbers) if where is None else {}
         nbytes = 0
@@ -231,7 +232,7 @@ class TreeMemory:
                     block = record_of(memory).memory.block
                     home.driver.fill(block, start, low, high - low)
                 else:
-                    # fill() needs memory that was never written. A block may have been used.
+                    # fill() needs memory that was never written, but a pool reuses its blocks.
                     kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
                     home.driver.copy(home.ordinal, memory.ptr + start, low, high - low, kind)
                 nbytes += high - low
@@ -278,7 +279,7 @@ def _is_within(low: int, high: int, way: ShareWay) -> bool:
 
 
 def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
-    """Return the arrays that have gaps and share their range with no other array.
+    """Return the arrays that have gaps, and whose range contains no other array.
 
     The key is the number of the range.
     """

@@ -128,7 +128,7 @@ def test_mixing_own_and_imported_memory(tracer: Any, own_first: bool) -> None:
     tracer.unmap_at(Mapped(first, BASE))
     tracer.map_at(second, BASE)
 
-    assert tracer.violations == ["map_at: own and imported memory in one range"]
+    assert tracer.violations == ["map_at: the range has both own and imported memory"]
 
 
 def test_memory_of_another_device_or_of_nobody(tracer: Any) -> None:

@@ -282,7 +282,7 @@ def test_what_is_loaded_must_be_a_driver_of_this_version(world: Any) -> None:
         BackendUnavailableError, match=r"tools:tools 1\.0 cannot be used: its driver"
     ):
         registry.driver("old")
-    with pytest.raises(BackendUnavailableError, match="its driver has the backend 'other'"):
+    with pytest.raises(BackendUnavailableError, match="its driver is for the backend 'other'"):
         registry.driver("liar")
 
 

@@ -7,7 +7,8 @@ import pytest
 from halts import DEADLINE_S, Halt
 
 import crossmem
-from crossmem import Block, ClosedError, Pool
+from crossmem import Block, ClosedError, OwnerUnresponsiveError, Pool
+from crossmem.sharing.importer.record import ImportRecord
 from crossmem.sharing.timelines.timeline import Timeline
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -78,3 +79,21 @@ def test_a_timeline_that_is_closed_inside_a_call(
             with pytest.raises(ClosedError):
                 caller.result(DEADLINE_S)
             assert new.value == 0
+
+
+def test_an_import_that_another_thread_closes_slowly_times_out(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halt = Halt()
+    with crossmem.device("host").allocate(4096) as memory:
+        handle = memory.export()
+        mapping = crossmem.attach(handle)
+        monkeypatch.setattr(ImportRecord, "close", halt.before(ImportRecord.close))
+        closer = threads.submit(mapping.unmap)
+        assert halt.reached.wait(DEADLINE_S)
+
+        with pytest.raises(OwnerUnresponsiveError, match="another thread"):
+            crossmem.attach(handle, timeout=0.01)
+        halt.left.set()
+        closer.result(DEADLINE_S)
+        crossmem.attach(handle).unmap()

@@ -13,8 +13,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["ArrayIndex", "Indexed"]
 
 _MOST_NEW: Final = 64
-"""Number of new entries at which an addition updates the lists. Most views end before an update, so
-they never enter the lists."""
+"""Number of new entries at which an addition updates the sorted lists. Most views end before an
+update, so their entries never enter the lists."""
 
 
 class Indexed(Protocol):
@@ -60,8 +60,8 @@ class ArrayIndex:
     lock
         Guards the lists.
     inherited
-        In a forked child: the index of the parent. The child can read the parent's arrays, but
-        cannot share them.
+        In a forked child: the index of the parent. It finds the parent's arrays, which the child
+        cannot share.
     """
 
     def __init__(self, lock: threading.RLock, inherited: "ArrayIndex | None" = None) -> None:
@@ -69,17 +69,18 @@ class ArrayIndex:
         self._is_busy = False
         self._inherited = inherited
         if inherited is not None:
-            # At the fork, another thread of the parent may have held the old lock. No thread of the
-            # child would release that lock.
+            # At the fork, another thread of the parent may have held the old lock. The child does
+            # not have that thread, so the old lock may stay locked for ever.
             inherited._lock, inherited._is_busy = lock, False
         self._spots: dict[int, list[_Spot]] = {}
         """Entries sorted by start address, in one list for each bit length of the size. The entries
-        of a list have similar sizes, so only a few entries before an address can contain it."""
+        of a list have similar sizes, so only a few entries that start before an address can contain
+        the address."""
         self._new: dict[int, _Spot] = {}
         """New entries. The key is the number. The next lookup, or one addition in many, moves the
         entries into the lists."""
         self._gone: deque[_Anchor] = deque()
-        """The references of dead entries. Each reference is added by its callback."""
+        """The weak references to anchors that have ended. The callback of a reference adds it."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
@@ -104,9 +105,9 @@ class ArrayIndex:
                 self._lock.release()
 
     def find(self, pointer: int, nbytes: int) -> Indexed | None:
-        """Return usable memory that contains all of these addresses, else None.
+        """Return memory that contains all of these addresses and is not closed, else None.
 
-        If several objects qualify, the object with the highest start address is returned.
+        If several objects qualify, return the object with the highest start address.
         """
         with self._lock:
             was_busy = self._is_busy
@@ -153,9 +154,9 @@ class ArrayIndex:
         return found
 
     def _settle(self) -> None:
-        """Move new entries into the lists and remove dead ones. The caller holds the lock.
+        """Move new entries into the lists, and remove entries whose anchors have ended.
 
-        Only the outermost call of a thread may do this.
+        The caller holds the lock. Only the outermost call of a thread may call this method.
         """
         self._is_busy = True
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between memory and the host, and from memory to memory."""
+"""Copies between memory of crossmem and host buffers, and from one memory object to another."""
 
 from typing import Any
 
@@ -53,6 +53,8 @@ class Copyable(Endable):
         ------
         InvalidSizeError
             The data does not fit.
+        ConfigurationError
+            ``data`` has no contiguous buffer.
         AccessDeniedError
             The memory is read-only in this process.
         ClosedError, ForkedProcessError
@@ -80,7 +82,7 @@ class Copyable(Endable):
             copies.pop(copy, None)
 
     def read(self, nbytes: int | None = None, *, offset: int = 0) -> bytes:
-        """Copy bytes out of the memory.
+        """Return a copy of bytes of the memory.
 
         Parameters
         ----------
@@ -128,15 +130,15 @@ class Copyable(Endable):
         offset: int = 0,
         source_offset: int = 0,
     ) -> None:
-        """Copy bytes of device memory into this memory, without a copy through the host.
+        """Copy bytes of a memory object into this one, without a detour through the host.
 
         If the two ranges overlap, the result is undefined.
 
         Parameters
         ----------
         source
-            An allocation, mapping or piece of the same backend and runtime. If it lies on another
-            device, both devices need the capability ``peer_access``.
+            An allocation, mapping or piece of the same backend and runtime. If ``source`` lies on
+            another device, both devices need the capability ``peer_access``.
         nbytes
             Number of bytes; None: all of ``source`` from ``source_offset`` on.
         offset
@@ -152,6 +154,8 @@ class Copyable(Endable):
             This memory is read-only in this process.
         UnsupportedError
             The device cannot reach the memory of ``source``.
+        ConfigurationError
+            ``source`` is not memory of crossmem.
         ClosedError, ForkedProcessError
             One of the two objects was closed, or a forked child made this call.
         """
@@ -185,8 +189,8 @@ class Copyable(Endable):
         # This check comes before the lock, which may be held for ever in a forked child.
         self.ptr  # noqa: B018
         with self._process.state:
-            # The copy is registered before the address is read, because a block without copies can
-            # end without the lock.
+            # The copy is registered before the address is read, because another thread can end a
+            # block of a pool without this lock if the block has no copies.
             self._usage.copies[copy] = self
             return self.ptr
 

@@ -28,7 +28,10 @@ _PAUSE_S: Final = 1e-3
 
 
 class StreamsWaitError(BusyError):
-    """A release would wait for a stream that waits for a timeline. The reaper tries again."""
+    """A release was put off, because a stream of the device waits for a timeline.
+
+    The reaper tries the release again.
+    """
 
 
 class Record:
@@ -44,26 +47,27 @@ class Record:
         """Whether everything was released."""
 
     def leave_to_others(self) -> bool:
-        """End the use of a resource that other records keep. Return True if no work is left.
+        """End this record's use of a resource that other records also use.
 
-        The caller holds the lock of the state.
+        Return True if :meth:`give_back` has nothing left to do. The caller holds the lock of the
+        state.
         """
         return False
 
     def give_back(self, *, blocking: bool) -> None:
-        """Release the remaining resources, and then set ``is_done``.
+        """Release the remaining resources. Set ``is_done`` once all are released.
 
         Any thread may call this method at any time: concurrently, and again after an error.
 
         Parameters
         ----------
         blocking
-            False: return at once while another thread works on the same resource.
+            False: return at once if another thread works on the same resource.
 
         Raises
         ------
         CrossmemError
-            The vendor refused a step, or reports that work of the device failed.
+            The vendor refused a release, or reports that work of the device failed.
         """
         raise NotImplementedError
 
@@ -103,7 +107,8 @@ class DeferredWork:
         self.draining: set[int] = set()
         """The ids of threads that execute a release which their current call does not need."""
         self.trying: dict[int, Record | None] = {}
-        """The record that each thread is releasing. The key is the thread."""
+        """The record that each thread is releasing, except in :meth:`run`. The key is the thread's
+        id."""
         self.streams_wait: Callable[[object], bool] = lambda _driver: False
         """Returns whether a stream of a driver waits for a value of a timeline."""
         self._look_at = 0.0
@@ -111,12 +116,12 @@ class DeferredWork:
         self._reaper = PassingThread(self._reap, self._is_pending)
 
     def run(self, record: Record, *, blocking: bool = True) -> None:
-        """Release the resources of a record in ``ready``, and raise the vendor's error.
+        """Release the resources of a record in ``ready``. If the release fails, raise its error.
 
         Parameters
         ----------
         blocking
-            False: while another thread works on the same resource, leave the record to the reaper.
+            False: if another thread works on the same resource, leave the record to the reaper.
         """
         try:
             record.give_back(blocking=blocking)
@@ -175,8 +180,8 @@ class DeferredWork:
             if record in self.waiting:
                 self.ready.pop(record, None)
             elif not record.is_done:
-                # Another thread works on this resource, and may not read the queue again. So the
-                # reaper tries later.
+                # Another thread works on this resource, or a stream still uses it. Perhaps no
+                # further call of crossmem follows, so the reaper tries again.
                 self.start_reaper()
         except CrossmemError as error:
             # The current call did not end the object, so the error is not raised. The record stays
@@ -188,8 +193,8 @@ class DeferredWork:
             # The caller did not cause this fault of a driver, so the fault is only logged.
             _log.exception("the release of a resource failed")
         finally:
-            # No signal handler runs before the entry is gone. Otherwise an error of the handler
-            # could leave the entry, and the entry would keep the record alive.
+            # No signal handler runs before this thread's entry is gone. If a handler raised before
+            # that, the entry would stay and keep the record alive.
             self.trying[me] = outer
             if outer is None:
                 del self.trying[me]
@@ -212,7 +217,7 @@ class DeferredWork:
 
     def _is_pending(self) -> bool:
         # One thread may free memory just before another thread adds the memory's record to
-        # ``waiting``. Such a record would keep the reaper alive.
+        # ``waiting``. Such a record is removed here, because it would keep the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting)
 
@@ -224,8 +229,8 @@ class DeferredWork:
         if time.monotonic() >= self._look_at:
             self._look_at = 0.0
             for record in list(self.waiting):
-                # An importer that was killed sends no message about the end of its hold, so the
-                # reaper reads the importer's row.
+                # An importer may be killed after it has ended its hold and before it sends a hint.
+                # So the reaper reads the rows.
                 self._try(record, blocking=False, patient=False)
 
     def stop(self) -> None:

@@ -50,8 +50,8 @@ _log = logging.getLogger(__name__)
 class LocalDevice:
     """The part of a device object that allocations and imports use.
 
-    Applications use the subclass :class:`crossmem.Device`, which can allocate. Its documentation
-    describes the attributes.
+    Applications use the subclass :class:`crossmem.Device`, which can allocate. The documentation of
+    the subclass describes the attributes.
     """
 
     __slots__ = (
@@ -109,17 +109,17 @@ class LocalDevice:
         return _restore, (self.backend, self.identity, self.runtime, self.mechanism)
 
     def for_mechanism(self, mechanism: str) -> Self:
-        """Return the object of this device whose memory the given mechanism shares.
+        """Return the object of this device whose allocations are shared by the given mechanism.
 
         Parameters
         ----------
         mechanism
-            One of the capability ``mechanisms``.
+            One of the mechanisms in the capability ``mechanisms``.
 
         Returns
         -------
         Device
-            Always the same object for one mechanism. It has the capabilities of that mechanism.
+            Always the same object for one mechanism, with the capabilities of the mechanism.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class LocalDevice:
         raise NotImplementedError
 
     def _await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
-        """Wait until memory is ready, on the host or on a stream of this device."""
+        """Wait for the work that ``ready`` names: on ``stream``, or on the host if it is None."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
@@ -184,11 +184,12 @@ class _DeviceTable(Part):
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
         self.named: dict[tuple[str, str, int], LocalDevice] = {}
         """A cache of :func:`find_by_identity`. The key is the backend, the identity, and the number
-        of known device lists. So a new list makes the old entries unreachable."""
+        of entries in ``found``. A new entry in ``found`` may change the search, so it changes all
+        keys."""
 
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
-    """Return the device with a name; see :func:`crossmem.device`."""
+    """Return the device that ``spec`` names, or the default device; see :func:`crossmem.device`."""
     # This import comes late: a program that only attaches memory does not need the module.
     with MODULES:
         from crossmem.plugin.selection import choose  # noqa: PLC0415
@@ -314,7 +315,7 @@ def find_by_identity(process: Process, backend: str, identity: str, target: obje
     if device is None:
         runtime = runtime_in_use(process, backend)
         device = _find(_devices_of(process, backend, runtime), backend, identity)
-        # The search may have added a device list, so the key is made anew.
+        # The search may have added an entry to ``found``, so the key is made anew.
         table.named[backend, identity, len(table.found)] = device
     return device
 
@@ -350,7 +351,9 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
 
 
 def _made(process: Process, driver: Driver, runtime: str | None) -> tuple[LocalDevice, ...]:
-    """Return an object for each device of a driver. A plugin's driver may return invalid devices.
+    """Return an object for each device of a driver.
+
+    A plugin's driver may return invalid devices, so this function checks them.
 
     Raises
     ------

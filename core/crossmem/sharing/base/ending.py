@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of objects that applications hold: one protocol for all of them.
 
-When an object ends, the record of its resources moves to the queue of deferred work in one step.
-The same call then releases the resources. A finaliser only moves the record.
+A method that ends an object first moves the record of the object's resources to the queue of
+deferred work, in one step. Then it releases the resources. A finaliser only moves the record.
 """
 
 import warnings
@@ -47,7 +47,7 @@ class Endable:
 
     _when_ended: ClassVar[Any] = None
     """The class that an object gets at its end. Its finaliser is a C function that does nothing. In
-    a finaliser written in Python, a signal handler could run, and Python would swallow its
+    a finaliser written in Python, a signal handler may run, and Python swallows the handler's
     exception."""
     _when_alive: ClassVar[Any] = None
     """The class of an object that has not ended, or whose end is undone."""
@@ -80,7 +80,7 @@ class Endable:
             The object is in use, and nothing has changed. Or the object has ended, but its release
             must not wait for the device now. Later calls of crossmem continue with the release.
         CrossmemError
-            The vendor refused the release. Later calls of crossmem continue with it.
+            The vendor refused the release. Later calls of crossmem try again.
         """
         process, record = self._process, self._record
         if record is None:
@@ -176,10 +176,10 @@ class Endable:
             )
 
     def _is_reaped(self) -> bool:
-        """Whether the reaper releases this object if it is dropped before ``_is_left`` is set.
+        """Whether the reaper releases this object if it is dropped while ``_is_left`` is unset.
 
         The release of a GPU's memory waits for the device. In the reaper's thread, this wait could
-        break the capture of a graph. So the next call of crossmem releases such memory.
+        break the capture of a graph. So the next call of crossmem releases memory of GPUs.
         """
         device = getattr(self, "device", None)
         return device is not None and bool(device.capabilities.host_visible)
@@ -190,7 +190,7 @@ def end_later(one: Endable) -> None:
 
     A caller that only drops the object could lose the resources: a signal handler may raise at the
     entry of the finaliser. If the object is in use, this function leaves it to its finaliser. After
-    this call, the caller must continue with deferred work, unless it is itself deferred work.
+    this call, a caller that is not itself deferred work must continue with deferred work.
     """
     process, one._is_left = one._process, True
     with process.state:

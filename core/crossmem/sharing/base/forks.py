@@ -36,7 +36,7 @@ def keep_from_children(pointer: int, nbytes: int) -> None:
         Length of the mapping. It is rounded up to whole pages.
     """
     size = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
-    # The call fails if the kernel has no mapping there. Then a child inherits nothing.
+    # The call fails if the kernel has no mapping there. In this case, a child inherits nothing.
     if _madvise(pointer, size, _MADV_DONTFORK) == 0:
         kept[pointer] = size
 
@@ -49,7 +49,8 @@ def forget_kept(pointer: int) -> None:
 def block_inherited() -> None:
     """Block the addresses of mappings that this child has not inherited.
 
-    Otherwise an inherited array could read and change memory that is mapped there later.
+    If an address stayed free, an inherited array could access other memory that the child maps
+    there later.
     """
     flags = _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED_NOREPLACE
     for pointer, size in kept.items():

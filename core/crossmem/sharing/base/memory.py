@@ -184,7 +184,7 @@ class Memory(Copyable):
     ) -> Any:
         """Return a DLPack capsule of the memory's bytes, for ``from_dlpack`` of any library.
 
-        The capsule and the objects made from it count as a view.
+        The capsule and the objects made from it count as views.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class Memory(Copyable):
             The newest version of DLPack that the consumer supports. Read-only memory needs at least
             (1, 0).
         dl_device
-            The device that the consumer wants. It must be the device of the memory.
+            The device on which the consumer wants the bytes. It must be the device of the memory.
         copy
             True is refused, because this method never copies.
 
@@ -256,7 +256,8 @@ class Memory(Copyable):
 
     def _describe_views(self) -> str:
         # This code has a method of its own, because the traceback of an error keeps the local
-        # variables of the method that raises. The variable ``anchor`` would keep the memory alive.
+        # variables of the method that raises. There, the variable ``anchor`` would keep the memory
+        # alive.
         anchor = self._anchor() if self._anchor is not None else None
         return anchor.describe_views() if anchor is not None else ""
 
@@ -273,12 +274,12 @@ def view_anchor_of(memory: Memory) -> ViewAnchor:
 
 
 def leave_to_views(memory: Memory) -> None:
-    """Let an object end with the last view of its memory."""
+    """Let an object end with its last reference. Each view of its memory holds a reference."""
     memory._is_left = True
 
 
 def is_left_to_views(memory: Memory) -> bool:
-    """Whether an object ends with the last view of its memory."""
+    """Whether an object ends with its last reference, without a warning."""
     return memory._is_left
 
 
@@ -290,6 +291,7 @@ def is_block(memory: Memory) -> bool:
 def usage_of(memory: Memory) -> Usage:
     """Return the record of the users of memory.
 
-    All objects of the same memory share the record. So do all blocks of one pool or queue.
+    All objects of the same memory share one record, and so do all blocks of a pool and all buffers
+    of a queue.
     """
     return memory._usage

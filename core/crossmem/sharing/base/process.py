@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The single state of a process: settings, plugins, lease server and deferred work.
 
-A forked child gets a new state. Objects compare their state with :func:`current` to detect a fork.
-Packages above this one keep their own state in *parts* (:meth:`Process.part`), so this module does
-not depend on them.
+A forked child gets a new state. An object that refers to another state than :func:`current` was
+inherited through a fork. Packages above this one keep their own state in *parts*
+(:meth:`Process.part`), so this module does not depend on those packages.
 """
 
 import atexit
@@ -67,7 +67,7 @@ class Part:
         """Do pending work outside the queue of deferred work, for :func:`crossmem.collect`."""
 
     def prepare_exit(self) -> None:
-        """Wait for work of other processes. A normal exit runs this before all releases."""
+        """Do what must come before all releases of a normal exit, such as a wait for streams."""
 
     def close_at_exit(self) -> None:
         """Release all resources of the part at a normal exit."""
@@ -94,14 +94,14 @@ class Process:
         server runs, a second one has the lock of the lease registry. :attr:`is_inside` calls them
         to find out whether this thread holds a lock. No thread ever waits on these conditions."""
         # This program may have replaced another program by exec, with the same pid and start time.
-        # The earlier program's numbers must not occur again (C6). So numbers begin with the CPU
-        # time of the process in microseconds. Each number costs more than a microsecond, so all
-        # earlier numbers are smaller.
+        # The allocation numbers of that program must not occur again (C6). So the numbers begin
+        # with the CPU time of the process in microseconds, which exec does not reset. An allocation
+        # takes more than a microsecond of CPU time, so all earlier numbers are smaller.
         self.numbers = count(time.process_time_ns() // 1000 + 1)
         self.deferred = DeferredWork()
         self.index_lock = ordered_lock(Rank.INDEX)
         self.regions: RegionIndex[Described] = RegionIndex(self.index_lock)
-        """Device addresses of crossmem's own memory."""
+        """Device addresses of memory that crossmem allocated, mapped or reserved."""
         self.arrays = ArrayIndex(self.index_lock, _inherited_arrays)
         """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
@@ -109,14 +109,15 @@ class Process:
         """Drivers whose streams still wait for another process when this process exits. The memory
         of these drivers is left to the vendor, because a wait for the streams might never end."""
         self.is_exiting = False
-        """Whether the exit has begun: imports, and the start of the server, are refused."""
+        """Whether the exit has begun. Imports and the start of the server are refused from then
+        on."""
         self.is_closed = False
         """Whether all objects have become unusable. Set under the lock of the state."""
         self.is_inherited = False
-        """Whether this process is a forked child of the process that made this state."""
+        """Whether this state was made by an ancestor and inherited through fork."""
         self._servers: list[LeaseServer] = []
-        """A list with the lease server. The server enters the list before its thread starts, so no
-        interrupt loses it."""
+        """A list with the lease server, once it is made. The server enters the list before its
+        thread starts, so no interrupt loses the server."""
         self.server: LeaseServer | None = None
         """The lease server, or None before the first call of :meth:`start_server`."""
 
@@ -137,7 +138,8 @@ class Process:
         """Whether this thread holds a lock under which a release could deadlock; see ``_notifies``.
 
         Finalisers and signal handlers may run at any point, even while their thread holds such a
-        lock. If an object ends in such code, its resources are released later.
+        lock. If an object ends while its thread holds such a lock, a later call or the reaper
+        releases its resources.
         """
         for notify in self._notifies:
             try:
@@ -203,8 +205,8 @@ class Process:
         parts = sorted(self._parts.values(), key=_closing_of)
         with ExitStack() as steps:
             # The steps run from the last one pushed to the first one. If one step is interrupted,
-            # for example by Ctrl-C, the others still run. The step that runs last drops the owner
-            # objects of adoptions that the other steps have ended.
+            # for example by Ctrl-C, the others still run. The step that runs last releases the
+            # resources that the other steps have queued.
             steps.callback(self.deferred.drain)
             for part in reversed([one for one in parts if one.closing >= 0]):
                 steps.callback(part.close_at_exit)
@@ -293,7 +295,7 @@ def _begin() -> Process:
             else:
                 # Children of multiprocessing exit through os._exit, which skips atexit. A parent
                 # joins its children before it calls finalizers with a negative priority, so the
-                # children can still import.
+                # children can import the parent's memory until they end.
                 util.Finalize(None, process.shut_down, exitpriority=-10)
             # A signal handler may have made the state by now.
             if _current is None:

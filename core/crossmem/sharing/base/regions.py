@@ -60,8 +60,8 @@ class RegionIndex(Generic[_T]):
         Parameters
         ----------
         what
-            The object. If a signal handler raises during the call, the object may have been added;
-            :meth:`remove` then removes it.
+            The object. If a signal handler raises during the call, the index may contain the
+            object. :meth:`remove` works in both cases.
         start, nbytes
             First address, and number of bytes, of the object.
         space
@@ -91,12 +91,12 @@ class RegionIndex(Generic[_T]):
             self._settle()
             keys = self._keys
             index = bisect_right(keys, start, key=_START)
-            # Regions that begin after the first address.
+            # First, search the regions that begin after the first address.
             for key in keys[index : bisect_left(keys, end, key=_START)]:
                 if self._end_of(key, space) is not None:
                     return self._objects.get(key[1])
-            # The last region of this space that begins at or before the first address. Regions of
-            # other spaces may lie in between.
+            # Then check the last region of this space that begins at or before the first address.
+            # Regions of other spaces may lie between that region and the address.
             while True:
                 if not index:
                     break

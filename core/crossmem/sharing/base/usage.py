@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The users of one block of memory in this process: copies, pieces of ranges, and views.
+"""The users of one block of memory in this process: running copies, pieces of ranges, and views.
 
-Users are entries, not a count. So an interrupted call can be repeated: a second addition or removal
-of the same entry changes nothing.
+Each user has an entry of its own; there is no count. So an interrupted call can be repeated: a
+second addition or removal of the same entry changes nothing.
 """
 
 import weakref
@@ -19,19 +19,23 @@ class _Viewable(Protocol):
 
 
 class Usage:
-    """The users of one block of memory, over all objects of this process."""
+    """The users of one block of memory.
+
+    All objects of this process that use the block share this record.
+    """
 
     __slots__ = ("__weakref__", "_viewed", "copies", "pieces")
 
     def __init__(self) -> None:
         self.copies: dict[object, object] = {}
-        """The memory object of each running copy. The key is the copy."""
+        """The memory object that each running read, write or copy uses. The key is an object that
+        stands for the call."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the memory."""
         self._viewed: dict[int, weakref.ref[_Viewable]] | None = None
 
     def add_view(self, memory: _Viewable) -> None:
-        """Record that an object was viewed."""
+        """Record that a memory object has been viewed. The entry ends with the object."""
         viewed = self._viewed
         if viewed is None:
             viewed = self._viewed = {}
@@ -40,11 +44,11 @@ class Usage:
 
     @property
     def is_active(self) -> bool:
-        """Whether the memory is being copied, is viewed, or is mapped by an address range."""
+        """Whether a copy runs, a view is alive, or an address range maps the memory."""
         return bool(self.pieces) or self.is_touched
 
     @property
     def is_touched(self) -> bool:
-        """Whether the memory is being copied or viewed now."""
+        """Whether a copy runs or a view is alive."""
         viewed = [reference() for reference in list((self._viewed or {}).values())]
         return bool(self.copies) or any(one is not None and one._has_views() for one in viewed)

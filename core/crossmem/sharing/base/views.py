@@ -40,7 +40,7 @@ def kind_of_arrays(device: LocalDevice) -> "Kind":
     Raises
     ------
     UnsupportedError
-        Neither NumPy nor CuPy can use such memory.
+        Neither NumPy nor CuPy can use memory of the device.
     """
     capabilities = device.capabilities
     if capabilities.host_visible:
@@ -119,7 +119,13 @@ def array(
 
 
 def dlpack_device(memory: Viewable) -> tuple[int, int]:
-    """Return type and number of the memory's device in DLPack's numbering."""
+    """Return the type and the number of the memory's device, as DLPack numbers them.
+
+    Raises
+    ------
+    BufferError
+        DLPack has no type for the device.
+    """
     kind = memory.device.capabilities.dlpack_device_type
     if kind is None:
         msg = f"DLPack has no device type for memory of {memory.device.name}"
@@ -135,7 +141,7 @@ def capsule(
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> Any:
-    """Return the bytes of a memory object as a capsule; see :meth:`crossmem.Mapping.__dlpack__`."""
+    """Return a DLPack capsule of a memory object; see :meth:`crossmem.Mapping.__dlpack__`."""
     with MODULES:
         from crossmem.arrays import Layout, dtype_of
         from crossmem.arrays.dlpack import check_stream, make_capsule

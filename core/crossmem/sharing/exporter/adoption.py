@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adoptions: exports of memory that another library allocated and keeps alive."""
+"""Adoptions: memory that another library allocated, and that this process can export."""
 
 from typing import ClassVar, Literal, cast
 
@@ -34,7 +34,11 @@ Neighbours = Literal["expose"]
 
 
 class AdoptionRecord(AllocationRecord):
-    """The record of an adoption. It keeps the memory's owner alive until the last lease ends."""
+    """The record of an adoption.
+
+    It keeps the owner object of the memory alive until the adoption is freed and its last lease has
+    ended.
+    """
 
     __slots__ = ("_offset", "_owner")
 
@@ -80,9 +84,10 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def free_now(self, *, blocking: bool) -> None:
-        """End the adoption, and then drop the reference to the owner of the memory.
+        """End the adoption, and then drop the reference to the owner object of the memory.
 
-        No lock is held when the reference is dropped, because the owner's finaliser may then run.
+        The drop may run the object's finaliser, which may execute any code. So this method holds no
+        lock at that moment.
         """
         super().free_now(blocking=blocking)
         if self.is_done:
@@ -90,8 +95,8 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def _release(self) -> CrossmemError | None:
-        # The memory's owner must wait for the device's work before it frees the memory. So the end
-        # of an adoption does not wait.
+        # The library that allocated the memory must wait for the device's work before it frees the
+        # memory. So the end of an adoption does not wait.
         self._leave()
         return None
 
@@ -161,7 +166,7 @@ def adopt(
             operation="adopt",
             backend=device.backend,
             device=device.identity,
-            hint='adopt the whole block, or pass neighbours="expose" if importers may access it',
+            hint='adopt the whole block, or pass neighbours="expose" to give importers all of it',
         )
     record = AdoptionRecord(process, device, offset=offset, nbytes=size, owner=owner)
     try:

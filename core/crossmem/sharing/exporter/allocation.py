@@ -27,7 +27,7 @@ from crossmem.sharing.exporter.withdrawal import withdraw
 __all__ = ["Allocation", "Busy", "allocate", "record_of"]
 
 Busy = Literal["defer", "raise", "wait"]
-"""What ``free`` does while other processes hold leases."""
+"""What ``free`` does if leases on the memory remain."""
 
 _MOST_TURNS: Final = 3
 
@@ -35,8 +35,8 @@ _MOST_TURNS: Final = 3
 class Allocation(Memory):
     """Device memory that this process owns. Made by :meth:`crossmem.Device.allocate`.
 
-    As a context manager, an allocation frees its memory at the end of the ``with`` block. If other
-    processes hold leases, the memory is freed when the last lease ends.
+    As a context manager, an allocation frees its memory at the end of the ``with`` block. If leases
+    remain, the memory is freed when the last lease ends.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Allocation(Memory):
 
     @property
     def capacity(self) -> int:
-        """Bytes that the device reserved."""
+        """Reserved size of the memory, in bytes."""
         record = self._record
         if record is None or not self._process.is_usable:
             raise self._ended()
@@ -125,6 +125,8 @@ class Allocation(Memory):
 
         Raises
         ------
+        ConfigurationError
+            An argument is invalid.
         UnsupportedError
             The backend does not offer the requested access or raw handles, or cannot admit the
             users in ``allow``. With ``stream``: the device has no streams, or the handle is raw.
@@ -175,15 +177,15 @@ class Allocation(Memory):
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Withdraw a handle: refuse importers that do not hold the memory yet (C28).
 
-        The memory stays allocated. Processes that hold the memory by this handle keep it. A message
-        that was sent before this call can still be received. Later calls of :meth:`export` return a
-        new handle. A second withdrawal does nothing.
+        The memory stays allocated. Processes that hold the memory through this handle keep it. A
+        message that was sent before this call can still be received. Later calls of :meth:`export`
+        return a new handle. A second withdrawal does nothing.
 
         Parameters
         ----------
         handle
-            A handle that :meth:`export` returned, or a slice of one. All slices become stale, too.
-            Other exports of this memory stay valid.
+            A handle that :meth:`export` returned, or a slice of one. The handle and all its slices
+            become stale. Other exports of this memory stay valid.
 
         Raises
         ------
@@ -213,9 +215,9 @@ class Allocation(Memory):
         Parameters
         ----------
         busy
-            What to do while other processes hold leases. ``"defer"``: return at once; the memory is
-            freed when the last lease ends. ``"raise"``: raise and change nothing. ``"wait"``: wait
-            for the leases to end.
+            What to do if leases remain. ``"defer"``: do not wait for them; the memory is freed when
+            the last lease ends. ``"raise"``: raise and change nothing. ``"wait"``: wait for the
+            leases to end, then free the memory.
         timeout
             Time limit of ``"wait"`` in seconds; None: ``CROSSMEM_TIMEOUT``.
 
@@ -240,7 +242,13 @@ class Allocation(Memory):
         self._end()
 
     def _await_leases(self, record: AllocationRecord, wait_s: float) -> None:
-        """Wait for the end of the leases, and retire the memory. Raise if a lease remains."""
+        """Wait for the leases to end, then retire and release the memory.
+
+        Raises
+        ------
+        BusyError
+            A lease remains after ``wait_s`` seconds, or this object is in use.
+        """
         process = self._process
         deadline = time.monotonic() + wait_s
         turns = 0
@@ -254,10 +262,12 @@ class Allocation(Memory):
                     if self._record is not None:
                         leases.retire(unit, even_if_leased=False)
                 finally:
-                    # The lock was held since the check, so no view has begun. If a signal handler
-                    # has raised, the next call of crossmem frees the retired memory.
+                    # No view has begun, because this thread has held the lock since it called
+                    # _refuse_if_used(). If a signal handler has raised, the next call of crossmem
+                    # frees the memory.
                     if unit.is_retired and self._record is not None:
-                        # No call of _detach(): a signal handler could raise at its entry.
+                        # These are the statements of _detach(). A call of _detach() would let a
+                        # signal handler raise at its entry.
                         self._record = None
                         process.deferred.ready[record] = None
                         self.__class__ = self._when_ended
@@ -265,7 +275,8 @@ class Allocation(Memory):
                 break
             turns += 1
             left_s = max(0.0, deadline - time.monotonic())
-            # If new leases begin while old ones end, the wait still ends at the deadline.
+            # Other processes may take new leases while old ones end. So the number of attempts
+            # after the deadline is limited.
             if not leases.wait_idle(unit, left_s) or (turns > _MOST_TURNS and not left_s):
                 holders = name_holders(leases.leases_of(unit))
                 msg = f"allocation {record.number} is leased by {clause(holders)}"
@@ -279,12 +290,13 @@ class Allocation(Memory):
             self._release(record)
 
     def _unit_of(self, record: AllocationRecord) -> Unit | None:
-        """Return the memory's unit. End this object if the memory was never exported."""
+        """Return the memory's unit. End this object if no export of the memory has a unit."""
         if record.unit is None:
             if self._is_used():
                 # Dropped objects may count as users until their records are released.
                 self._process.drain(patient=True)
-            # An export that holds the lock ends before this check. A later export raises.
+            # This thread takes the lock after a running export in another thread, so the check
+            # sees that export. A later export raises.
             with record.lock, self._process.state:
                 self._refuse_if_used("free")
                 if record.unit is None:

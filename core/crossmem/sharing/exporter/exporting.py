@@ -75,8 +75,8 @@ def _export(
     if (record.offset, record.nbytes) != (0, handle.nbytes):
         handle = handle.slice(record.offset, record.nbytes)
     named = handle.allocation, handle.export
-    # The entry of ``allocations.exported`` must be removed with the memory. Until the handle is in
-    # ``record.handles``, only the set ``loose_exports`` names that entry.
+    # The end of the record removes the entries of ``allocations.exported`` that ``record.handles``
+    # or ``loose_exports`` names. The handle is not in ``record.handles`` yet.
     record.loose_exports.add(named)
     record.allocations.exported[named] = record
     if lease:

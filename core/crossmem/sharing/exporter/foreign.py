@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of other libraries: the driver's report about this memory, and the adoptions of it."""
+"""Memory of other libraries: the driver's report about an address, and the adoptions."""
 
 import itertools
 from typing import Final
@@ -36,10 +36,10 @@ def check_address(name: str, value: object) -> int:
 
 
 def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
-    """Return the driver's report about the memory at an address, with any obstacle to adoption.
+    """Return a report about the memory at an address, with any obstacle to an adoption.
 
-    The function does not call the driver for memory of crossmem itself, or if the device does not
-    offer adoptions.
+    The driver makes the report, with two exceptions. If crossmem itself allocated or imported the
+    memory, or if the device does not offer adoptions, the report contains only this obstacle.
 
     Raises
     ------
@@ -97,16 +97,15 @@ class ForeignAllocation(BlockRecord):
         self._group = group
 
     def adopt(self) -> None:
-        """Let the driver make a block for the memory, as if the driver had allocated it."""
+        """Let the driver make a block that stands for the memory."""
         device = self.device
         call_into(self.blocks, self._group.adopt, device.ordinal, self.foreign, device.mechanism)
 
     def disown(self) -> None:
-        """Let the driver disown the block.
+        """Let the driver forget the block, after the end of the last adoption.
 
-        The caller holds the lock of the foreign allocations, and no adoption is left. This method
-        does not take the block's lock, because a thread must take that lock before the lock of the
-        foreign allocations.
+        The caller holds the lock of :class:`ForeignAllocations`. A thread must take a block's lock
+        before that lock, so this method does not take the block's lock.
         """
         if self.blocks:
             self.release_exports(self.blocks[0])
@@ -132,7 +131,9 @@ class ForeignAllocations(Part):
         self._known: RegionIndex[ForeignAllocation] = RegionIndex(process.index_lock)
 
     def enter(self, device: LocalDevice, foreign: Foreign, user: AllocationRecord) -> None:
-        """Add an adoption to the record of the vendor's allocation. The first one makes the record.
+        """Add an adoption to the record of the vendor's allocation.
+
+        The first adoption makes the record.
 
         Raises
         ------
@@ -171,7 +172,7 @@ class ForeignAllocations(Part):
     def leave(self, user: AllocationRecord) -> None:
         """Remove an adoption. If no adoption remains, let the driver disown the block.
 
-        If this method raises, call it again to complete the step.
+        If this method raises, a second call completes the removal.
         """
         known = user.memory
         if not isinstance(known, ForeignAllocation):
@@ -193,5 +194,5 @@ def _replaced(known: ForeignAllocation, device: LocalDevice, foreign: Foreign) -
         f"has other memory there, {foreign.nbytes} bytes at {foreign.base:#x}",
         operation="adopt",
         backend=device.backend,
-        hint="free the adoptions of the old memory first, and keep memory while it is adopted",
+        hint="free the adoptions of the old memory, and keep memory allocated while it is adopted",
     )

@@ -38,7 +38,7 @@ class PoolStats:
 
 
 def stats_of(arena: Arena) -> PoolStats:
-    """Read the importers' rows to reclaim freed blocks, and return the use of all blocks.
+    """Reclaim the freed blocks that are not in use any more, and return the use of all blocks.
 
     Raises
     ------

@@ -17,13 +17,13 @@ __all__ = ["publish_raw"]
 def publish_raw(process: Process, handle: ShareableHandle) -> None:
     """Let this process lease its own raw export.
 
-    This function ignores a handle of another owner, and a handle whose memory this process does not
-    know. The request for the lease refuses such a handle.
+    For a handle of another owner, this function does nothing. It also does nothing if the handle
+    names no export of this process; the import refuses that handle later.
 
     Raises
     ------
     InvalidHandleError
-        This process knows the memory, but did not make the handle.
+        The handle names an export of this process, but differs from the raw handle of that export.
     StaleHandleError
         The memory was freed, and leases still keep it.
     """

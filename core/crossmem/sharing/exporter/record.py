@@ -70,7 +70,7 @@ class BlockRecord:
 
 
 class AllocationRecord(Record):
-    """The record of an allocation. It exists before the driver's call and after the release."""
+    """The record of an allocation, from before the driver allocates until after the release."""
 
     __slots__ = (
         "allocations",
@@ -102,21 +102,22 @@ class AllocationRecord(Record):
         self.nbytes = 0
         """Requested size, in bytes."""
         self.number = next(process.numbers)
-        """The number in handles. All adoptions in one allocation of the vendor share it."""
+        """The allocation's number in handles. Adoptions in one allocation of the vendor share the
+        number."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
         """The handles that were returned and not withdrawn. The key is the arguments of the export,
         and "early" if the call did not wait for the device."""
         self.unit: Unit | None = None
-        """The memory's unit in the lease registry, or None before its first leased export."""
+        """The memory's unit in the lease registry, or None while no export can have leases."""
         self.is_retired = False
-        """Whether the memory was freed. It may still wait for leases to end."""
+        """Whether the application has freed the memory. Leases may still keep the memory."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the allocation."""
         self.usage = Usage()
         self.loose_exports: set[tuple[int, int]] = set()
-        """Exports that no entry of ``handles`` names. Either they were withdrawn and still have
-        holders, or the call that made them was interrupted."""
+        """Exports that no entry of ``handles`` names. Either they were withdrawn and may still have
+        holders, or the call that makes them is running or was interrupted."""
 
     @property
     def lock(self) -> "threading.RLock":
@@ -180,7 +181,7 @@ class AllocationRecord(Record):
         return unit
 
     def _on_idle(self) -> None:
-        """Note that the last lease has ended. Any thread may call this."""
+        """Queue the memory after the end of its last lease. Any thread may call this."""
         self.process.deferred.note_idle(self)
 
     @override
@@ -259,8 +260,9 @@ class AllocationRecord(Record):
         unit, server = self.unit, self.process.server
         if unit is not None:
             if not unit.is_retired and server is not None:
-                # Another thread has made the unit since give_back() looked for it, and has returned
-                # no handle. Or the process exits, and importers keep the memory after the free.
+                # Either another thread has made the unit since give_back() looked for it; the call
+                # of export() in that thread raises. Or the process exits, and importers keep the
+                # memory after the free.
                 server.leases.retire(unit, even_if_leased=False)
             self.unit = None
             # The unit and its exports refer to each other. This statement breaks the cycle.
@@ -270,8 +272,9 @@ class AllocationRecord(Record):
     def free_at_exit(self) -> None:
         """Free the memory at a normal exit, with two exceptions.
 
-        Memory with an active view or copy stays until the end of the process. Leased memory also
-        stays, unless importers keep it after the free (capability ``survives_owner``, law C20).
+        Memory with a view, a running copy or a piece of an address range stays until the end of the
+        process. Leased memory also stays, unless importers keep their memory after the owner's free
+        (capability ``survives_owner``, law C20).
         """
         if self.usage.is_active:
             return
@@ -283,8 +286,8 @@ class AllocationRecord(Record):
 
     @property
     def _is_leased(self) -> bool:
-        # Reservations of messages are ignored: no process can receive a message's memory after the
-        # owner's exit.
+        # Reservations of messages do not count: after the owner's exit, no process can receive the
+        # memory that a message reserves.
         server, unit = self.process.server, self.unit
         return server is not None and unit is not None and not server.leases.cut_off(unit)
 
@@ -299,7 +302,7 @@ class Allocations(Part):
         """The records of exported memory. The key is the numbers of allocation and export."""
 
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
-        """Return the record of the memory that a handle names, or None if there is no such export.
+        """Return the record of the memory whose export a handle names, or None if there is none.
 
         Freed memory keeps its record while it waits for leases.
         """
@@ -307,6 +310,6 @@ class Allocations(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Free all memory."""
+        """Free all memory, with the exceptions of :meth:`AllocationRecord.free_at_exit`."""
         for record in list(self.live):
             record.free_at_exit()

@@ -33,9 +33,9 @@ class LeaseInfo:
         Whether the lease belongs to a message that was sent and not received yet. In that case,
         ``pid`` names the sender, or the receiver during the receipt.
     ends_with
-        The event that ends a lease which is not released. ``"process"``: the death of the holder.
-        ``"connection"``: the end of the holder's last connection to this process, if the kernel
-        does not report the holder's death. See the capability ``lease_end``.
+        The event that ends the lease if the holder does not release it. ``"process"``: the death of
+        the holder. ``"connection"``: the end of the holder's last connection to this process,
+        because the kernel does not report the holder's death. See the capability ``lease_end``.
     """
 
     pid: int
@@ -64,9 +64,9 @@ class ExportInfo:
     withdrawn
         Whether the export was withdrawn. A withdrawn export is listed until its leases have ended.
     pool
-        The use of the blocks, if this is the export of a pool. The leases of such an export belong
-        to processes that have the pool open. None for other exports, and for a closed pool after
-        the end of its last block.
+        The use of the blocks, if this is the export of a pool. In that case, the leases belong to
+        the processes that have the pool open. None for other exports, and for a closed pool after
+        the free of its last block.
     """
 
     handle: ShareableHandle
@@ -108,8 +108,8 @@ def exports() -> list[ExportInfo]:
         )
         for unit, published, leases in registry.report()
         for export in published
-        # The registry has an entry for each block that a message reserves. Only Pool.exports()
-        # lists blocks.
+        # The registry also has an export for each block that a message reserves. Pool.exports()
+        # lists these exports, so this function leaves them out.
         if not isinstance(export.handle, BlockHandle)
     ]
 
@@ -120,7 +120,7 @@ def _stats_of(registry: LeaseRegistry, export: Export) -> PoolStats | None:
 
 
 def blocks_of(arena: Arena, own_pid: int) -> list[ExportInfo]:
-    """Return the blocks of a pool that have a handle or a holder."""
+    """Return the blocks of a pool that are exported or have a holder."""
     arena.reclaim(all_of_them=True)
     arena.tell()
     return [
@@ -150,7 +150,7 @@ def _info_of(lease: Lease, own_pid: int) -> LeaseInfo:
 
 
 def collect() -> int:
-    """Do all deferred work that is possible now; return the number of freed allocations.
+    """Do all deferred work that is possible now. Return the number of freed allocations.
 
     This call frees memory whose last lease has ended, releases the resources of dropped objects,
     and sends delayed messages to exporters.

@@ -27,10 +27,11 @@ class ShareWay:
         Address and size of the vendor's allocation around the address; zeros if there is an
         obstacle.
     exposed_nbytes
-        Number of bytes that importers can access if a part of that allocation is exported. If this
-        number exceeds the adopted size, importers can also access neighbours.
+        Number of bytes that importers can access if any part of the vendor's allocation is
+        exported; 0 if there is an obstacle. If this number exceeds the adopted size, importers can
+        also access neighbours.
     obstacle
-        The reason why the mechanism does not apply; None if it applies.
+        The reason why the mechanism cannot share the memory; None if the mechanism can.
     """
 
     mechanism: str
@@ -60,7 +61,7 @@ class ShareReport:
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """Names of the mechanisms that apply."""
+        """Names of the mechanisms that can share the memory."""
         return tuple(way.mechanism for way in self.ways if way.obstacle is None)
 
     @override
@@ -92,7 +93,7 @@ def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
     Raises
     ------
     ConfigurationError
-        ``ptr`` is not an address, or ``device`` is not a device.
+        ``ptr`` is not an address, or ``device`` is neither a device nor the name of one.
     DriverError
         A vendor's call failed.
     """

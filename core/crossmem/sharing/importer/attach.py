@@ -57,15 +57,15 @@ def import_handle(
         The device that uses the memory; None: the device that holds the memory. Another device
         needs the capability ``peer_access``. The memory stays on its device (C24).
     readonly
-        True: read-only, enforced by the device or kernel. ``"advisory"``: read-only in crossmem's
-        own API. Imports of read-only exports are always read-only.
+        True: the device or kernel refuses writes. ``"advisory"``: only crossmem's own methods
+        refuse writes. Imports of read-only exports are always read-only.
     timeout
         How long the exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
     on_owner_death
         The effect of the exporter's death. ``"keep"``: the import stays until it is closed.
-        ``"release"``: a thread of crossmem closes the import and its mappings within a second, or
-        at the end of the last view or array (C29). Uses of the closed objects raise
-        :class:`ClosedError`.
+        ``"release"``: a thread of crossmem closes the import and its mappings within a second
+        (C29). A live view or array delays this close until its end. Uses of the closed objects
+        raise :class:`ClosedError`.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def import_handle(
     Raises
     ------
     InvalidHandleError
-        No process exported memory with these bytes (C14).
+        The bytes are not the handle of any export (C14).
     StaleHandleError
         The memory was freed (C6), or the handle was withdrawn (C28).
     OwnerGoneError, OwnerUnresponsiveError
@@ -221,7 +221,7 @@ def attach_reserved(
     ----------
     message
         The handles with their reservation numbers. The number is 0 for a handle without a
-        reservation. If several handles name one export, one of them needs the number.
+        reservation. If several handles name one export, only one of them needs a number.
     device, readonly, timeout
         As for :func:`import_handle`.
     """
@@ -229,7 +229,7 @@ def attach_reserved(
     check_device(device)
     check_readonly(readonly)
     pairs = [(_decode(one), check_reservation(number)) for one, number in message]
-    # All slices of one export need only one reservation.
+    # One reservation is enough for all slices of an export.
     shown: dict[tuple[bytes, int], int] = {}
     for handle, number in pairs:
         if number:
@@ -254,7 +254,7 @@ def _attach_all(
     *,
     ends_with_owner: bool = False,
 ) -> list[tuple[Mapping, Use]]:
-    """Attach all handles or none. Each handle has the number of its reservation, or 0."""
+    """Attach all handles or none. In ``wanted``, each handle has its reservation number, or 0."""
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     named = [one for one, _number in wanted]
     wanted = [(one.base if isinstance(one, ReadyHandle) else one, n) for one, n in wanted]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holds of this process on blocks: one word of its row for each block of an open arena."""
+"""The holds of this process on blocks: a word in its row for each block of an open arena."""
 
 import time
 from contextlib import suppress
@@ -42,12 +42,12 @@ class ArenaImport:
     use
         The use that keeps the arena open.
     handle
-        The handle of any block.
+        The handle of any block of the pool.
     holders
-        The holders of each block. While a block has a holder, its word in the row is not 0. There
-        is one exception: a signal handler has interrupted :meth:`BlockHold.take`. All imports of
-        one pool share the row and the holders, including imports that are read-only or for other
-        devices.
+        The holders of each block. While a block has a holder, its word in the row is not 0.
+        Exception: :meth:`BlockHold.take` adds the holder before it writes the word, and a signal
+        handler may interrupt it in between. All imports of one pool share the row and the holders,
+        including imports that are read-only or for other devices.
     """
 
     def __init__(self, use: Use, handle: BlockHandle, holders: "Holders") -> None:
@@ -71,7 +71,8 @@ class ArenaImport:
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
         self.copies = self.usage.copies
         self.is_open = True
-        """False after this process has released the arena. Guarded by the lock of the state."""
+        """False after this process has released the arena, and while a thread checks whether it can
+        release the arena. Written under the lock of the state."""
         self.is_readonly = record.access == "ro"
         self.is_asynchronous = not record.device.capabilities.host_visible
         """Whether running work of the device may still use a block when its mapping ends."""
@@ -143,7 +144,7 @@ class ArenaImport:
 
     @property
     def is_held(self) -> bool:
-        """Whether this import holds a block. The caller holds the lock of the state."""
+        """Whether a block is held through this object. The caller holds the lock of the state."""
         some = chain.from_iterable(map(all_of, list(self.holders.values())))
         return any(one.arena is self for one in some)
 
@@ -156,7 +157,7 @@ class ArenaImport:
 
 
 class BlockHold(Use):
-    """One user of a block: a mapping, or an import object."""
+    """The hold of one user of a block. The user is a mapping, or an import object."""
 
     __slots__ = ("arena", "index", "is_sure")
 
@@ -186,8 +187,8 @@ class BlockHold(Use):
         arena, index = self.arena, self.index
         at = arena.at + index
         row = arena.row
-        # This hold is added before the store. Otherwise a signal handler that ends another hold of
-        # the block would clear the word.
+        # This hold is added before the word is read. Otherwise, a signal handler could end the only
+        # other hold of the block after that, and so clear the word.
         self._enter(arena.holders)
         word = words.load(row, at)
         if not word:
@@ -196,14 +197,14 @@ class BlockHold(Use):
                 words.fence()
         if words.observe(arena.control, at) == generation:
             if word and word != generation:
-                # The word has the generation of a withdrawn handle, and gets the new generation.
+                # The row has the generation of a withdrawn handle, so write the new generation.
                 words.store(row, at, generation)
             self.is_sure = True
         else:
             # The owner has freed the block or withdrawn the generation. If another hold of this
             # process keeps the generation in the row, the owner does not reuse the block, so this
-            # process may map it again. A hold whose take() was interrupted does not count, because
-            # the owner may not have seen it.
+            # process may map the block again. A hold whose take() was interrupted does not count,
+            # because the owner may not have seen that hold.
             others = all_of(arena.holders.get(index, ()))
             self.is_sure = word == generation and any(one.is_sure for one in others)
         return self.is_sure
@@ -224,7 +225,8 @@ class BlockHold(Use):
             left = tuple([one for one in all_of(seen) if not (one is self or one.is_done)])
             if len(left) == 1:
                 left = left[0]
-            # One step: no signal handler and no other thread runs before the store.
+            # One step: no signal handler and no other thread runs from this check to the last store
+            # into ``holders`` or ``row``.
             if seen is (holders[index] if index in holders else ()):  # noqa: SIM401 - no call
                 break
         if left:
@@ -235,8 +237,8 @@ class BlockHold(Use):
             del holders[index]
         word = row[at]
         if not word:
-            # The word is 0 already, because an exception of a signal handler interrupted take()
-            # before its store, or an earlier call of this method after its store.
+            # The word is 0 already. An exception of a signal handler has interrupted either take()
+            # before it wrote the word, or an earlier call of this method after it cleared the word.
             self.is_done = True
             return True
         row[at] = 0
@@ -266,8 +268,8 @@ class BlockHold(Use):
     def give_back(self, *, blocking: bool) -> None:
         """End the hold when no running work of the device uses the block any more.
 
-        One wait for the device serves all holds in the queue, because their objects ended before
-        the wait.
+        One wait for the device serves all its holds in the queue of deferred work, because their
+        objects ended before the wait.
         """
         failure, ended = None, [self]
         if not self.is_done:
@@ -314,9 +316,9 @@ def all_of(some: BlockHold | tuple[BlockHold, ...]) -> tuple[BlockHold, ...]:
 class LinkedHold(BlockHold):
     """A hold whose end needs more than one store.
 
-    Such a hold belongs to an import object or its mapping, to an object that ends with its owner,
-    or to a device with streams or asynchronous work. Work that uses the block must end before the
-    hold ends.
+    Such a hold belongs to an import object or its mapping, to an object with
+    ``on_owner_death="release"``, or to a device with streams or asynchronous work. Work that uses
+    the block must end before the hold ends.
     """
 
     __slots__ = ("children", "ends_with_owner", "landing", "parent")

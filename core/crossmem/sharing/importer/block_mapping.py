@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects by which an application holds blocks of another process: imports and mappings."""
+"""The objects by which an application holds blocks of a pool: imports and mappings."""
 
 import struct
 from binascii import crc32
@@ -30,7 +30,7 @@ _new: Final = object.__new__
 
 
 class BlockImport(Import):
-    """A hold on a block of another process's pool, which lasts until this object is closed."""
+    """An import of a block of a pool. The import holds the block until it is closed."""
 
     __slots__ = ()
 
@@ -101,9 +101,10 @@ class BlockMapping(Mapping):
         if type(hold) is BlockHold and gettrace() is None:
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
-            # One step: no signal handler and no other thread runs before the last store below, so
-            # the branch needs no lock. A thread that makes a copy or a view first sets a field that
-            # the condition checks, and then reads ``_record`` again.
+            # One step: no signal handler and no other thread runs before ``is_done`` is set, so the
+            # branch needs no lock. A thread that begins a copy or a view first sets a field that
+            # this condition checks, and then reads ``_record`` again. So either this branch sees
+            # the copy or view, or that thread sees the end.
             if not (
                 self._record is None
                 or process.is_inherited
@@ -171,7 +172,7 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
         return None
     pointer = arena.base + index * stride + offset
     if arena.is_plain and gettrace() is None:
-        # Both objects exist before the hold begins.
+        # Both objects are made before the step below, which must not contain a call.
         hold = _new(BlockHold)
         hold.is_done = False
         hold.arena = arena
@@ -196,8 +197,8 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
             if arena.control[at] == generation:
                 mapping._record = hold
                 return mapping
-            # The generation has changed, so the owner may not have seen this hold. So this hold
-            # must not count as a proof that the block is kept.
+            # The generation has changed, so the owner may not have seen this hold. The hold must
+            # not count as a proof that the owner keeps the block.
             hold.is_sure = False
             arena.ready[hold] = None
             arena.process.drain()
@@ -210,8 +211,8 @@ def _attach_held(
 ) -> BlockMapping | None:
     """Attach a block under the lock of the state. Return None if the owner must be asked.
 
-    This is the path for a block that this process already holds, for a hold with a fence or
-    streams, and under a debugger.
+    This is the path if this process already holds the block, if the hold needs a fence or a wait
+    for the device, and if a trace function, such as a debugger's, is set.
     """
     process = arena.process
     hold = arena.hold_kind(arena, index)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of blocks: a hold and an address, without a request once the pool's arena is open.
+"""Imports of blocks, which need no request to the owner while the pool's arena is open.
 
 The first attach for each device and access requests the arena from the owner. The arena stays open
-at least until the owner closes the pool or dies. Later attaches send a request only if the
-connection was lost or a message reserves the block.
+at least until the owner closes the pool, exits or dies. Later attaches send a request only in two
+cases: the connection was lost, or the block was freed while a message reserved it.
 """
 
 import time
@@ -39,18 +39,19 @@ __all__ = ["PoolImports", "hold_block"]
 _TIDY_S: Final = 0.2
 """Seconds between two checks for pools whose owners have closed them or died."""
 _USUAL: Final = (None, False)
-"""Device and access of most attaches, which have a fast path."""
+"""The device, and whether read-only access was requested, in most attaches. These attaches have a
+fast path."""
 
 
 class _Holders(Holders):
-    """The holders of each block of one pool, for all open arenas of the pool."""
+    """The holders of each block of one pool, shared by all open arenas of the pool."""
 
     __slots__ = ("arenas",)
 
     def __init__(self) -> None:
         super().__init__()
         self.arenas = 0
-        """Number of open arenas of the pool: one for each device and access."""
+        """Number of :class:`ArenaImport` objects of the pool: one for each device and access."""
 
 
 class PoolImports(Part):
@@ -61,10 +62,11 @@ class PoolImports(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
-        """The open arenas, by the bytes that all handles of a pool share, the device, and whether
-        the arena is read-only."""
+        """The open arenas. The key is the bytes that all handles of a pool share, the device, and
+        whether read-only access was requested."""
         self._holders: dict[bytes, _Holders] = {}
-        """The holders of each block of a pool, by the bytes that all its handles share."""
+        """The holders of the blocks of each pool. The key is the bytes that all handles of the pool
+        share."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
     def open(
@@ -77,7 +79,8 @@ class PoolImports(Part):
     ) -> ArenaImport:
         """Return the arena of a block's pool. The first call for a device and access imports it.
 
-        While an owner exits, it accepts only imports with the number of a message's reservation.
+        ``reservation`` is the number of a message's reservation, or 0. An owner that is exiting
+        accepts only imports with such a number.
 
         Raises
         ------
@@ -143,7 +146,10 @@ class PoolImports(Part):
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:
-        """Release the arenas of which this process holds no block."""
+        """Release the arenas of which this process holds no block.
+
+        With ``only_unwanted``, release only those whose owner is dead or waits for the release.
+        """
         process = self._process
         for key, arena in list(self.arenas.items()):
             if only_unwanted and not arena.is_unwanted:
@@ -208,9 +214,10 @@ def hold_block(
     *,
     is_linked: bool = False,
 ) -> BlockHold:
-    """Hold a block, and append the hold to ``holds``.
+    """Hold a block, and return the hold.
 
-    If the call raises, the caller ends all holds in ``holds``.
+    The call appends each hold that it begins to ``holds``. If the call raises, the caller ends all
+    holds in the list.
 
     Raises
     ------
@@ -245,7 +252,7 @@ def hold_block(
                 if hold.take(reserved):
                     return hold
                 BlockHold.leave_to_others(hold)
-            # Since the reply, the owner has begun another generation.
+            # The block has got another generation since the reply, so the owner is asked again.
             tried = reserved
         arena.look()
         msg = f"the handle was withdrawn, or its owner (pid {handle.owner.pid}) freed the block"

@@ -23,7 +23,7 @@ __all__ = ["error_of", "not_of_the_pool"]
 class _Text(NamedTuple):
     """The type, message and hint of the error for a status.
 
-    ``{pid}`` becomes the owner's pid, ``{reason}`` the text of the owner's refusal.
+    ``{pid}`` becomes the owner's pid, and ``{reason}`` becomes the text of the owner's refusal.
     """
 
     error: type[CrossmemError]
@@ -80,12 +80,12 @@ _TEXTS: Final = {
     Status.TAKEN: _Text(
         BusyError,
         "the owner (pid {pid}) has given this place to another process: {reason}",
-        "wait until that process closes it or ends",
+        "wait until that process closes the queue or ends",
     ),
     Status.NO_ROW: _Text(
         BusyError,
         "the owner (pid {pid}) has no room for the leases of this process: {reason}",
-        "each exec of a process takes a row: start a new process instead",
+        "each exec() in one process takes further room: start a new process instead",
     ),
 }
 

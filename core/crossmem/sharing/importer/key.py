@@ -10,7 +10,7 @@ __all__ = ["ImportKey", "ImportRequest"]
 
 ImportKey = tuple[ProcessIdentity, int, LocalDevice, Access, int, object]
 """Exporter, allocation number, device that uses the memory, access, ordinal of the device that
-holds the memory, and the bytes of a raw handle."""
+holds the memory, and the vendor's bytes in a raw handle (None for other handles)."""
 
 
 class ImportRequest(NamedTuple):
@@ -25,7 +25,7 @@ class ImportRequest(NamedTuple):
     reservation
         The handle's reservation number in a message; 0 without a reservation.
     pool
-        The pool, if the handle names the arena of a pool.
+        The pool, if the handle names the arena of a pool; else None.
     extras
         Number of descriptors at the end of the reply that are for crossmem and not for the driver.
     """

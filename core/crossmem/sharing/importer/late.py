@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of replies that arrive after the timeout of their request."""
+"""The removal of replies that arrive after their requests have timed out."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ class _LateReplies(Record):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Drop the replies that have arrived, without waiting for others."""
-        # A dead exporter sends no further reply, even if its forked child keeps the connection.
+        # A dead exporter sends no further reply, even if its forked child keeps the socket open.
         may_send = self.connection.is_owner_alive
         self.connection.tend(_DROP_S)
         self.is_done = not (may_send and self.connection.late_replies)
@@ -38,9 +38,10 @@ class _LateReplies(Record):
 def drop_late_replies(process: Process, connection: OwnerConnection) -> None:
     """Have the reaper drop the replies of requests that have timed out.
 
-    The descriptors in an unread reply would keep the memory, even after the exporter has freed it.
+    The descriptors in an unread reply keep the memory allocated, even after the exporter's free.
     """
-    # Only the reaper looks at ``waiting``, so no call of the application reads from the connection.
+    # The record enters ``waiting`` and not ``ready``. So only the reaper, and calls that check the
+    # waiting memory, such as crossmem.collect(), read from the connection.
     waiting = process.deferred.waiting
     known = [one for one in list(waiting) if isinstance(one, _LateReplies) and not one.is_done]
     if connection.late_replies and all(one.connection is not connection for one in known):

@@ -64,7 +64,7 @@ class Import(Endable):
 
     @property
     def owner_alive(self) -> bool:
-        """Whether the exporting process still runs."""
+        """Whether the exporting process still runs. For a raw handle, always True."""
         return record_of_import(self)[1].is_owner_alive
 
     def map(self) -> "Mapping":
@@ -80,7 +80,7 @@ class Import(Endable):
         DriverError, OutOfMemoryError
             The vendor's call failed.
         OwnerGoneError
-            The exporter is dead, and its memory with it.
+            The exporter is dead, and its memory is gone.
         ClosedError, ForkedProcessError
             This import was closed, or a forked child made this call.
         """
@@ -104,8 +104,8 @@ class Import(Endable):
             return mapping
         except BaseException:
             process.deferred.ready[use] = None
-            # Another thread may hold the import's lock and so delay the release. This use must not
-            # prevent close() of the import in the meantime, so the use leaves the set now.
+            # Another thread may hold the import's lock and so delay the release of this use. The
+            # import's close() must not fail until then, so this use leaves the set now.
             if parent.children is not None:
                 parent.children.discard(use)
             process.drain()
@@ -124,7 +124,7 @@ class Import(Endable):
     @override
     def _refuse_if_used(self, operation: str) -> None:
         use = self._record
-        # A mapping that was ended on a stream needs no import object any more.
+        # A mapping that unmap(stream=...) has ended does not need the import object any more.
         open_ = [one for one in use.children or () if not _ends(one)] if use is not None else []
         if open_:
             msg = f"{self!r} has {len(open_)} mappings and pieces of address ranges"
@@ -141,7 +141,10 @@ def _ends(child: object) -> bool:
 
 
 def children_of(use: Use) -> set[object]:
-    """Return the objects made through an import object. The caller holds the lock of the state."""
+    """Return the set of mappings and pieces that were made through an import object.
+
+    The caller holds the lock of the state.
+    """
     if use.children is None:
         use.children = set()
     return use.children
@@ -173,8 +176,8 @@ class Mapping(Memory):
     nbytes
         Size of the part that the handle names, in bytes.
     readonly
-        Whether writes are refused. With ``readonly="advisory"``, only this object refuses them;
-        otherwise the device or kernel does.
+        Whether writes are refused. The device or kernel refuses them, with one exception: if a
+        writable export was imported with ``readonly="advisory"``, only this object refuses them.
     """
 
     __slots__ = ("_pointer", "handle")
@@ -219,7 +222,7 @@ class Mapping(Memory):
 
     @property
     def owner_alive(self) -> bool:
-        """Whether the exporting process still runs."""
+        """Whether the exporting process still runs. For a raw handle, always True."""
         use = self._record
         if use is None or use.record is None or not self._process.is_usable:
             raise self._ended()
@@ -253,26 +256,29 @@ class Mapping(Memory):
     def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
 
-        Unless :meth:`Import.map` made the mapping, its import is closed, too. A second call does
-        nothing.
+        If :meth:`Import.map` did not make the mapping, this call also closes the import. A second
+        call does nothing.
 
         Parameters
         ----------
         stream
             The only stream whose work uses the memory: a stream of CuPy, PyTorch or torch-npu, or
-            its handle. With a stream, the call does not wait for the device. If the strongest
-            timeline level of the device is ``"host"``, the call waits for the stream. crossmem
-            releases the address and the lease within a second after the end of the work that was
-            issued on the stream before this call.
+            the stream's handle. With a stream, the call does not wait for the device. Exception: if
+            the device's strongest timeline level is ``"host"``, the call waits for the stream.
+            crossmem releases the address and the lease within a second after the end of the work
+            that was issued on the stream before this call.
 
         Raises
         ------
         BusyError
-            A view of the memory is alive, or another thread reads or writes the memory. If instead
-            a capture prevents the wait for the device's work, this object is closed, and a later
-            call of crossmem unmaps the memory.
+            A view of the memory is alive, or another thread reads or writes the memory. Nothing has
+            changed in these cases.
+
+            Also raised while a stream is captured into a graph, because the vendor then forbids a
+            wait for the device's work. In that case, this object is closed, and a later call of
+            crossmem unmaps the memory.
         UnsupportedError
-            The device has no streams.
+            ``stream`` was passed, but the device has no streams.
         """
         use = self._record
         if stream is not None and use is not None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages with reservations, which keep the memory of the handles until the receipt.
+"""Messages with reservations, which keep the memory of the handles until the message is received.
 
-The sender of a handle may drop the memory right after sending, because the message's reservation
+The sender of a handle may free the memory right after sending, because the message's reservation
 keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these functions::
 
     numbers = reserve(handles)                  # the sender: one number for each handle
-    message = list(zip(handles, numbers))       # the message has 64 bits for each number
+    message = list(zip(handles, numbers))       # each number has 64 bits
 
     mappings = attach_reserved(message)         # the receiver (crossmem.sharing.importer.attach)
     discard(message)                            # or the process that drops the message
@@ -14,15 +14,15 @@ A reservation is a record in the exporter. It belongs to the sender until a rece
 memory, and then to that receiver. It ends when the message is received or discarded, or when the
 process to which it belongs dies. Until then, the receiver's
 :func:`~crossmem.sharing.importer.attach.attach_reserved` gets the memory even if the exporter has
-freed the memory, or waits at its exit. Several processes may receive one message. All receivers
-after the first get the memory only if it was not freed.
+freed the memory, or is exiting and waits for leases to end. Several processes may receive one
+message. All receivers after the first get the memory only if it was not freed.
 
 Any process may forward memory that it has imported, as long as the exporter lives. A process that
 knows a number can end the reservation, so keep the number as secret as the handle. Each export in a
-message needs one number: further handles of the same export may have the number 0.
+message needs one number. Further handles of the same export may have the number 0.
 
-If the receipt fails, the reservation stays. The receiver then receives the message again, or drops
-the message and calls :func:`discard`.
+If :func:`~crossmem.sharing.importer.attach.attach_reserved` raises, the reservation stays. The
+receiver then receives the message again, or drops the message and calls :func:`discard`.
 """
 
 import time
@@ -89,6 +89,8 @@ def reserve(
         An exporter cannot be reached.
     UnsupportedError
         A handle is raw and has no leases.
+    ClosedError
+        This process is exiting.
     """
     process = drain()
     if process.is_exiting:
@@ -99,12 +101,12 @@ def reserve(
     for index, handle in enumerate(handles):
         if handle.raw is not None:
             msg = "a raw handle has no leases, so no message can reserve its memory"
-            raise UnsupportedError(msg, operation="send", hint="export it with lease=True")
+            raise UnsupportedError(msg, operation="send", hint="export with lease=True")
         wanted.setdefault(handle.owner, {})[index] = handle
     given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
-            # The numbers are recorded before the request, so that a failure ends all of them.
+            # The numbers are recorded before the request, so a failure can end all of them below.
             numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
             if message is not None:
@@ -130,7 +132,7 @@ def discard(
 ) -> None:
     """End the reservations of a message that no process will receive.
 
-    Reservations that have ended and exporters that are dead are not errors.
+    A reservation that has ended, or an exporter that is dead, causes no error.
 
     Parameters
     ----------
@@ -168,7 +170,13 @@ def discard(
 
 
 def check_reservation(number: object) -> int:
-    """Return a reservation number, or 0 for no reservation; raise for an invalid value."""
+    """Check a reservation number, or 0 for no reservation, and return it.
+
+    Raises
+    ------
+    InvalidHandleError
+        The value is not an integer of 64 bits.
+    """
     if type(number) is not int or not 0 <= number < 1 << _NUMBER_BITS:
         msg = f"a reservation number is an integer of {_NUMBER_BITS} bits, not {shorten(number)}"
         raise InvalidHandleError(msg, hint="pass the number that came with the handle")
@@ -206,7 +214,7 @@ def _reserve_at(
             if not refused:
                 return
             # The exporter has granted the reservations before the first refused one. The message
-            # gets all of its reservations or none, so this call ends them.
+            # needs all of its reservations or none, so the granted ones are ended here.
             connection.end_reservations(numbers)
             refusal, handle = refused[0]
             # If no time is left for another request, this refusal becomes the error.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of this process's own memory, which need no import of the vendor (law C8)."""
+"""Imports of this process's own memory. They call no import function of the vendor (law C8)."""
 
 import threading
 from collections.abc import Callable
@@ -47,12 +47,12 @@ class OwnImport(ImportRecord):
             raise UnsupportedError(msg, hint='import with readonly="advisory"')
 
     def open(self, handle: ShareableHandle, reservation: int) -> None:
-        """Lease the memory to this process. The caller holds the lock.
+        """Lease the memory to this process. The caller holds the lock of this import.
 
         Raises
         ------
         CrossmemError
-            The lease registry refuses the lease.
+            The lease registry refuses the lease, or this process has no lease server.
         """
         server = self.process.server
         if server is None:
@@ -72,7 +72,7 @@ class OwnImport(ImportRecord):
 
     @override
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return this process's control segment, and the row in which it holds its own blocks."""
+        """Return this process's control segment and own row, and False: it uses no fences."""
         server = self.process.start_server()
         which = slot // SLOTS
         with server.leases.lock:
@@ -84,7 +84,7 @@ class OwnImport(ImportRecord):
 
     @override
     def row_of(self, core: bytes) -> LeaseWords:
-        """Return the words of an export in this process's own row."""
+        """Return the slot of an export, and this process's control segment and own row for it."""
         leases = self.process.start_server().leases
         with leases.lock:
             for slot, export in leases.granted.items():
@@ -98,7 +98,7 @@ class OwnImport(ImportRecord):
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Read the generation from this process's own registry."""
+        """Return the generation that this process's own lease registry has for the block."""
         leases = self.process.start_server().leases
         with leases.lock:
             held = leases.leases.find_reservation(reservation, handle.allocation, handle.export)
@@ -121,13 +121,13 @@ class OwnImport(ImportRecord):
     @property
     @override
     def is_owner_alive(self) -> bool:
-        """Always true: this process runs."""
+        """Always true, because this process is the owner."""
         return True
 
     @property
     @override
     def source(self) -> Block | Imported:
-        """The block itself."""
+        """The driver's block. An address range cannot map it through a read-only import."""
         if self._alias is not None:
             msg = f"{self.device.name} cannot map this process's own memory read-only in a range"
             raise UnsupportedError(msg, operation="map", hint="map the allocation itself")
@@ -136,7 +136,7 @@ class OwnImport(ImportRecord):
     @property
     @override
     def source_lock(self) -> "threading.RLock":
-        """The lock of the block."""
+        """The lock for driver calls on the block."""
         return self._owned.lock
 
     @override
@@ -172,8 +172,8 @@ class OwnImport(ImportRecord):
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     """Return the error for memory that this process has freed or never exported."""
     server = process.server
-    # The registry gives no reason for a raw handle, because it knows such a handle only after an
-    # import.
+    # The lease registry learns of a raw handle only by an import of the handle, so it is not asked
+    # about raw handles.
     refusal = None
     if server is not None and handle.raw is None:
         refusal = server.leases.refusal_of(handle)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pickling of memory. A pickle contains a handle's bytes; unpickling attaches the handle.
 
-The modules of the classes cannot contain these functions, because ``attach`` imports those modules.
+The modules of the pickled classes cannot import ``attach``. The modules of mappings are imported by
+``attach`` itself, and the exporter's modules must not import the importer's.
 """
 
 import copyreg
@@ -17,7 +18,7 @@ __all__ = ["attach_again"]
 
 
 def attach_again(blob: bytes, readonly: Readonly) -> Mapping:
-    """Attach the memory of a pickled object by the bytes of its handle."""
+    """Return a new mapping of the memory whose handle a pickle contains."""
     return attach(blob, readonly=readonly)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of imported memory, which the vendor opens once for all imports and mappings."""
+"""The record of imported memory, which several imports and mappings of this process share."""
 
 import threading
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class State(Enum):
     NEW = "new"
     OPEN = "open"
     CLOSING = "closing"
-    """The close has begun. A new user waits for its completion, then opens the memory again."""
+    """The close has begun. A new user first completes the close, or waits for its end."""
     CLOSED = "closed"
 
 
@@ -55,10 +55,10 @@ class LeaseWords(NamedTuple):
 
 
 class ImportRecord:
-    """Memory that the vendor opens once for all its users. The last user closes it.
+    """Memory that the vendor opens once, for several users. The last user closes the memory.
 
-    A thread holds :attr:`lock` while the vendor opens, maps or closes. To change :attr:`uses`, it
-    holds the lock of the process's state.
+    A thread holds :attr:`lock` while the vendor opens, maps or closes the memory. A thread that
+    changes :attr:`uses` holds the lock of the process's state.
     """
 
     __slots__ = (
@@ -97,15 +97,16 @@ class ImportRecord:
         self.lock = ordered_lock(Rank.IMPORT)
         self.state = State.NEW
         self.uses: set[Use] = set()
-        """The users. A user joins before the memory is open, so that no other user closes it."""
+        """The users. A user joins before the memory is opened. So if another user leaves during the
+        opening, that user is not the last one, and does not close the memory."""
         self.mapped_uses: set[Use] = set()
         self.mapped: list[Mapped] = []
         """The vendor's mapping, if there is one."""
         self.is_remappable = True
         self.is_leaving = False
-        """Whether an unmap has begun. The vendor may still have the memory mapped."""
+        """Whether an unmap has begun and is not complete. The next map completes it first."""
         self.has_unawaited_work = False
-        """Whether a user has left without a wait for its work."""
+        """Whether a user has left, and no thread has waited since for the work of the device."""
         self.leases: dict[bytes, Any] = {}
         """The leases, by the core of the leased handle."""
         self.ending: list[Any] = []
@@ -142,12 +143,12 @@ class ImportRecord:
             return self.mapped[0].pointer
 
     def leave(self, use: "Use") -> CrossmemError | None:
-        """Remove a user. The last user closes the memory. The caller holds the lock.
+        """Remove a user. The last user closes the memory. The caller holds :attr:`lock`.
 
         Returns
         -------
         CrossmemError or None
-            The failure of the device's work for which this call waited.
+            The failure of the device's work for which this call waited; None without a failure.
         """
         with self.process.state:
             self.discard(use)
@@ -156,13 +157,13 @@ class ImportRecord:
         if self.state is State.CLOSING:
             return self.close()
         failure = self.end_unused() if len(self.leases) > 1 or self.ending else None
-        # Memory that the driver cannot map again stays mapped, for users that come later.
+        # Memory that was mapped with remappable=False stays mapped, for users that come later.
         if self.mapped and not self.mapped_uses and self.is_remappable:
             return self._stop_mapping() or failure
         return failure
 
     def discard(self, use: "Use") -> None:
-        """Remove a user. The caller holds the lock of the state."""
+        """Remove a user. The caller holds the lock of the process's state."""
         if use in self.mapped_uses and use.landing is None:
             self.has_unawaited_work = True
         self.mapped_uses.discard(use)
@@ -172,7 +173,7 @@ class ImportRecord:
         """Wait for the device's work if a user left without a wait. Return the work's failure."""
         if not self.has_unawaited_work:
             return None
-        # This comes before the wait: a user that leaves during the wait may set the flag again.
+        # The flag is cleared before the wait, because a user that leaves during the wait sets it.
         self.has_unawaited_work = False
         try:
             return wait_for_work(self.device)
@@ -181,14 +182,14 @@ class ImportRecord:
             raise
 
     def end_unused(self) -> CrossmemError | None:
-        """End the leases without users, so that the owner can free the memory.
+        """End the leases of exports that have no user in this process any more.
 
-        The caller holds the lock. If other exports of the memory have users, the memory stays open.
-        The return value is the same as for :meth:`leave`.
+        The memory stays open for the users of its other exports. The caller holds :attr:`lock`. The
+        return value is the same as for :meth:`leave`.
         """
         with self.process.state:
             used = {one.core for one in self.uses}
-            # A new user of one of these exports now requests a new lease.
+            # From here on, a new user of one of these exports requests a new lease.
             for core in [one for one in self.leases if one not in used]:
                 call_into(self.ending, self.leases.pop, core)
         failure = self.await_work() if self.ending else None
@@ -198,15 +199,15 @@ class ImportRecord:
     def tidy(self) -> None:
         """End the leases of users that left during a request for another lease.
 
-        The caller holds the lock. A lease that cannot end now ends when the next user leaves.
+        The caller holds :attr:`lock`. A lease that cannot end now ends when the next user leaves.
         """
         with suppress(CrossmemError):
             self.end_unused()
 
     def close(self) -> CrossmemError | None:
-        """Unmap and close the memory, and end the leases. The caller holds the lock.
+        """Unmap and close the memory, and end the leases. The caller holds :attr:`lock`.
 
-        If this raises, a later call continues. The leases last until the memory is closed.
+        If the call raises, a later call continues. The leases last until the memory is closed.
         """
         # At exit, the memory may still have users, and their work may be running.
         self.has_unawaited_work = self.has_unawaited_work or bool(self.mapped_uses)
@@ -282,7 +283,7 @@ class ImportRecord:
 
     @property
     def is_retired(self) -> bool:
-        """Whether the owner has freed the memory; False if only a request would show it."""
+        """Whether this process knows, without a request to the owner, that the memory was freed."""
         return False
 
     @property
@@ -335,13 +336,13 @@ class Use(Record):
         """The core of the handle that was imported."""
         self.record: ImportRecord | None = None
         self.parent: Use | None = None
-        """The import object through which the memory was mapped."""
+        """The use of the import object through which the memory was mapped."""
         self.children: set[object] | None = None
-        """Mappings and pieces of address ranges that were made through this import object."""
+        """The records of the mappings and pieces that were made through this import object."""
         self.ends_with_owner = False
         """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """If the mapping was ended on a stream: the end of the work that uses the memory."""
+        """The end of the work that uses the memory, if the mapping was ended on a stream."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -357,7 +358,7 @@ class Use(Record):
         return True
 
     def is_needed(self, landing: Landing) -> bool:
-        """Whether this record must wait for the work of its landing. If so, start the reaper."""
+        """Whether the release must wait for the work of a landing. If so, start the reaper."""
         try:
             is_needed = not landing.has_landed()
         except CrossmemError:
@@ -369,7 +370,7 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import after the work of its landing. The last user closes the import."""
+        """Leave the import, or let the reaper try later while the work of :attr:`landing` runs."""
         record = self.record
         if record is None:
             self.is_done = True

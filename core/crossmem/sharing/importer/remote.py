@@ -60,19 +60,19 @@ class RemoteImport(ImportRecord):
     def open(self, request: ImportRequest, leased: Leased) -> bool:
         """Begin and record the hold; open the memory if it is not open yet.
 
-        The caller holds the lock.
+        The caller holds :attr:`lock`.
 
         Returns
         -------
         bool
-            False if the exporter has begun another generation, so that the lease is out of date.
-            The memory is not opened then.
+            False, without opening the memory, if the exporter has begun another generation, so that
+            the lease is out of date.
 
         Raises
         ------
         InvalidHandleError
-            The handle or the open memory has other sizes than the exporter reports. Or the slot or
-            block size in the handle is not the pool's.
+            The sizes in the handle, or the sizes of the open memory, differ from those that the
+            exporter reports. Or the slot or block size in the handle is not the pool's.
         DriverError
             The vendor's call failed. The caller still owns the lease.
         """
@@ -100,8 +100,8 @@ class RemoteImport(ImportRecord):
         try:
             if not opened:
                 if request.extras:
-                    # No signal handler runs between these statements, so each descriptor is in one
-                    # of the two lists.
+                    # No signal handler runs between these statements. So after an interrupt, each
+                    # descriptor is either in ``extras`` or in ``leased``.
                     self.extras += leased.exported.descriptors[-request.extras :]
                     leased.exported.descriptors = leased.exported.descriptors[: -request.extras]
                 call_into(
@@ -118,8 +118,8 @@ class RemoteImport(ImportRecord):
                     ),
                 )
         finally:
-            # Once the vendor has opened the memory, this record owns the lease and its descriptors.
-            # No signal handler runs between these statements.
+            # Once the vendor has opened the memory, the driver owns the descriptors, and this
+            # record owns the lease. No signal handler runs between these statements.
             if opened:
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
@@ -136,7 +136,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def tell(self, kind: EventKind) -> None:
-        """Emit an event about this import, if an observer is registered."""
+        """Emit an event about this import, if it was opened and an observer is registered."""
         registry, handle = self.process.registry, self.handle
         if registry.observed and self._was_opened:
             registry.emit(
@@ -164,7 +164,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return the words that came with the lease."""
+        """Return the control segment and the row with the words of the lease's slot."""
         leased = self._leased(core)
         if slot != leased.slot:
             raise not_of_the_pool()
@@ -183,7 +183,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def row_of(self, core: bytes) -> LeaseWords:
-        """Return the row that came with the lease."""
+        """Return the slot of the lease, and the control segment and the row with its words."""
         leased = self._leased(core)
         assert leased.holds is not None  # noqa: S101 - request() has set it
         control, row = leased.holds.segments_of(leased.slot)
@@ -221,7 +221,7 @@ class RemoteImport(ImportRecord):
     @property
     @override
     def source(self) -> Block | Imported:
-        """The vendor's import."""
+        """The driver's object for the open memory."""
         return self.imported[0]
 
     def describe(self) -> str:
@@ -251,7 +251,8 @@ class RemoteImport(ImportRecord):
     def _has_lost_its_owner(self) -> bool:
         """Whether the exporter is dead or dying.
 
-        A dying process loses its memory before it is dead.
+        A dying process loses its memory shortly before its pidfd reports the death. So this method
+        waits up to 0.1 seconds for the report.
         """
         return self.connection is not None and self.connection.is_owner_dead(within_s=_DYING_S)
 

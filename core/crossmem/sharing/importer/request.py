@@ -40,7 +40,7 @@ def request_of(
     readonly: Readonly,
     reservation: int = 0,
 ) -> ImportRequest:
-    """Return the request for an import, after all checks that need no exporter.
+    """Return the request for an import, after all checks that need no reply of the exporter.
 
     The caller has checked ``readonly`` with :func:`check_readonly`.
     """

@@ -35,7 +35,10 @@ _Shortcut = tuple[bytes, object, object]
 
 
 class ImportTable(Part):
-    """Finds and opens imports. Any thread may call its methods."""
+    """The open imports of this process, and its connections to exporters.
+
+    Any thread may call the methods.
+    """
 
     closing: ClassVar = -1
 
@@ -48,8 +51,8 @@ class ImportTable(Part):
     def join(self, use: Use, device: object, readonly: object) -> ImportRecord | None:
         """Add a use to the open import of an earlier call with the same arguments.
 
-        Return None if there is no such import. This hot path of repeated imports makes no system
-        call and no vendor call.
+        Return the record of that import, or None if there is no such import. Repeated imports take
+        this hot path, which makes no system call and no vendor call.
 
         Raises
         ------
@@ -82,13 +85,13 @@ class ImportTable(Part):
     ) -> None:
         """Add each use to an import, and open the imports that are not open yet.
 
-        Each exporter gets one request for each backend. If the call raises, the caller ends all
-        uses.
+        The leases of one exporter and one backend are requested together. If the call raises, the
+        caller ends all uses.
 
         Raises
         ------
         CrossmemError
-            An import failed. If several imports failed, the first error is raised.
+            An import failed. The call stops at the first failure.
         """
         deadline = Deadline(timeout_s)
         if self._process.is_exiting:
@@ -132,15 +135,16 @@ class ImportTable(Part):
             if not taken[0]:
                 raise _slow_thread()
             if record.state is State.CLOSING:
-                record.close()
-        except CrossmemError as error:
-            msg = "the vendor refuses to close the previous import of this memory"
-            raise BusyError(
-                msg,
-                operation="import",
-                backend=request.handle.backend,
-                hint="call crossmem.collect() to try again",
-            ) from error
+                try:
+                    record.close()
+                except CrossmemError as error:
+                    msg = "the vendor refuses to close the previous import of this memory"
+                    raise BusyError(
+                        msg,
+                        operation="import",
+                        backend=request.handle.backend,
+                        hint="call crossmem.collect() to try again",
+                    ) from error
         finally:
             if taken and taken[0]:
                 record.lock.release()
@@ -183,7 +187,7 @@ class ImportTable(Part):
         request, record = batch[0]
         connection = record.connection
         if connection is None:
-            # A raw handle contains everything that a reply would contain, so there is no request.
+            # A raw handle contains the vendor's payload, so this process sends no request.
             for one, opened in batch:
                 handle = one.handle
                 exported = Exported((handle.raw or b"",))
@@ -204,13 +208,15 @@ class ImportTable(Part):
                         late.append(pair)
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
-                    # Another thread was faster, or the exporter has begun another generation.
+                    # Another thread has opened the same memory first, or the exporter has begun
+                    # another generation.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
             except BaseException as error:
                 connection.give_back(answers)
-                # After an interrupt, nothing tells whether a reply will come.
+                # After an interrupt, the request may be unsent, and the reaper might wait for ever
+                # for the reply. So only a timeout lets the reaper drop late replies.
                 if isinstance(error, OwnerUnresponsiveError):
                     drop_late_replies(self._process, connection)
                 raise
@@ -261,7 +267,7 @@ class ImportTable(Part):
 
     @contextmanager
     def connected(self, owner: ProcessIdentity) -> Iterator[OwnerConnection]:
-        """Return the connection to an exporter. It counts as used during the ``with`` block."""
+        """Keep the connection to an exporter during a ``with`` block, and return the connection."""
         user = object()
         connection = None
         try:
@@ -303,12 +309,13 @@ class ImportTable(Part):
                     del self._connections[owner]
 
     def close_records(self) -> None:
-        """Close all imports at exit, except those that a view, a copy or another thread uses.
+        """Close the imports at exit.
 
-        The kernel ends the excepted imports with the process.
+        An import stays open if a view, a copy or an address range uses it, or if another thread
+        holds its lock. The kernel ends such an import with the process.
         """
         for record in list(self._records.values()):
-            # The exit does not wait for a vendor call of another thread with this record.
+            # Another thread may hold the lock during a vendor call. The exit does not wait for it.
             if record.usage.is_active or not record.lock.acquire(blocking=False):
                 continue
             try:
@@ -356,7 +363,8 @@ def _close_unused(connection: OwnerConnection) -> bool:
     """
     taken: list[bool] = []
     try:
-        # A new user joins before it takes this lock, so the check under the lock sees that user.
+        # A new user joins before it takes this lock. So either this check sees the user, or the
+        # user takes the lock after the close and connects again.
         is_unused = call_into(taken, connection.lock.acquire, False) and not connection.users  # noqa: FBT003
         if is_unused:
             connection.close()

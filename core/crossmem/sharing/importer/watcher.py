@@ -36,9 +36,9 @@ KEEP: Final = "keep"
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2
-"""The interval at which the watcher checks the owners, and the views of dead owners' memory."""
+"""Seconds between two checks of the owners, and between two attempts to end a viewed object."""
 _LOOK_AGAIN_S: Final = 0.02
-"""The pause before the second check of an owner that seems to be dead."""
+"""Seconds before the second check of an owner that seems to be dead."""
 
 
 class _Watched(NamedTuple):
@@ -46,6 +46,7 @@ class _Watched(NamedTuple):
 
     record: weakref.ref[Record]
     shown: weakref.ref[Endable]
+    """The application's object."""
 
 
 class OwnerWatcher(Part):
@@ -63,15 +64,17 @@ class OwnerWatcher(Part):
         self._thread = PassingThread(self._look, self._is_needed)
 
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
-        """End an object soon after the owner of its memory has died. A live view delays the end.
+        """Let the watcher end an object soon after the owner of its memory has died.
+
+        A live view delays the end.
 
         Parameters
         ----------
         shown, record
             The import, mapping or piece, and its record.
         imported
-            The import that the object uses. An import of this process's own memory is ignored,
-            because this process cannot outlive itself.
+            The import that the object uses. If it is an import of this process's own memory, the
+            call does nothing, because the owner cannot die before this process.
 
         Raises
         ------
@@ -83,8 +86,8 @@ class OwnerWatcher(Part):
         connection, key = imported.connection, id(record)
         with self._process.state:
             watched = self._watched.setdefault(connection, {})
-            # When a record is garbage, the weak reference removes its entry. The callback is C
-            # code, so no signal handler can interrupt it.
+            # When a record is garbage, the callback of its weak reference removes its entry. The
+            # callback is C code, so no signal handler can interrupt it.
             gone = weakref.ref(record, partial(watched.pop, key))
             watched[key] = _Watched(gone, weakref.ref(shown))
         if not self._thread.start():
@@ -130,7 +133,7 @@ class OwnerWatcher(Part):
             except CrossmemError as error:
                 _log.debug("releasing memory of the dead process %d: %s", pid, error)
             except Exception:  # noqa: BLE001 - logged with its traceback
-                # Other imports need this thread, so a fault of one driver must not end it.
+                # Other imports need this thread, so a driver's fault must not end the thread.
                 _log.exception("releasing memory of the dead process %d failed", pid)
 
     @override
@@ -169,14 +172,14 @@ def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle])
 
 
 def end_with_owner(shown: Endable, record: Record, use: Use) -> None:
-    """End an object when the owner of its memory has died; see :meth:`OwnerWatcher.watch`.
+    """Let the watcher end an object when its memory's owner dies; see :meth:`OwnerWatcher.watch`.
 
     Parameters
     ----------
     shown, record
         The import, mapping or piece, and its record.
     use
-        The use of the import to which the object belongs.
+        The object's use of an import.
     """
     use.ends_with_owner = True
     if use.record is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of pools: memory with the methods of an allocation, in the one allocation of a pool."""
+"""Blocks of pools. A block has the methods of an allocation, and lies in its pool's allocation."""
 
 import copyreg
 import time
@@ -32,7 +32,7 @@ class Block(Memory):
     """One block of a pool. Made by :meth:`crossmem.Pool.allocate`; a context manager.
 
     A block has the methods of an allocation. :meth:`free` returns the block to the pool. The pool
-    allocates the block again when no process holds it.
+    allocates the block again when no process and no message holds it.
 
     Attributes
     ----------
@@ -95,8 +95,8 @@ class Block(Memory):
         Parameters
         ----------
         allow, access
-            None, or the same values as for the pool: a process that has the pool's memory can
-            access all blocks.
+            None, or the same values as for the pool. Other values are refused, because each
+            importer can access all blocks of the pool.
         lease
             Must be True.
         synchronize
@@ -146,7 +146,7 @@ class Block(Memory):
 
     def _begin(self, record: BlockRecord, view: memoryview, at: int) -> int:
         """Return the generation of the block's handles. The first call begins that generation."""
-        # One step: no signal handler and no other thread runs in this function.
+        # One step: no signal handler and no other thread interrupts this function.
         if self._record is None:
             raise self._ended()
         generation = record.generation
@@ -157,7 +157,7 @@ class Block(Memory):
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Withdraw a handle: refuse importers that do not hold the block yet (C28).
 
-        The block stays allocated, and its holders keep it. :meth:`export` returns a new handle.
+        The block stays allocated for its holders. The next :meth:`export` returns a new handle.
 
         Parameters
         ----------
@@ -189,15 +189,15 @@ class Block(Memory):
             raise InvalidHandleError(msg, operation="withdraw", hint=hint)
         arena, generation = record.arena, handle.generation
         view, at = arena.words, arena.at + record.index
-        # A free() that waits for holders may retire the generation and then restore it. It holds
-        # this lock during both steps.
+        # A free() that waits for holders may retire the generation and then restore it. That
+        # free() holds this lock during both steps.
         with self._process.state:
             # One step: no signal handler and no other thread runs in the rest of this method.
             if self._record is None:
-                # Another thread has freed the block, which may be in its next life.
+                # Another thread has freed the block, and the pool may have allocated it again.
                 raise self._ended()
             if generation == record.generation:
-                # No handle has the next generation yet.
+                # The next generation makes all handles stale, because no handle has it yet.
                 record.handle = None
                 view[at] = record.generation = view[at] + 1 | 1
 
@@ -226,17 +226,17 @@ class Block(Memory):
         ------
         BusyError
             A view of the block is alive, or another thread reads or writes the block. Also raised
-            if a process or message holds the block, unless ``busy`` is ``"defer"``. Nothing has
-            changed then.
+            if a process or message holds the block, unless ``busy`` is ``"defer"``. In each case,
+            nothing has changed.
         UnsupportedError
-            The device has no streams. Nothing has changed then.
+            The device has no streams. Nothing has changed.
         """
         if timeout is None and busy is _DEFER and stream is None:
             self._end()
             return
         record, process = self._record, self._process
         if record is None or not process.is_usable:
-            # This call raises in a forked child.
+            # In a forked child, this call raises if the block was not freed.
             super()._end()
             return
         check_choice("busy", busy, ("defer", "raise", "wait"), "free")
@@ -265,8 +265,8 @@ class Block(Memory):
             arena, pool, one = record.arena, record.pool, (record.index,)
             is_full = len(arena.freed) + 1 >= arena.batch
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # the branch needs no lock. A call that prevents the end, such as a copy or a view, is
-            # recorded first, and then reads ``_record`` again.
+            # the branch needs no lock. A copy or a view, which prevents the end, records itself
+            # first, and then reads ``_record`` again.
             if not (
                 is_full
                 or self._record is None
@@ -296,7 +296,7 @@ class Block(Memory):
         super()._end()
 
     def _await_holders(self, record: BlockRecord, wait_s: float, landing: Landing | None) -> None:
-        """Free the block when no process holds it; raise if it is still held after the wait."""
+        """Free the block when it has no holder; raise if it still has one after the wait."""
         arena, index, call = record.arena, record.index, object()
         view, at = arena.words, arena.at + index
         deadline, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -309,7 +309,7 @@ class Block(Memory):
                         self._refuse_if_used("free")
                         if self._record is None:
                             break  # Another thread has freed the block.
-                        # One step: a later first export in another thread makes a stale handle.
+                        # One step: if another thread then exports the block, the handle is stale.
                         generation = record.generation
                         if is_retired := not generation:
                             # The block has no handle, so no barrier is necessary.
@@ -318,15 +318,15 @@ class Block(Memory):
                         try:
                             is_retired = is_retired or arena.retire_if_idle(index, generation)
                         except BaseException:
-                            # If a signal handler has raised, the next call frees the block.
+                            # After an exception, the word says whether the block is retired.
                             is_retired = view[at] == generation + 1
                             raise
                         finally:
-                            # The lock was held since the check, so no view has begun.
+                            # The lock has been held since _refuse_if_used(), so no view has begun.
                             if is_retired:
                                 if landing is not None:
                                     record.landing = landing
-                                # No call of _detach(): a signal handler could raise at its entry.
+                                # _detach() is avoided: a signal handler could raise at its entry.
                                 self._record, self.__class__ = None, self._when_ended
                                 self._process.deferred.ready[record] = None
                     if is_retired:
@@ -353,7 +353,7 @@ copyreg.pickle(Block, _reduce_block)
 
 
 def name_pids(holders: dict[Holder, int], in_messages: int = 0) -> str:
-    """Name the processes and messages that hold blocks, with their numbers of blocks."""
+    """Return a text with the holders of blocks, and the number of blocks that each one holds."""
     if not holders and not in_messages:
         return "a message that nobody received"
     ordered = sorted(holders.items(), key=lambda one: (-one[1], one[0].pid))
@@ -368,7 +368,7 @@ def name_pids(holders: dict[Holder, int], in_messages: int = 0) -> str:
 def check_own_block(
     process: Process, handle: ShareableHandle, allow: object, access: object
 ) -> None:
-    """Refuse settings for an export of this process's own block if they are not the pool's.
+    """Refuse settings for an export of this process's own block that differ from the pool's.
 
     Raises
     ------
@@ -391,10 +391,10 @@ def _check_choices(arena: Arena, allow: object, access: object, *, lease: object
     if not lease:
         refused = "raw handles of single blocks"
     elif allow is not None and allow != arena.export.allow:
-        refused = "another allow for one block"
+        refused = "a separate allow for one block"
     elif access is not None and access != arena.export.handle.access:
-        refused = "another access for one block"
+        refused = "a separate access for one block"
     if refused is not None:
-        msg = f"a pool does not offer {refused}: a process with its memory can access all blocks"
+        msg = f"a pool does not offer {refused}: each importer can access all blocks of the pool"
         hint = "pass allow and access to device.pool(), or use device.allocate()"
         raise UnsupportedError(msg, hint=hint, operation="export")

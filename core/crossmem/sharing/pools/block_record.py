@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a block of a pool. It outlives the block's object until the block is freed."""
+"""The record of a block of a pool. It lives until the block is freed, even without its object."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ __all__ = ["BlockRecord"]
 
 
 class BlockRecord(Record):
-    """One life of a block, from just before the block leaves the free list until it is freed."""
+    """One life of a block: from just before it leaves the free list, until the block is freed."""
 
     __slots__ = ("arena", "generation", "handle", "index", "landing", "pool")
 
@@ -35,8 +35,8 @@ class BlockRecord(Record):
     def leave_to_others(self) -> bool:
         """Free the block. Return False if work is left, such as the reading of the rows.
 
-        The caller holds the lock of the state. As soon as the block is in the free list, it may
-        begin its next life.
+        The caller holds the lock of the state. As soon as the block is in the free list, the pool
+        may allocate it again.
         """
         arena = self.arena
         if self.is_done:

@@ -132,7 +132,7 @@ class Pool(Endable):
         """Return when a block is free; raise if none becomes free in time, or the pool closes."""
         if not arena.is_closing and arena.refill():
             return
-        # This frees the blocks whose objects were dropped.
+        # This call frees the blocks whose objects were dropped.
         drain().drain(patient=True)
         arena.reclaim(all_of_them=True)
         arena.tell()
@@ -199,8 +199,8 @@ class Pool(Endable):
         """Close the pool, which then allocates no more blocks. A second call does nothing.
 
         Live blocks stay valid. The memory is freed when the last block is freed and the last
-        importer has released the pool. An importer releases the pool less than a second after the
-        end of its last mapping.
+        importer has released the pool. An importer releases the pool less than a second after it
+        has released its last block.
         """
         self._end()
 

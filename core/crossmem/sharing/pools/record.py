@@ -60,7 +60,7 @@ class PoolRecord(Record):
         self.number = record.number
         self.base = memory.ptr
         self.usage = record.usage
-        # References for the hot path of a free.
+        # The free of a block reads these references on its hot path.
         self.copies = self.usage.copies
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
         # No work uses new memory, so the export need not wait.
@@ -97,8 +97,8 @@ class PoolRecord(Record):
         with self.process.state:
             if self.is_done:
                 return
-            # Once is_done is set, the memory may be freed, and other memory may get its address. So
-            # is_done is set last, and forget_kept() cannot forget that other memory.
+            # forget_kept() names memory by its address. Once is_done is set, the memory may be
+            # freed, and other memory may get the address. So is_done is set last.
             arena.close()
             forget_kept(self.base)
             self.is_done = True

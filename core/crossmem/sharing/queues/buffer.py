@@ -67,7 +67,7 @@ class Holder(Protocol):
     """Whether the application may only read the buffers of this holder."""
 
     def end_plainly(self, buffer: "SharedBuffer", /) -> bool:
-        """End and release a buffer on the hot path. If this returns False, nothing has changed."""
+        """End and release a buffer on the hot path. Return False if this call has no effect."""
         ...
 
     def take_back(self, record: "BufferRecord", stream: int | None) -> None:
@@ -81,7 +81,8 @@ class BufferRecord(Record):
     __slots__ = ("buffer", "count", "holder", "producer", "stamp", "stream")
 
     def __init__(self, holder: Holder, producer: int, buffer: int, stamp: int, count: int) -> None:
-        # The base class does the same, but its call would cost as much as all of these lines.
+        # The constructor of the base class sets only is_done. Its call takes as long as all of
+        # these lines.
         self.is_done = False
         self.holder = holder
         self.producer = producer
@@ -130,7 +131,7 @@ class SharedBuffer(Memory):
     def __init__(self, record: BufferRecord, length: int, user_data: bytes) -> None:
         # Until the caller sets the record, the finaliser of this object releases nothing.
         self._record = None
-        # As in BufferRecord, without a call of the base class.
+        # As in BufferRecord, the constructor of the base class is not called, to save time.
         holder = record.holder
         opened = holder.opened
         self._process = opened.process
@@ -312,12 +313,12 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     ClosedError, ForkedProcessError
         The buffer was handed over or released before.
     UnsupportedError
-        The buffer belongs to another queue, or was received.
+        The buffer belongs to another queue or producer, or was received.
     """
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
-    # One step: no signal handler and no other thread runs before the return. A thread records a
-    # copy or a view first, and then reads ``_record`` again.
+    # One step: no signal handler and no other thread runs before the return. A thread that begins a
+    # copy or a view records it first, and then reads ``_record`` again.
     if (
         is_plain
         and record is not None
@@ -344,7 +345,7 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
             taken, buffer._record = record, None
             buffer.__class__ = buffer._when_ended
     except BaseException:
-        # A signal handler may have raised at the end of the ``with`` block.
+        # A signal handler may have raised at the end of the ``with`` block. So the end is undone.
         if taken is not None:
             buffer.__class__, buffer._record = buffer._when_alive, taken
         raise

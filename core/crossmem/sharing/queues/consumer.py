@@ -61,7 +61,7 @@ class Consumer(Receiver):
         """Entries that the owner has handed to this consumer, until :meth:`look` returns them. A
         key is (producer, buffer), a value (stamp, delivery count)."""
         self._is_plain_reader = self.is_plain and terms.overflow != "drop"
-        """Whether this consumer reads entries without fences, and without ``held`` words."""
+        """Whether this consumer reads rings without fences, and without writing ``held`` words."""
         self._producers = range(terms.producers)
         self._bytes = [one.cast("B") for one in opened.segments[: terms.producers]]
         # Indices of the words that each hand-over uses.
@@ -70,7 +70,7 @@ class Consumer(Receiver):
 
     @override
     def begin(self) -> None:
-        """Write the words of a new session, which gets older entries only through the owner."""
+        """Write the words of a new session. Only the owner gives it entries that exist already."""
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
@@ -78,8 +78,8 @@ class Consumer(Receiver):
         self.kept.clear()
         for producer in range(terms.producers):
             for buffer in range(terms.depth):
-                # The releases of an earlier session stay valid. A stamp above the tail is invalid,
-                # because the producer will use it later.
+                # The releases of an earlier session stay valid. A release with a stamp above the
+                # tail is invalid, because the producer uses that stamp later.
                 words.store(mine, terms.held(producer, buffer), 0)
                 at = terms.released(producer, buffer)
                 if mine[at] > self.opened.tail(producer):
@@ -98,8 +98,8 @@ class Consumer(Receiver):
         """Begin a session; see :meth:`Place.join`."""
         super().join(timeout_s)
         if self.opened.terms.delivery == "each":
-            # Until the barrier, a producer that does not see this session may reclaim a new entry.
-            # So the tails are read again after the barrier.
+            # Until the barrier, a producer may not see this session, and may reuse the buffer of a
+            # new entry. So the tails are read again after the barrier.
             words.barrier()
             self._begin_behind_tails()
         words.release()
@@ -162,7 +162,10 @@ class Consumer(Receiver):
         return None
 
     def _look_in_hand(self) -> SharedBuffer | None:
-        """Return the next buffer that the owner has handed out and that is ready."""
+        """Return the next ready buffer that the owner has handed out; None if there is none.
+
+        An earlier entry of the same ring, which its producer gave to this consumer, comes first.
+        """
         hand, mine, opened = self._hand, self.words, self.opened
         while True:
             one = next((one for one in tuple(hand) if one[0] not in self._late), None)
@@ -174,8 +177,8 @@ class Consumer(Receiver):
             if aside is None:
                 continue
             stamp, count = aside
-            # Earlier entries that the producer itself gave to this consumer come first. The tail is
-            # read again, because the handed-out entry may be newer than the tail that look() read.
+            # The tail is read again, because the handed-out entry may be newer than the tail that
+            # _look_in_entries() read.
             before = self._look_in_ring(producer, min(stamp - 1, opened.tail(producer)))
             if before is not None:
                 return before
@@ -185,7 +188,7 @@ class Consumer(Receiver):
             made = None if entry is None else SharedBuffer(record, *entry)
             at = opened.terms.held(producer, buffer)
             # One step: no signal handler and no other thread runs between these statements. Before
-            # this step, a handler may have received the entry.
+            # this step, a signal handler may have received the entry, so the entry is checked.
             if one in hand and hand[one] is aside and self.session:
                 del hand[one]
                 if made is not None:
@@ -274,7 +277,11 @@ class Consumer(Receiver):
         return None
 
     def _read(self, producer: int, buffer: int, stamp: int, target: int = 0) -> _Entry | None:
-        """Return an entry, ``_LATER``, or None if the entry was dropped or has another target."""
+        """Return an entry.
+
+        Return ``_LATER`` if the entry is not ready, and None if it was dropped or has another
+        target.
+        """
         opened, terms = self.opened, self.opened.terms
         ring_, at, held = opened.segments[producer], self._entries + ENTRY_WORDS * buffer, 0
         if ring_[at] & ~DROPPING != stamp or (target and ring_[at + TARGET] != target):
@@ -300,7 +307,8 @@ class Consumer(Receiver):
             return entry
         is_open = opened.member(producer)
         if found == stamp | DROPPING and is_ready and not is_open:
-            # The producer died before it dropped the entry. The next producer sees the hold.
+            # The producer's session ended before the drop was complete. The next producer of the
+            # ring sees the ``held`` word, and does not drop the entry.
             return entry
         if found & ~DROPPING == stamp and is_open:
             entry = _LATER
@@ -337,7 +345,8 @@ class Consumer(Receiver):
             msg = "the queue has ended: its producers have closed, and everything was read"
             raise QueueEndedError(msg, operation="get")
         if self.waits_for_streams() and words.load(control, WANT):
-            # A stream may have made an entry ready, or released a buffer. Streams ring no bell.
+            # A stream may have made an entry ready, or released a buffer. Streams ring no bell, so
+            # this process rings the bell of the owner.
             ring(opened.owner_bell)
         self.check()
 

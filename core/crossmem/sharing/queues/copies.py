@@ -75,7 +75,7 @@ def _copy_of_bytes(item: Any) -> _Copy:
 
 
 def _copy_of_array(item: Any) -> _Copy | None:
-    """Plan the copy of an array or tensor in C order. Return None for other objects."""
+    """Plan a copy, in C order, of an array or tensor. Return None for other objects."""
     # A queue without arrays needs none of these modules.
     with MODULES:
         from crossmem.arrays import Layout

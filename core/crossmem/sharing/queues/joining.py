@@ -19,11 +19,12 @@ _PAUSE_S: Final = 5e-5
 def is_open(
     control: memoryview, at: int, wish: int, end: float, check: Callable[[], None]
 ) -> bool | None:
-    """Return True if the owner has opened a session and is in no round, else None.
+    """Return True if the session is open and no round runs.
 
-    The round that opens the session also hands out the first entries of the session, so this
-    process waits for the end of that round. The process cannot tell a later round from that one,
-    and the end of a later round may wake no process. So this function polls until no round runs.
+    Return None if the session is not open, or if a round still runs at the time ``end``. The round
+    that opens the session also hands out the first entries of the session, so the joining process
+    waits for the end of that round. The process cannot tell that round from a later one, and the
+    end of a later round may wake no process. So this function polls while a round runs.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ def is_open(
     end
         The value of ``time.monotonic()`` at which the wait ends.
     check
-        Raises if the owner is dead, or has closed the queue.
+        Raises if the session cannot begin, for example because the owner is dead.
     """
     while words.observe(control, at) == wish:
         if not words.observe(control, ROUND):

@@ -10,8 +10,8 @@ place    a consumer      how far it has read each ring; which entries it holds a
 ======== =============== ==========================================================================
 
 A producer numbers its entries in the order of the puts, from 1 on. This number is the stamp of the
-entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. A member
-word is odd while a session is open, and then is the number of that session.
+entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. The member
+word of a ring or place is odd while a session is open, and is equal to the number of that session.
 """
 
 from dataclasses import dataclass
@@ -41,10 +41,10 @@ SLEEPING: Final = 1
 TAIL: Final = 2
 """The last published stamp."""
 DROPS: Final = 3
-"""Number of entries that the producers dropped."""
+"""Number of entries that the producers of this ring have dropped."""
 JOINED: Final = 4
-"""The number of the session, as soon as the producer can allocate. If the call that joins is
-interrupted before that, the session does not count as a producer of the queue."""
+"""The number of the session, as soon as the producer can allocate. A session that ends before this
+word is written does not count as a producer of the queue."""
 # Words of a place.
 HANDED: Final = 2
 """Number of entries from the owner's hand-outs that the consumer has read."""
@@ -65,8 +65,9 @@ WAITING: Final = 4
 ROUND: Final = 5
 """1 while the owner opens sessions and hands out entries."""
 SESSIONS: Final = 6
-"""Number of rounds in which the owner has opened, ended or denied sessions."""
+"""A number that grows in each round in which the owner opens, ends or denies sessions."""
 
+# Values of END. The value 0 means that entries may be put.
 FINISHED: Final = 1
 """No further entry will be put. Waiting or held entries may still be delivered."""
 ENDED: Final = 2
@@ -74,7 +75,8 @@ ENDED: Final = 2
 CLOSED: Final = 3
 """The owner has closed the queue."""
 
-# Words of an entry. The producer writes the stamp after the other words, and the tail at the end.
+# Words of an entry. The producer writes the stamp after the other words of the entry, and then
+# writes the tail of the ring.
 ENTRY_WORDS: Final = 18
 STAMP: Final = 0
 TARGET: Final = 1
@@ -87,7 +89,7 @@ READY: Final = 4
 USER: Final = 5
 
 GIVEN_UP: Final = 255
-"""In a decision, instead of the consumer's number: the owner has given up the entry."""
+"""The number in a decision if the owner has given up the entry instead of choosing a consumer."""
 
 
 def target_of(consumer: int, session: int) -> int:
@@ -140,7 +142,7 @@ class Terms:
     # Words of a place.
 
     def start(self, producer: int) -> int:
-        """Return the word with the tail of a ring at the beginning of this session."""
+        """Return the word with the tail of a ring at the beginning of the consumer's session."""
         return HEADER_WORDS + producer
 
     def read(self, producer: int) -> int:

@@ -183,7 +183,7 @@ def open_queue(
         raise StaleHandleError(msg, operation="open_queue", hint=hint) from error
     except AccessDeniedError as error:
         if error.hint and "allow=" in error.hint:
-            error.hint = "the owner makes the queue with device.queue(allow=...)"
+            error.hint = "the owner admits processes with device.queue(allow=...)"
         raise
     with mapped as directory:
         found = read_directory(directory)

@@ -28,7 +28,8 @@ from crossmem.sharing.queues.layout import (
 __all__ = ["LOOK_S", "Opened", "ring"]
 
 LOOK_S: Final = 0.25
-"""The longest sleep between two checks of the owner, and the age limit of a check, in seconds."""
+"""The longest sleep before the next check of the owner, in seconds. The result of a check is used
+for the same time."""
 
 
 def ring(bell: int) -> None:

@@ -57,7 +57,7 @@ class Queues(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Close the queues, so that the other processes see their end."""
+        """Close the queues, so that the other processes see that the queues have ended."""
         for owner in list(self.owned):
             owner.close()
 
@@ -90,7 +90,7 @@ def refusal_of(error: Exception) -> InvalidHandleError:
 def _check_directory(
     found: dict[str, Any], role: QueueRole
 ) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
-    """Check a directory. Return its terms, the shared handles, and handles of the role's places."""
+    """Check a directory. Return its terms, the handles to map, and handles of the role's places."""
     try:
         terms = Terms(**found["terms"])
         named, mine = ([handle_in(one) for one in found[name]] for name in ("shared", "mine"))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's side of a queue: its sessions, and the entries that it hands out.
+"""The owner of a queue: it opens and ends sessions, and hands out entries that were left to it.
 
 The lease server's thread calls :meth:`QueueOwner.tend` when a process rings the owner's bell, and
-when a producer or consumer dies. The method only reads and writes words, and rings bells. A busy
-owner delays only the entries that were left to the owner, and the beginnings and ends of sessions.
-After a change of sessions, the method reads all entries again, because a peer may die at any step.
+when a producer or consumer dies. The method only reads and writes words, and rings bells. An owner
+that is busy with other work delays only the entries that were left to it, and the beginnings and
+ends of sessions. After a change of sessions, the method reads all entries again. So it need not
+know at which step a peer has died.
 """
 
 import os
@@ -45,7 +46,7 @@ __all__ = ["QueueOwner"]
 
 
 class QueueOwner:
-    """A queue of this process.
+    """A queue that this process owns.
 
     Parameters
     ----------
@@ -62,19 +63,20 @@ class QueueOwner:
         self.terms = terms
         self._lock = ordered_lock(Rank.STATE)
         self._is_finished = False
-        """Whether no further producer will open the queue."""
+        """Whether :meth:`finish` was called, so that the queue waits for no further producer."""
         self._unjoined: set[tuple[int, int]] = set()
-        """Places and sessions of producers whose sessions ended before they could allocate."""
+        """Pairs (ring, session), for sessions that ended before the producer could allocate."""
         self._revoked: set[int] = set()
         """The pids of processes whose roles were revoked."""
         self._suspects: set[int] = set()
         """Rings and places whose process may have died or lost its roles."""
         self._turns = [0, 0]
-        """The producer and the consumer whose turn is next."""
+        """The numbers of the producer and consumer at which :meth:`_give` begins to search."""
         self._is_tending = False
         self._changes = 0
-        """Number of changes of sessions and of the word END. Each of the next attributes says up to
-        which change a step was done. The next call of :meth:`tend` repeats an interrupted step."""
+        """Number of changes of sessions and of the word END. ``_announced``, ``_woken`` and
+        ``_handed_out`` say up to which change a step of :meth:`tend` is complete. If the step was
+        interrupted, the next call of :meth:`tend` repeats it."""
         self._announced = self._woken = 0
         self._handed_out = -1
         self.segments = Segments(process, device, terms, allow)
@@ -99,12 +101,13 @@ class QueueOwner:
         self.tend()
 
     def tend(self) -> None:
-        """Open and end sessions, hand out the entries that wait, and end the queue."""
+        """Open and end sessions, hand out entries that wait, and end the queue if it is due."""
         with self._lock:
             if self.opened.end == CLOSED:
                 return
             if self._is_tending:
-                # A signal handler has interrupted this method. The server's thread calls it again.
+                # This call runs in a signal handler, which has interrupted another call of the
+                # method. The lease server's thread will call the method again.
                 ring(self.opened.owner_bell)
                 return
             try:
@@ -116,8 +119,8 @@ class QueueOwner:
                 if changes != self._announced:
                     words.release()
                     words.store(self._control, SESSIONS, self._control[SESSIONS] + 1)
-                    # After the barrier, a producer sees the end of a session, or this call sees
-                    # the entry that the producer gave to that session.
+                    # After the barrier, either a producer sees that a session has ended, or this
+                    # call sees the entry that the producer gave to that session.
                     words.barrier()
                     self._announced = changes
                 is_changed, self._handed_out = changes != self._handed_out, -1
@@ -125,8 +128,8 @@ class QueueOwner:
                 self._end(is_settled=is_settled)
                 self._handed_out = changes
             finally:
-                # No call precedes these statements on processors that keep stores in order, so no
-                # signal handler can prevent them.
+                # A signal handler can raise only at a call or at a backward jump. On processors
+                # that keep stores in order, neither precedes these stores, so both always happen.
                 if not IS_ORDERED:
                     words.release()
                 self._is_tending = False
@@ -176,7 +179,7 @@ class QueueOwner:
             words.store(control, at, wish)
 
     def _has_gone(self, place: int) -> bool:
-        """Whether a place has no process, or its process has lost its roles."""
+        """Whether no process has a ring or place, or the process that has it was revoked."""
         export, leases = self.segments.exclusive[place], self.process.start_server().leases
         with leases.lock:
             slot, number = export.slot, export.handle.export
@@ -193,14 +196,15 @@ class QueueOwner:
         self.tend()
 
     def _recover(self, target: int) -> None:
-        """When a session ends, recover its entries or count them as lost."""
+        """Recover the unreleased entries of a session that ends, or count them as lost."""
         terms, control = self.terms, self._control
         consumer = (target >> 48) - 1
         for one in self._published.all():
             if one.target != target or self._published.is_released(one, consumer):
                 continue
             is_read = self._published.is_read(one, consumer)
-            # After ENDED, no consumer waits for entries any more.
+            # After ENDED, no other consumer waits for an entry. So entries that this consumer has
+            # not read are lost, too.
             if not terms.redeliver and (is_read or self.opened.end == ENDED):
                 at = terms.decision(one.producer, one.buffer)
                 words.store(control, at, one.stamp << 8 | GIVEN_UP)
@@ -213,7 +217,7 @@ class QueueOwner:
     # Entries ------------------------------------------------------------------------------
 
     def _hand_out(self, *, is_changed: bool) -> bool:
-        """Hand waiting entries to consumers with room; return whether the queue could end now."""
+        """Hand waiting entries to consumers with room. Return whether no entry delays the end."""
         terms, control, published = self.terms, self._control, self._published
         rings = published.rings
         for is_last_try in (False, True):
@@ -224,7 +228,8 @@ class QueueOwner:
             self._give()
             for producer, ring_ in enumerate(rings):
                 left = ring_.waiting
-                # The next call handles entries that were published after the tails were read.
+                # Entries that were published after the tails were read count as undecided. The
+                # next call handles them.
                 words.store(
                     control, terms.decided(producer), left[0].stamp - 1 if left else tails[producer]
                 )
@@ -236,7 +241,8 @@ class QueueOwner:
             words.store(control, WANT, LATE if are_late else not is_settled)
             if is_settled or is_last_try:
                 break
-            # A consumer that released before it saw WANT has rung no bell, so the loop repeats.
+            # A consumer that released a buffer before it saw WANT has not rung the owner's bell.
+            # So the loop looks for releases once more.
             words.barrier()
         return is_settled
 
@@ -281,7 +287,7 @@ class QueueOwner:
             target = target_of(consumer, opened.consumer(consumer))
             known, given = (target, one.deliveries), one._replace(target=target, is_handed=True)
             words.release()
-            # One step: no signal handler and no other thread runs before the last of these stores.
+            # One step: no signal handler and no other thread runs between the next assignments.
             control[handed] = position + 1
             published.given[key] = known
             published.rings[producer].given[one.buffer] = given
@@ -303,7 +309,8 @@ class QueueOwner:
             return
         if not end and terms.redeliver:
             words.store(self._control, END, FINISHED)
-            # Now unreleased entries also count as unsettled, and releases ring the bell.
+            # From now on, entries that consumers hold also delay the end. While there are such
+            # entries, each release rings the owner's bell.
             is_settled = self._hand_out(is_changed=True)
         found = ENDED if is_settled else FINISHED
         if found != end:
@@ -319,5 +326,5 @@ class QueueOwner:
 
 
 def _next(turn: int, several: Collection[int]) -> int:
-    """Return the smallest number from ``turn`` on; if there is none, the smallest of all."""
+    """Return the smallest number that is at least ``turn``; if there is none, the smallest."""
     return min(several, key=lambda one: (one < turn, one))

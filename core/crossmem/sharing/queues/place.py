@@ -4,8 +4,8 @@
 A process takes a place by an exclusive import of the place's segment. With the word WISH of the
 segment, the process asks the owner for a session. The owner opens and ends sessions in the control
 segment. A session ends when the process withdraws its wish or dies, or by
-:meth:`crossmem.Queue.revoke`. The owner settles the entries of a session before it opens the next
-session of the place.
+:meth:`crossmem.Queue.revoke`. Before the owner opens the next session of the place, it decides what
+happens to the unreleased entries of the previous session.
 
 Before a process sleeps on its eventfd, it sets SLEEPING, executes the barrier, and reads the queue
 once more. A peer first stores a change, such as a new entry, and then reads SLEEPING. If SLEEPING
@@ -42,14 +42,14 @@ __all__ = ["PAUSE_S", "Place"]
 _T = TypeVar("_T")
 
 _SPIN_S: Final = 100e-6
-"""How many seconds a process polls before it sleeps. A wake-up takes some 50 microseconds. With
-shorter polls, two processes that answer each other would sleep at each entry."""
+"""How many seconds a process polls before it sleeps. A wake-up takes some 50 microseconds. If the
+time were shorter, two processes that answer each other's entries would sleep before each answer."""
 PAUSE_S: Final = 1e-3
-"""The pause between two reads of words in a wait that no eventfd ends, in seconds."""
+"""Seconds between two reads of the words, in a wait that no eventfd ends."""
 
 
 class Place:
-    """The ring or place that this process writes, and its session.
+    """The ring or place that this process writes, and the session in it.
 
     Parameters
     ----------
@@ -70,14 +70,15 @@ class Place:
         """Whether hand-overs need neither a fence nor a wait for the work of the device."""
         self._member = opened.terms.member(place)
         self.is_armed = False
-        """Whether the eventfd was given out, so that a selector may watch it."""
+        """Whether :meth:`fileno` was called, so that a selector may watch the eventfd."""
         self._pointer = pointer
         self._pages: set[int] = set()
         """Pages with words that streams write."""
         self.sleepers = 0
         """Number of threads and tasks that wait."""
         self.turns: dict[Any, Any] = {}
-        """By event loop, the lock of the task that waits; see :func:`waiting.repeat`."""
+        """For each event loop, the lock that its waiting tasks take in turn, see
+        :func:`waiting.repeat`."""
         self._bell = opened.bells[place]
 
     # The session --------------------------------------------------------------------------
@@ -135,19 +136,20 @@ class Place:
             raise self._revoked()
 
     def is_open(self) -> bool:
-        """Whether session and queue are open, and the last check of the owner is recent enough."""
+        """Whether the session and the queue are open, and no new check of the owner is due."""
         opened = self.opened
         control = opened.control
         is_mine = control[self._member] == self.session
         return is_mine and not control[END] and monotonic() < opened.look_at
 
     def check(self) -> None:
-        """Raise if the session or, for a producer, the queue has ended.
+        """Raise if this process cannot use the ring or place any more.
 
         Raises
         ------
         ClosedError, OwnerGoneError, AccessDeniedError
-            The message says why the session or the queue has ended.
+            The session has ended, or the owner has closed the queue or is dead. For a producer,
+            also: the queue has ended.
         """
         opened = self.opened
         if not self.session:
@@ -179,7 +181,7 @@ class Place:
         ring(self.opened.owner_bell)
 
     def leave_pages(self) -> None:
-        """Wait until no stream writes words of this process, and give up their registered pages."""
+        """Wait until no stream writes words of this process. Unregister the pages of the words."""
         driver = stream_words_of(self.opened.device.driver)
         if self._pages and driver is not None:
             wait_for_work(self.opened.device)
@@ -212,13 +214,13 @@ class Place:
         cast("Streams", device.driver).synchronize_stream(device.ordinal, stream)
 
     def finish_work(self, stream: int | None) -> CrossmemError | None:
-        """Without a stream, wait for all work of a GPU or NPU. Return the work's failure."""
+        """Wait for all work of a GPU or NPU if ``stream`` is None. Return the work's failure."""
         if stream is None and not self.opened.device.capabilities.host_visible:
             return wait_for_work(self.opened.device)
         return None
 
     def waits_for_streams(self) -> bool:
-        """Whether this process waits for a word that a stream writes. Streams ring no bell."""
+        """Whether this process must poll, because it waits for a word that a stream writes."""
         raise NotImplementedError
 
     # Sleep --------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ class Place:
         return self._bell
 
     def _sleep(self, timeout_s: float, *, polls: bool) -> None:
-        """Sleep until the bell rings, at most LOOK_S; with ``polls``, sleep at most PAUSE_S."""
+        """Sleep until the bell rings, at most LOOK_S. With ``polls``, sleep for PAUSE_S instead."""
         if polls:
             time.sleep(min(timeout_s, PAUSE_S))
         else:
@@ -264,7 +266,7 @@ class Place:
             pass
         if found is not None:
             return found
-        # This releases the buffers whose objects the application has dropped.
+        # The next call releases the buffers whose objects the application has dropped.
         self.opened.process.drain()
         self.sleepers += 1
         try:
@@ -287,7 +289,7 @@ class Place:
                     if left_s <= 0:
                         return None
                     self._sleep(left_s, polls=polls())
-                    # A value found here saves the steps of the next sleep.
+                    # If this look finds a value, the thread needs no further barrier.
                     if (found := look()) is not None:
                         return found
             finally:
@@ -304,9 +306,9 @@ class Place:
     def keep(self, found: object) -> None:
         """Wake another waiter for a value that no caller gets, because a signal handler raised.
 
-        :class:`Receiver` also keeps the value.
+        :class:`Receiver` also keeps the value for a later call.
         """
         del found
         if self.sleepers or self.is_armed:
-            # As at the end of wait().
+            # As in wait(), this thread may have consumed the wake-up.
             ring(self._bell)

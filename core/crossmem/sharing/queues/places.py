@@ -19,7 +19,8 @@ __all__ = ["JOIN_PAUSE_S", "Places", "TakenPlaces", "take_place"]
 
 JOIN_PAUSE_S: Final = 1e-3
 _GRACE_S: Final = 0.5
-"""How long a place may take to become free after its process has died."""
+"""How many seconds :func:`take_place` retries if all places are taken. The place of a process that
+has just died is not free at once."""
 _PAUSE_S: Final = 2e-3
 
 
@@ -75,7 +76,8 @@ class Places(Record):
         """
         me = get_ident()
         try:
-            # A lock instead of the dict would be held while the driver maps memory.
+            # The entry in the dict replaces a lock, because a thread should hold no lock while it
+            # waits for the owner's reply and while the driver maps memory.
             while True:
                 if self._joining.setdefault(role, me) == me:
                     break
@@ -92,7 +94,7 @@ class Places(Record):
                 del self._joining[role]
 
     def check_role(self, role: QueueRole) -> None:
-        """Raise if this process takes no place for a role any more."""
+        """Raise if this process may take no further place for a role."""
         if self.is_ending:
             msg = "this process has closed the queue"
             raise ClosedError(msg, hint="open its handle again, or make a new queue")
@@ -125,7 +127,7 @@ def take_place(
     timeout_s
         How long the owner may take to reply, in seconds.
     order
-        Returns the indices of the places that may be tried, in order; None: all.
+        Returns the indices of the places to try, in order. None tries all in the order of ``mine``.
 
     Raises
     ------

@@ -37,7 +37,7 @@ __all__ = ["Producer"]
 
 
 class Producer(Place):
-    """The place of this process as a producer; see :class:`Place`."""
+    """The ring of this process as a producer; see :class:`Place`."""
 
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
@@ -45,12 +45,13 @@ class Producer(Place):
         self._is_one = opened.terms.delivery == "one"
         self._bytes = self.words.cast("B")
         self._flying: dict[int, tuple[int, int]] = {}
-        """Published entries that were not released. A key is a buffer, a value (stamp, target)."""
+        """For each buffer whose published entry was not released, the stamp and the target."""
         self._free: deque[int] = deque()
         self._given: Counter[int] = Counter()
         """For each target, the number of its unreleased entries."""
         self._left = 0
-        """The stamp of the last entry that was left to the owner; 0 after :meth:`_count_handed`."""
+        """The stamp of the last entry that was left to the owner; 0 if the owner has decided about
+        all such entries, and :meth:`_count_handed` has counted them."""
         self._turn = 0
         # Indices of the words that each hand-over uses.
         terms = opened.terms
@@ -60,7 +61,7 @@ class Producer(Place):
         self._released = terms.released(place, 0)
         self._changes = -1
         self._targets: list[int] = []
-        """The targets of the consumers when the word SESSIONS was ``_changes``."""
+        """The targets of the consumers at the time when the word SESSIONS was ``_changes``."""
 
     @override
     def begin(self) -> None:
@@ -96,7 +97,7 @@ class Producer(Place):
     # Buffers ------------------------------------------------------------------------------
 
     def hand_out(self) -> SharedBuffer | None:
-        """Return a free buffer on the hot path; None if :meth:`take` must search for one."""
+        """Return a free buffer on the hot path; None if the caller must use :meth:`take`."""
         free = self._free
         if not free and self.is_plain:
             with self.lock:
@@ -150,7 +151,7 @@ class Producer(Place):
         is_plain, flying, given = self._is_one and self.is_plain, self._flying, self._given
         for buffer, (stamp, target) in list(flying.items()):
             consumer = target >> 48
-            # The usual case needs no call: this producer has chosen the consumer.
+            # In the usual case, this producer has chosen the consumer, and the check needs no call.
             if is_plain and 0 < consumer <= count and control[decision + buffer] >> 8 != stamp:
                 if segments[first + consumer][released + buffer] != stamp:
                     continue
@@ -192,7 +193,7 @@ class Producer(Place):
         return released == stamp
 
     def _is_seen(self, buffer: int, stamp: int) -> bool:
-        """Whether each consumer has released an entry, has joined after it, or has left."""
+        """Whether each consumer has released an entry, has joined after its put, or has left."""
         opened, start = self.opened, self.opened.terms.start(self.place)
         first = opened.terms.producers
         return all(
@@ -215,11 +216,12 @@ class Producer(Place):
             if not self._is_held(buffer, stamp):
                 if not self._is_back(buffer, stamp, target):
                     # No consumer has received and released the entry in the meantime. The drop is
-                    # counted first, so that each drop is counted even if this process is killed.
+                    # counted before it happens, so that a kill between the two loses no count.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 words.store(mine, at_of(buffer), 0)
                 self._take_entry(buffer, target)
-                # The consumer of the dropped entry may now have room for an entry that waits.
+                # The consumer of the dropped entry may now have room for an entry that was left to
+                # the owner.
                 if words.load(self.opened.control, WANT):
                     ring(self.opened.owner_bell)
                 return
@@ -240,7 +242,7 @@ class Producer(Place):
     # Entries ------------------------------------------------------------------------------
 
     def put(self, record: BufferRecord, length: int, user_data: bytes, stream: int | None) -> None:
-        """Publish a buffer. If the call raises before that, ``record.is_done`` is False."""
+        """Publish a buffer. If an error prevents the publication, ``record.is_done`` is False."""
         wanted = 0
         if stream is not None or not self.is_plain:
             if (failure := self.finish_work(stream)) is not None:
@@ -260,7 +262,7 @@ class Producer(Place):
         self._tell(target)
 
     def _sign(self, buffer: int, stream: int) -> int:
-        """Let a stream make the entry ready, and return the value that the stream will write.
+        """Let a stream make a buffer's entry ready. Return the value that the stream will write.
 
         If streams cannot write words, wait for the stream and return 0.
         """
@@ -279,7 +281,8 @@ class Producer(Place):
         mine, buffer, depth = self.words, record.buffer, self.opened.terms.depth
         at = self._entry + ENTRY_WORDS * buffer
         first = 8 * (at + USER)
-        # A key that is missing in the step below would call a method written in Python.
+        # For a missing key, Counter calls a Python method. In this method, a signal handler could
+        # interrupt the step below.
         self._given.setdefault(target, 0)
         # One step on processors that keep stores in order: no signal handler and no other thread
         # runs before the end of this function. So a handler that puts an entry uses another stamp.
@@ -302,7 +305,7 @@ class Producer(Place):
             words.release()
         if not target:
             self._left = stamp
-        # One step on each processor.
+        # On each processor, the next assignments are one step.
         record.is_done = True
         self._flying[buffer] = stamp, target
         mine[TAIL] = stamp
@@ -312,7 +315,7 @@ class Producer(Place):
         """Return the target of the next entry: a consumer with room; 0 leaves it to the owner."""
         control, given, prefetch = self.opened.control, self._given, self.opened.terms.prefetch
         if self._left and control[self._decided] < self._left:
-            # Entries that were left to the owner come first.
+            # Earlier entries that were left to the owner come first.
             return 0
         self._count_handed()
         if (changes := words.observe(control, SESSIONS)) != self._changes:
@@ -360,8 +363,8 @@ class Producer(Place):
         place = opened.terms.producers + (target >> 48) - 1
         if target and (opened.terms.is_fenced or opened.segments[place][SLEEPING]):
             opened.wake(place)
-        # The owner ends a session, executes the barrier, and then reads the entries. So the owner
-        # sees the entry, or this process sees the end of the session.
+        # The owner ends a session, executes the barrier, and then reads the entries. So either the
+        # owner sees the new entry, or this process sees the end of the session and rings the bell.
         if not target or opened.control[HEADER_WORDS + place] != target & MAX_STAMP:
             ring(opened.owner_bell)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's knowledge of the entries that producers have published.
 
-A peer may die at any step, and a hostile peer may write any words. So the owner uses an entry only
-while the words in the ring have the entry's stamp.
+A producer may drop an entry or die at any step, and a hostile producer may write any words. So the
+owner forgets an entry when it sees that the buffer's stamp in the ring has changed.
 """
 
 from collections import Counter, deque
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     stamp: int
     buffer: int
     target: int
-    """The consumer and session that have the entry; 0 if no consumer has it."""
+    """The consumer and session to which the entry was given; 0 if it was given to none."""
     is_handed: bool
     """Whether the owner, not the producer, has determined the target."""
     deliveries: int
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Ring:
-    """The owner's knowledge of a producer's entries, up to a stamp."""
+    """The owner's knowledge of a producer's entries, up to the stamp ``seen``."""
 
     seen: int = 0
     """The last stamp that was read."""
@@ -62,8 +62,8 @@ class Published:
         self._control = opened.control
         self.rings = [Ring() for _ in range(self.terms.producers)]
         self.given: dict[tuple[int, int], tuple[int, int]] = {}
-        """Entries that the owner has handed out or recovered. A key is (producer, stamp), a value
-        (target, delivery count)."""
+        """For each entry that the owner has handed out or recovered, the target and the number of
+        deliveries. A key is (producer, stamp)."""
 
     def _entries(self, producer: int, tail: int) -> tuple[list[Entry], bool]:
         """Return the published entries of a producer up to a stamp, sorted by stamp.
@@ -104,8 +104,8 @@ class Published:
     def read(self, producer: int, tail: int, *, is_changed: bool) -> None:
         """Bring the knowledge of a producer's entries up to date.
 
-        If no session has changed, the new entries suffice. A read of all entries takes time in
-        proportion to the depth.
+        If no session has changed, this method usually reads only the new entries, because the time
+        to read all entries is proportional to the depth.
         """
         ring_ = self.rings[producer]
         new = None if is_changed or ring_.is_late else self._new_entries(producer, tail)
@@ -117,7 +117,7 @@ class Published:
         for given in list(ring_.given.values()):
             if self.is_released(given, (given.target >> 48) - 1) or not self._is_there(given):
                 del ring_.given[given.buffer]
-        # A producer that drops entries begins with the oldest.
+        # A producer drops the oldest entries first, so dropped entries are at the front.
         while ring_.waiting and not self._is_there(ring_.waiting[0]):
             ring_.waiting.popleft()
         for one in new:
@@ -130,14 +130,14 @@ class Published:
             else:
                 ring_.waiting.append(one)
         if len(ring_.waiting) > self.terms.depth:
-            # A hostile peer can let entries vanish behind one that waits.
+            # A hostile producer can replace entries that are not at the front.
             ring_.waiting = deque(filter(self._is_there, ring_.waiting))
 
     def _new_entries(self, producer: int, tail: int) -> list[Entry] | None:
         """Return the entries since the last read; None if the ring does not have all of them.
 
-        The ring has the buffers of the last ``depth`` stamps. The producer may be replacing the
-        oldest one.
+        The ring has the buffer numbers of the last ``depth`` stamps. The producer may be replacing
+        the oldest of these numbers.
         """
         terms, segment = self.terms, self.opened.segments[producer]
         first = self.rings[producer].seen + 1
@@ -162,7 +162,7 @@ class Published:
         return [one for one in entries if self._is_there(one)]
 
     def _is_there(self, one: Entry) -> bool:
-        """Whether the buffer still has the entry."""
+        """Whether the buffer of an entry still has the entry."""
         segment = self.opened.segments[one.producer]
         return segment[self.terms.entry(one.buffer)] & ~DROPPING == one.stamp
 
@@ -181,7 +181,7 @@ class Published:
     def is_ready(self, one: Entry) -> bool:
         """Whether an entry can be read now: no stream fills it, and no producer drops it."""
         segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
-        # The mark DROPPING of a dead producer has no effect.
+        # The mark DROPPING has no effect after the end of the producer's session.
         is_whole = segment[at] == one.stamp or not self.opened.member(one.producer)
         return is_whole and segment[at + READY] >= segment[at + WANTED]
 

@@ -29,8 +29,9 @@ __all__ = ["Queue"]
 class Queue(Endable):
     """A bounded queue of device buffers between processes.
 
-    Made by :meth:`crossmem.Device.queue` in its owner, and by :func:`crossmem.open_queue` in other
-    processes. A context manager. The owner may put and get, too. Iteration ends with the queue.
+    Made by :meth:`crossmem.Device.queue` in the owner, and by :func:`crossmem.open_queue` in other
+    processes; a context manager that closes it. The owner may put and get, too. Iteration yields
+    received buffers until the queue ends.
 
     Attributes
     ----------
@@ -108,7 +109,7 @@ class Queue(Endable):
         Parameters
         ----------
         timeout
-            Seconds to wait for a free buffer with ``overflow="wait"``; 0 does not wait; None waits
+            With ``overflow="wait"``: seconds to wait for a free buffer; 0 does not wait; None waits
             as long as the owner lives.
 
         Raises
@@ -118,7 +119,7 @@ class Queue(Endable):
         BusyError
             All places for producers are taken.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            This process opened the queue to consume, or nothing can be put any more.
+            This process opened the queue to consume, cannot put any more, or is a forked child.
         """
         record = self._record
         known = None if record is None else record.producer
@@ -162,7 +163,7 @@ class Queue(Endable):
         timeout
             For a copied item: the time limit of :meth:`allocate`.
         copy
-            ``"allow"`` or True permits a copy. None refuses each item that is not a buffer.
+            ``"allow"`` or True permits a copy. None or False refuses an item that is not a buffer.
 
         Raises
         ------
@@ -175,7 +176,7 @@ class Queue(Endable):
         QueueFullError, InvalidSizeError
             No buffer became free in time, or the item does not fit.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            As for :meth:`allocate`, or the buffer was handed over before.
+            As for :meth:`allocate`, or the buffer was handed over or released before.
         """
         number = None if stream is None else stream_on(self.device, stream)
         record = self._record
@@ -201,7 +202,7 @@ class Queue(Endable):
             raise
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
-        """Put several items in order; see :meth:`put`. Items before a failed item are put."""
+        """Put several items in order; see :meth:`put`. The items before a failed one stay put."""
         for item in items:
             self.put(item, **options)
 
@@ -213,7 +214,7 @@ class Queue(Endable):
         timeout
             Time limit in seconds; 0 does not wait; None waits until the queue ends.
         stream
-            No effect: a buffer arrives only when the work that fills it is complete.
+            Checked but not used: a buffer arrives only when the work that fills it is complete.
 
         Raises
         ------
@@ -273,7 +274,7 @@ class Queue(Endable):
 
         When ``select`` reports the descriptor, call :meth:`get` with ``timeout=0`` until the call
         raises :class:`QueueEmptyError`. The owner's death does not make the descriptor readable. So
-        give ``select`` a timeout, and call :meth:`get` after the timeout.
+        give ``select`` a timeout, after which :meth:`get` finds out whether the owner is dead.
         """
         return self._consumer().fileno()
 
@@ -286,8 +287,7 @@ class Queue(Endable):
     ) -> None:
         """Put an item; see :meth:`put`. The event loop runs while all buffers are in use.
 
-        Unless ``overflow`` is ``"wait"``, this method raises :class:`QueueFullError` if it gets no
-        buffer at once.
+        Without ``overflow="wait"``, the call raises :class:`QueueFullError` if no buffer is free.
         """
         producer = self._producer()
         call = partial(self.put, item, stream=stream, timeout=0, copy=copy)
@@ -315,7 +315,7 @@ class Queue(Endable):
         WaitTimeoutError
             Too few joined in time. The message says how many there are.
         InvalidSizeError
-            The queue has fewer places, or a number is not an integer from 0 on.
+            The queue has fewer places, or a number is negative or not an integer.
         """
         timeout_s = check_wait(timeout, default_s=self._process.settings.timeout_s)
         waiting.for_members(lambda: self._usable().tended(), producers, consumers, timeout_s)
@@ -323,17 +323,17 @@ class Queue(Endable):
     def finish(self) -> None:
         """Declare that this process puts nothing more.
 
-        The queue ends when all ``producers=`` producers have joined, and then have finished, closed
-        or died. After the owner's call of this method, the queue waits for no further producer.
+        The queue ends when ``producers=`` producers have joined, and each has finished, closed or
+        died. After the owner's call of this method, the queue waits for no further producer.
         """
         self._usable().finish()
 
     def revoke(self, pid: int) -> None:
         """Revoke the roles of a process. The process cannot open this queue again.
 
-        The next calls of that process raise :class:`AccessDeniedError`. Consumers do not get the
-        entries that it puts after this call. The entries that it holds are lost or delivered again,
-        as after its death. Its mappings remain, so a hostile process can still write to buffers.
+        Later calls of the process on this queue raise :class:`AccessDeniedError`. Consumers get no
+        entry that the process puts later. Entries that it holds are lost or delivered again, as
+        after its death. Its mappings remain, so a hostile process can still write to buffers.
 
         Parameters
         ----------
@@ -359,7 +359,7 @@ class Queue(Endable):
 
         The owner's call closes the queue for all processes. Consumers still get the entries that
         were given to them. Entries that wait for a consumer with room are lost. To lose none, the
-        owner first calls :meth:`finish`, and waits for the consumers.
+        owner first calls :meth:`finish`, and waits until the consumers have read everything.
 
         Raises
         ------

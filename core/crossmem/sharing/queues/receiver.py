@@ -22,11 +22,11 @@ class Receiver(Place):
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
         self.held: dict[BufferRecord, bool] = {}
-        """The buffers that the application has received and not released. The value says whether a
-        thread is giving the release to a stream."""
+        """The buffers that the application has received and not released. A value says whether a
+        thread is about to let a stream release the buffer."""
         self.kept: list[SharedBuffer] = []
-        """Received buffers that no caller has, because a signal handler raised. The next calls
-        return them first."""
+        """Received buffers that no caller has, because a signal handler raised. The next calls of
+        :meth:`Consumer.look` return them first."""
         self._released = opened.terms.released(0, 0)
 
     @override
@@ -64,7 +64,9 @@ class Receiver(Place):
         deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
-        # A thread records a copy or a view first, and then reads ``buffer._record`` again.
+        # A thread that copies or views the buffer first records the copy or view, and then reads
+        # ``buffer._record`` again. So either this step sees the copy or view, or that thread sees
+        # that the buffer has ended.
         if (
             buffer._record is record
             and buffer._anchor is anchor
@@ -108,7 +110,7 @@ class Receiver(Place):
         if driver is not None and stream is not None:
             self._release_on(driver, stream, record, word)
         # One step: no signal handler and no other thread runs between the check and the deletion.
-        # After the release, the buffer may get its next entry.
+        # Otherwise, a second release of this entry could overwrite the release of the next entry.
         elif record in held and not held[record] and control[at] == self.session:
             self.words[word] = record.stamp
             del held[record]
@@ -120,7 +122,7 @@ class Receiver(Place):
             raise failure
 
     def _has_lost(self, record: BufferRecord) -> bool:
-        """Whether a buffer was released before, or others may have it because the session ended."""
+        """Whether nothing is left to release: the buffer was released, or the session has ended."""
         if self.session and self.opened.member(self.place) == self.session:
             return self.held.get(record, True)
         self.held.pop(record, None)
@@ -129,7 +131,7 @@ class Receiver(Place):
     def _release_on(
         self, driver: StreamWords, stream: int, record: BufferRecord, word: int
     ) -> None:
-        """Let a stream write the release."""
+        """Let a stream write the stamp that releases the buffer."""
         held = self.held
         # One step: only one thread gives the release to a stream.
         if record not in held or held[record]:

@@ -92,7 +92,8 @@ class QueueRecord(Places):
             if role == "produce":
                 producer = Producer(self.opened, index, view, mapping.ptr)
                 producer.join(timeout_s)
-                # One step: a thread that ends the queue sets the flag before it reads the places.
+                # One step. A thread that ends the queue first sets a flag, and then reads
+                # ``producer``. So that thread sees the producer, or this thread sees the flag.
                 if not (self.is_ending or self.is_finished):
                     self.producer = producer
                     return
@@ -107,7 +108,7 @@ class QueueRecord(Places):
                 consumer.leave()
             self.check_role(role)
         except BaseException:
-            # A thread that ends the queue leaves the same places.
+            # A thread that ends the queue may have taken the mapping from the list already.
             with suppress(ValueError):
                 self.mappings.remove(mapping)
             self.leave([mapping])
@@ -115,14 +116,14 @@ class QueueRecord(Places):
             raise
 
     def tended(self) -> Opened:
-        """Return the queue. The owner first handles the latest changes."""
+        """Return the queue. In the owner, handle the latest changes of other processes first."""
         if self.owner is not None:
             # The lease server's thread may not have handled these changes yet.
             self.owner.tend()
         return self.opened
 
     def finish(self) -> None:
-        """End the session of the producer. In the owner, no further producer is awaited."""
+        """End the producer's session. In the owner, also wait for no further producer."""
         self.is_finished = True
         producer = self.producer
         if producer is not None:
@@ -138,8 +139,9 @@ class QueueRecord(Places):
         """
         self.is_ending = True
         me = get_ident()
-        # A lock would be held during the waits and the releases below. If a signal handler has
-        # interrupted a release by this thread, the handler leaves the rest to that release.
+        # The attribute replaces a lock, which this thread would hold during the waits and releases
+        # below. If a signal handler interrupts a release by its own thread, the handler's call
+        # returns at once, and the interrupted release goes on afterwards.
         while (other := self._releasing) is not None:
             if other == me or not blocking:
                 return
@@ -156,11 +158,12 @@ class QueueRecord(Places):
         owner, places = self.owner, (self.producer, self.consumer)
         for place in places:
             if place is not None:
-                # This call raises if the device cannot wait now. A later call continues.
+                # The next call raises if the process cannot wait for the device now. A later call
+                # of this method continues.
                 place.leave_pages()
         with ExitStack() as steps:
             # The steps run in reverse order. If one of them raises, the others still run. If a
-            # signal handler raises before all of them are known, the next call repeats them.
+            # signal handler raises before all steps are registered, the next call repeats them.
             if owner is not None:
                 steps.callback(owner.segments.free)
             steps.callback(self.leave, self.mappings)

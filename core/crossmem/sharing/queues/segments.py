@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of a queue in its owner: segments, buffers and eventfds, with their handles."""
+"""The segments, buffers, eventfds and handles of a queue, in the process that owns it."""
 
 import base64
 import json
@@ -26,11 +26,11 @@ __all__ = ["LENGTH_NBYTES", "Segments"]
 
 _HOST: Final = "host"
 LENGTH_NBYTES: Final = 8
-"""Bytes of the length that precedes the text of a directory."""
+"""Size in bytes of the number before the text of a directory. The number is the text's length."""
 
 
 class Segments:
-    """The memory of a queue of this process.
+    """The memory and the eventfds of a queue that this process owns.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Segments:
         self._views: list[memoryview] = []
         self._bells: list[int] = []
         self._shared: list[tuple[Export, Exported]] = []
-        """The exports whose descriptors include a bell, each with the driver's original object."""
+        """The exports whose descriptors include a bell, each with the object without the bell."""
         self.exclusive: list[Export] = []
         """The exports by which processes take rings and places."""
         self.directories: dict[QueueRole, ShareableHandle] = {}

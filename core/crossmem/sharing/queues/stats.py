@@ -83,7 +83,10 @@ def stats_of(opened: Opened) -> QueueStats:
 def _unread(
     opened: Opened, producer: int, tail: int, consumers: list[int]
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs (consumer, count). A consumer's counts add up to its unread entries in a ring."""
+    """Yield pairs (consumer, count) for one ring.
+
+    A consumer's counts add up to the number of its unread entries in the ring.
+    """
     terms, ring = opened.terms, opened.segments[producer]
     reads = {one: opened.segments[terms.producers + one][terms.read(producer)] for one in consumers}
     if terms.delivery == "each":

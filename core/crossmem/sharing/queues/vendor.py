@@ -155,7 +155,7 @@ class QueueOfVendor(Queue):
             buffer = copied(item, self.nbytes, allocate, copy=copy)
         length, user_data = buffer._data_length, buffer._user_data
         timeout_s = timeout_s if record.terms.waits else 0.0
-        # No signal handler runs between this statement and the next one.
+        # No signal handler runs between the next assignment and the ``try`` block.
         taken = taken_from(buffer, record.producing)
         try:
             assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - its holder is a Side
@@ -179,8 +179,8 @@ class QueueOfVendor(Queue):
     def get(self, *, timeout: float | None = None, stream: Any = None) -> SharedBuffer:
         """Return the next buffer. The caller releases the buffer after its use.
 
-        The ``user_data`` of the buffer always has 96 bytes: zeros follow the producer's bytes,
-        because the vendor does not keep their number.
+        The ``user_data`` of the buffer always has 96 bytes. The vendor does not keep the number of
+        bytes that the producer set, so zeros follow these bytes.
 
         Parameters
         ----------

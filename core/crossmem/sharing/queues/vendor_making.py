@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that make and open a vendor's queue.
 
-The directories and places of a vendor's queue are host memory of crossmem. So its handles have the
-same form as the handles of other queues. When a process leases a place, the owner's lease server
-checks the process and grants it the role of the place.
+The directories and places of a vendor's queue are host memory of crossmem. So a vendor's queue has
+handles of the same form as other queues. When a process leases a place, the owner's lease server
+checks the process, and lets the vendor grant the role of the place to the process.
 """
 
 import base64
@@ -92,7 +92,7 @@ def _make_place(record: VendorQueueRecord, allow: Allow | None, role: QueueRole)
 
 
 def _grant(record: VendorQueueRecord, role: QueueRole, _export: Export, peer: Peer) -> None:
-    """Grant a process the role of the place that it leases. The lease server calls this."""
+    """Let the vendor grant a role to a process. The lease server calls this for each new lease."""
     queue = next(iter(record.queues), None)
     if queue is not None:
         record.driver.grant_queue(queue, role, peer)
@@ -124,7 +124,7 @@ def open_vendor_queue(
     device: LocalDevice | str | None,
     timeout_s: float,
 ) -> QueueOfVendor:
-    """Open a queue of the vendor that another process owns; ``found`` is its directory."""
+    """Open a vendor's queue of another process. ``found`` has the contents of its directory."""
     try:
         vendor, mine = found["vendor"], [handle_in(one) for one in found["mine"]]
         backend, identity, mechanism = (
@@ -167,7 +167,7 @@ def open_vendor_queue(
 def _device_of(
     process: Process, backend: str, identity: str, target: LocalDevice | str | None
 ) -> LocalDevice:
-    """Return the device that the owner names. Raise if the caller names another device."""
+    """Return the device that the directory names. Raise if the caller names another device."""
     check_device(target, "open_queue")
     if isinstance(target, str):
         target = find_device(process, target, runtime_in_use(process, target.partition(":")[0]))

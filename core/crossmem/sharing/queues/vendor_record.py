@@ -2,7 +2,7 @@
 """The record of a vendor's queue in one process, and the waits for room or a buffer in the queue.
 
 When the owner closes the queue, it sets the last byte of each directory. The vendor reports a
-closed queue and other failures by the same code, and the byte tells them apart.
+closed queue and other failures by the same code, so only the byte tells them apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,7 +87,8 @@ class VendorQueueRecord(Places):
     )
 
     consumer: ClassVar = None
-    """None: ``Queue._detach()`` need not look for received buffers, which outlive the queue."""
+    """Always None: ``Queue._detach()`` need not look for received buffers, because a buffer of a
+    vendor's queue may outlive the queue."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class VendorQueueRecord(Places):
         self.failure: DriverError | None = None
         """The failure of a get_many() that has returned some buffers. The next get() raises it."""
         self.queues: list[VendorQueue] = []
-        """The vendor's queue, until it is closed."""
+        """The vendor's queue as the only item; empty after the queue was closed."""
         self.roles: dict[QueueRole, Mapping | None] = {}
         """For each role, the mapping of this process's place; None after the place was left."""
         self.is_owner = False
@@ -121,11 +122,14 @@ class VendorQueueRecord(Places):
         self.is_owner_alive: Callable[[], bool] = _always
 
     def register(self) -> None:
-        """Register the record for a close at exit. After an error, the caller ends the record."""
+        """Let the exit of the process close the queue.
+
+        If this call raises, the caller ends the record.
+        """
         self.process.part(VendorQueueTable).live[self] = None
 
     def pointer(self, _producer: int, buffer: int) -> int:
-        """Return the address of a buffer."""
+        """Return the address of a buffer, which is also the number of a vendor's buffer."""
         return buffer
 
     @override
@@ -161,14 +165,14 @@ class VendorQueueRecord(Places):
             raise OwnerGoneError(msg, hint="make a new queue in a living process")
 
     def _repeat(self, once: Callable[[VendorQueue, float], _T], timeout_s: float) -> _T | None:
-        """Repeat a short wait of the vendor until the wait has a result or the time is up."""
+        """Repeat a short wait of the vendor until it has a result; None if the time is up."""
         end = monotonic() + timeout_s
         while True:
             self.check_open()
             queue = next(iter(self.queues), None)
             try:
-                # Another thread may close the queue at any time, so only this statement uses the
-                # queue.
+                # Another thread may close the queue at any time, and then the vendor refuses this
+                # call. So no statement outside the ``try`` block uses the queue.
                 found = once(queue, min(max(end - monotonic(), 0.0), LOOK_S)) if queue else None
             except DriverError:
                 # The vendor's error code does not tell whether the queue still exists.
@@ -243,7 +247,7 @@ class VendorQueueRecord(Places):
             raise
 
     def _drop(self, side: Side, made: Sequence[VendorBuffer | None]) -> None:
-        """Free the buffer that a failed or interrupted call has made, if any."""
+        """Free the buffer that a failed or interrupted call has made, if there is one."""
         found = made[-1] if made else None
         if found is not None:
             kept = [one for one in list(side.held) if one.vendor is found]

@@ -22,18 +22,23 @@ class VendorTerms(NamedTuple):
 
 
 def refuse(device: LocalDevice, what: str, hint: str = _OWN) -> UnsupportedError:
-    """Return the error for a use that the vendor's queues do not offer."""
+    """Return the error for a feature that the vendor's queues do not offer."""
     msg = f"queues of mechanism {device.mechanism!r} have no {what} (capability vendor_queues)"
     return UnsupportedError(msg, hint=hint, backend=device.backend, device=device.identity)
 
 
 def refuse_features(device: LocalDevice, asked: Mapping[str, bool]) -> None:
-    """Refuse the first argument that asks for more than the vendor offers.
+    """Refuse arguments that ask for more than the vendor offers.
+
+    Parameters
+    ----------
+    asked
+        For each feature's name, whether the caller asks for the feature.
 
     Raises
     ------
     UnsupportedError
-        The message names the argument.
+        The message names the first feature that the caller asks for.
     """
     for name, is_asked in asked.items():
         if is_asked:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of queues' arguments, the errors of waits, and waits in an event loop."""
+"""Checks of the arguments of queue methods, errors of waits, and waits in an event loop."""
 
 import os
 import time
@@ -39,7 +39,7 @@ _NUMBERS: Final = (float, int)
 
 def full(terms: Terms, timeout_s: float) -> QueueFullError:
     """Return the error for a queue without a free buffer."""
-    msg = f"no buffer of {terms.depth} became free within {timeout_s:g} s"
+    msg = f"none of the {terms.depth} buffers became free within {timeout_s:g} s"
     hint = "wait longer with timeout=, or make the queue deeper"
     if terms.overflow != "wait":
         msg = f"all {terms.depth} buffers are in use, and the queue has overflow={terms.overflow!r}"
@@ -88,12 +88,12 @@ def checked_most(most: object) -> int:
 
 
 def checked_pid(pid: Any) -> int:
-    """Return ``pid``.
+    """Return ``pid`` as an ``int``.
 
     Raises
     ------
     ConfigurationError
-        ``pid`` is not the id of a process.
+        ``pid`` is not an integer that can be the id of a process.
     """
     if not is_within(pid, 1, 2**31 - 1):
         msg = f"pid is {shorten(pid)}; it must be the id of a process"
@@ -133,14 +133,15 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
     try:
         place.sleepers += 1
         try:
-            # The tasks of one loop take turns. If all of them waited for the bell, each ring would
-            # wake all of them, and some would never get a buffer.
+            # One task of a loop waits at a time. If several tasks waited for the bell, it would
+            # always wake all of them, and some of them might never get a buffer.
             async with place.turns.setdefault(loop, asyncio.Lock()):
                 while True:
                     if _has_called(call, found, waits=waits):
                         break
                     if not numbers:
-                        # A loop has one reader for each descriptor, so it needs a duplicate.
+                        # An event loop has at most one reader for each descriptor, and the
+                        # application may watch the bell itself. So this task watches a duplicate.
                         with name_limit("dup"):
                             call_into(numbers, os.dup, place.fileno())
                     came = loop.create_future()
@@ -167,7 +168,7 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
 
 
 def _has_called(call: Callable[[], _T], found: list[_T], *, waits: bool) -> bool:
-    """Call once. Return False if the queue was empty or full, and the caller waits."""
+    """Call once. Return False if the queue was empty or full, and the caller must wait."""
     try:
         call_into(found, call)
     except (QueueEmptyError, QueueFullError):

@@ -49,7 +49,7 @@ class AddressRange(Endable):
         self._process = record.process
         self.device = record.device
         self.nbytes = record.nbytes
-        # After this last statement, the finaliser of this object releases the addresses.
+        # The last statement: from here on, the finaliser of this object releases the addresses.
         self._record = record
 
     @override
@@ -77,22 +77,22 @@ class AddressRange(Endable):
     def map(self, memory: Allocation | Import, *, at: int) -> "Piece":
         """Map the whole capacity of some memory at an offset.
 
-        Existing mappings of the memory stay. While the piece exists, the allocation cannot be
-        freed, and the import cannot be closed.
+        Existing mappings of the memory stay. While the piece exists, ``memory`` cannot be freed or
+        closed.
 
         Parameters
         ----------
         memory
             An allocation of this device, or an import of this device's memory that was opened for
-            this device. Parts are refused. If the first piece of a range is this process's own
-            memory, the range takes no imported memory, and vice versa.
+            this device. The import of a part of an allocation is refused. If the first piece of a
+            range maps memory of this process, the range takes no imported memory, and vice versa.
         at
             Offset in bytes from the start of the range, a multiple of the granularity.
 
         Returns
         -------
         Piece
-            Unmap it, or use it as a context manager.
+            The caller unmaps the piece, or uses it as a context manager.
 
         Raises
         ------
@@ -102,8 +102,10 @@ class AddressRange(Endable):
         BusyError
             Another piece overlaps these addresses.
         UnsupportedError
-            The range cannot map this memory (see ``memory``). Blocks of pools and buffers of queues
-            are refused, too.
+            The range cannot map this memory (see ``memory``), or its capacity is not a multiple of
+            the granularity. Blocks of pools and buffers of queues are refused, too.
+        ConfigurationError
+            ``memory`` is neither an allocation nor an import.
         DriverError, OutOfMemoryError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -112,7 +114,7 @@ class AddressRange(Endable):
         record, process = self._live(), self._process
         source = _source_of(memory)
         offset = check_integer("at", at)
-        # A dropped piece occupies its place until its release, so deferred work is done first.
+        # A dropped piece occupies its addresses until its release, so deferred work is done first.
         process.drain(patient=True)
         piece = PieceRecord(record, source, offset, (self, memory))
         try:
@@ -121,7 +123,7 @@ class AddressRange(Endable):
                 self._live()
                 _source_of(memory)
                 record.claim(piece)
-                # A signal handler may have ended them since.
+                # A signal handler may have ended the range or the memory during claim().
                 self._live()
                 _source_of(memory)
             piece.map()
@@ -160,7 +162,7 @@ class AddressRange(Endable):
 
 
 class Piece(Memory):
-    """Memory at its place in an address range; a context manager that unmaps it.
+    """Memory that is mapped in an address range; a context manager that unmaps the memory.
 
     Made by :meth:`AddressRange.map`.
 
@@ -187,7 +189,7 @@ class Piece(Memory):
         )
         self._pointer = addresses.pointer + record.offset
         self.offset = record.offset
-        # After this last statement, the finaliser of this object releases the piece.
+        # The last statement: from here on, the finaliser of this object releases the piece.
         self._record = record
 
     @override
@@ -211,9 +213,9 @@ class Piece(Memory):
         Raises
         ------
         BusyError
-            A view of the piece is alive, or another thread reads or writes it. Or a stream capture
-            prevents the wait for the device's work: then this object is closed, and a later call
-            of crossmem unmaps the piece.
+            A view of the piece is alive, or another thread reads or writes the piece. Nothing has
+            changed then. Also raised if a stream capture prevents the wait for the device's work.
+            In this case, this object is closed, and a later call of crossmem unmaps the piece.
         """
         self._end()
 
@@ -239,7 +241,7 @@ def _source_of(memory: object) -> Source:
         isinstance(memory, Import) and isinstance(memory.handle, BlockHandle)
     ):
         msg = "an address range takes whole allocations, not blocks of a pool or buffers of a queue"
-        hint = "map an allocation, or the import of an allocation; a pool's blocks are consecutive"
+        hint = "map an allocation or its import; the blocks of a pool are already consecutive"
         raise UnsupportedError(msg, hint=hint, operation="map")
     if not isinstance(memory, Import):
         msg = f"memory must be a crossmem.Allocation or crossmem.Import, not {shorten(memory)}"
@@ -248,10 +250,10 @@ def _source_of(memory: object) -> Source:
     handle = memory.handle
     if memory.nbytes != handle.nbytes:
         msg = (
-            f"{memory!r} is a part of {handle.nbytes} bytes, from byte {handle.offset} on; "
-            "an address range takes whole memory only"
+            f"{memory!r} is only a part of an allocation of {handle.nbytes} bytes, from byte "
+            f"{handle.offset} on; an address range takes whole allocations"
         )
-        raise UnsupportedError(msg, operation="map", hint="import the whole handle")
+        raise UnsupportedError(msg, operation="map", hint="import the whole allocation")
     with use.process.state:
         users = children_of(use)
     return Source(

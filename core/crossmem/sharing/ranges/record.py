@@ -44,7 +44,7 @@ class Source(NamedTuple):
     users
         The pieces that keep the allocation or import open. For an import, also its mappings.
     usage
-        The users of the memory in this process.
+        The copies, views and pieces of the memory in this process.
     readonly
         Whether the piece refuses writes.
     """
@@ -155,9 +155,9 @@ class RangeRecord(Record):
         self.driver = driver
         self.nbytes = nbytes
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held while the driver releases the addresses, because the reaper may try the same."""
+        """Held while the driver releases the addresses, so that only one thread does so."""
         self.pieces: list[PieceRecord] = []
-        """The pieces, in the order of their offsets. Guarded by the lock of the state."""
+        """The pieces, in the order of their offsets. Guarded by the lock ``process.state``."""
         self.shows_own: bool | None = None
         """True if the range takes this process's own memory, False if it takes imported memory,
         None until a piece was mapped."""
@@ -176,13 +176,13 @@ class RangeRecord(Record):
         self.process.part(Ranges).live[self] = None
 
     def describe(self) -> str:
-        """Return the reason why the memory cannot be adopted."""
+        """Return the reason why memory at these addresses cannot be adopted."""
         return "is in an address range of crossmem: export what is mapped there"
 
     def claim(self, piece: PieceRecord) -> None:
-        """Check whether the range can map the piece, and reserve its place.
+        """Raise if the range cannot map the piece. Otherwise, reserve the addresses of the piece.
 
-        The caller holds the lock of the state.
+        The caller holds the lock ``process.state``.
         """
         self._check_memory(piece.source, piece.keep[1])
         self._check_place(piece)
@@ -212,14 +212,14 @@ class RangeRecord(Record):
     def _check_memory(self, source: Source, lender: object) -> None:
         device, refused = self.device, None
         if source.device is not device or source.home != device.identity:
-            refused = "only memory that this device holds, opened for it and its mechanism"
+            refused = "only memory of this device, opened for this device with the same mechanism"
         elif source.memory.capacity % device.capabilities.granularity_nbytes:
-            refused = "only memory in whole blocks of the granularity"
+            refused = "only memory whose capacity is a multiple of the granularity"
         elif any(shows_own is not source.is_own for shows_own in self._kinds()):
             kind = "imported" if source.is_own else "this process's own"
-            refused = f"only {kind} memory, as its first piece was"
+            refused = f"only {kind} memory, like its first piece"
         if refused is not None:
-            msg = f"this range of {device.name} takes {refused}, so not {shorten(lender, 65)}"
+            msg = f"this range of {device.name} takes {refused}, not {shorten(lender, 65)}"
             raise UnsupportedError(
                 msg, operation="map", backend=device.backend, hint="reserve another range for it"
             )
@@ -261,10 +261,10 @@ class Ranges(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Unmap every piece and release the addresses.
+        """Unmap the pieces that are not in use. Release each range that then has no piece.
 
-        The kernel unmaps pieces with an active view or copy, and pieces on which another thread
-        works.
+        The kernel unmaps the other pieces at the end of the process. A piece is in use if its
+        memory has an active view or copy, or if another thread works on the memory.
         """
         for addresses in list(self.live):
             steps = [

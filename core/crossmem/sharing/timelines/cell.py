@@ -57,8 +57,8 @@ CELL_NBYTES: Final = 64
 
 VOID: Final = 2**63 - 1
 """The value after the signalling process has closed the timeline, or after another process has
-noticed its death. This value ends every wait, also the waits of streams that compare values
-cyclically."""
+noticed that the signalling process is dead. This value ends every wait, also the waits of streams
+that compare values cyclically."""
 
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
@@ -123,7 +123,7 @@ class Cell:
     def wake(self) -> None:
         """Wake the threads that sleep."""
         if not words.load(self.words, CARE) and IS_REGISTERED:
-            # The barrier of the first sleeper makes the value visible.
+            # No thread has slept yet. The barrier of the first sleeper will make the value visible.
             return
         words.fence()
         if words.load(self.words, WAITING):
@@ -146,8 +146,8 @@ class Cell:
         end = time.monotonic() + awaited.timeout_s
         pause_s = _SHORTEST_S
         while True:
-            # This read comes before WAITING is set. Otherwise, a signal between the two could clear
-            # WAITING, and the thread would sleep although nobody wakes it.
+            # This read comes before WAITING is set. In the reverse order, a signal between the two
+            # accesses could clear WAITING, and the thread would sleep although nobody wakes it.
             sequence = words.observe(cell, SEQUENCE)
             self._announce()
             if load(cell, word) >= target or self._is_reached(word, awaited):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines that crossmem signals itself: one for each stream on which memory is handed over."""
+"""The timelines that crossmem makes for hand-overs of memory on streams, one for each stream."""
 
 from typing import Any
 
@@ -60,9 +60,9 @@ class HandOver(Part):
     def wait(
         self, ready: ReadyHandle, device: LocalDevice, stream: Any, timeout: float | None
     ) -> None:
-        """Wait for the work that another process's stream did before its hand-over.
+        """Wait for the work that was issued on another process's stream before a hand-over.
 
-        The stream of this process waits; if ``stream`` is None, the host waits.
+        Later work of ``stream`` waits; if ``stream`` is None, the host waits.
         """
         key = ready.timeline, device
         timeline = self._opened.get(key)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The level ``"event"``: one process's streams record events, and other streams await them.
 
-In the timeline's page, a ring of sixteen entries follows the words. Each entry belongs to one
-event. It contains the value with which the event was recorded last, and the bytes by which other
-processes open the event. If the event is recorded again while a waiter reads the entry, the waiter
-only waits longer.
+The timeline has a page of its own. The page contains the words of the timeline and then sixteen
+entries, which signals use in turn. Each entry belongs to one event. An entry contains the value
+with which the event was recorded last, and the payload by which other processes open the event. If
+the event is recorded again while a waiter uses the entry, the waiter waits for the later recording.
 """
 
 import threading
@@ -29,13 +29,17 @@ __all__ = ["EventLevel"]
 _ENTRY_WORDS: Final = 16
 _FIRST: Final = CELL_NBYTES // 8
 _ENTRIES: Final = range(_FIRST, _FIRST + 16 * _ENTRY_WORDS, _ENTRY_WORDS)
-"""The index of each entry's first word, the value. The next word is the payload's length."""
+"""The index of each entry's first word in the page. The first word of an entry is the value, and
+its second word is the length of the payload."""
 _PAYLOAD_NBYTES: Final = 8 * (_ENTRY_WORDS - 2)
 _LOOK_S: Final = 1e-4
 
 
 class EventLevel(Level):
-    """Streams record and await events. A wait blocks the host until the value is issued."""
+    """Streams record and await events.
+
+    A wait on a stream blocks the host until the signalling process has issued the value.
+    """
 
     name: ClassVar[TimelineLevel] = "event"
 
@@ -53,11 +57,11 @@ class EventLevel(Level):
         Parameters
         ----------
         is_own
-            Whether this object signals.
+            Whether this object signals the timeline.
         maker
-            The level by which this process signals the same timeline, if it does. This object uses
-            the maker's events, because a vendor may refuse to open an event in the process that
-            created the event.
+            The level by which this process signals the same timeline with the same driver; None if
+            there is none. This object uses the maker's events, because a vendor may refuse to open
+            an event in the process that created the event.
         """
         super().__init__(process, device, cell)
         self._is_own = is_own
@@ -66,11 +70,15 @@ class EventLevel(Level):
         """Held while events are used, so that no event is destroyed during its use."""
         self._is_closed = False
         self._open: dict[int, list[SharedEvent]] = {} if maker is None else maker._open
-        """The open events. The key is the index of the first word of the event's entry."""
+        """The open event of each entry, in a list of its own. The key is the index of the entry's
+        first word."""
         self._turn = 0
 
     def _event(self, entry: int) -> SharedEvent:
-        """Return an entry's event. The first call makes or opens it. The caller holds the lock."""
+        """Return an entry's event. The first call for an entry creates or opens its event.
+
+        The caller holds the lock.
+        """
         if self._is_closed or (self._maker is not None and self._maker._is_closed):
             msg = "this timeline was closed"
             raise ClosedError(msg)
@@ -88,13 +96,13 @@ class EventLevel(Level):
                 words.store(self.cell.words, entry + 1, len(payload))
         elif not box:
             if not 0 < nbytes <= _PAYLOAD_NBYTES:
-                msg = f"an event of the timeline has {nbytes} bytes"
+                msg = f"an event has a payload of {nbytes} bytes, not 1 to {_PAYLOAD_NBYTES}"
                 raise InvalidHandleError(msg, operation="wait")
             call_into(box, driver.open_event, ordinal, bytes(start[:nbytes]))
         return box[0]
 
     def _entries(self) -> list[tuple[int, int]]:
-        """Return (value, entry) of each entry whose value is larger than VALUE, sorted."""
+        """Return (value, entry) of each entry whose value is larger than VALUE, sorted by value."""
         seen = self.cell.read(VALUE)
         found = [(self.cell.read(one), one) for one in _ENTRIES]
         return sorted(one for one in found if one[0] > seen)
@@ -108,7 +116,8 @@ class EventLevel(Level):
                 if not cast("StreamEvents", self.streams).is_event_done(self._event(entry)):
                     break
                 value = issued
-        # The signalling process may have increased VALUE since, and this property must not shrink.
+        # The signalling process may have increased VALUE after the read above, and reused entries.
+        # The maximum ensures that a later result is never smaller than an earlier one.
         return max(value, self.cell.read(VALUE))
 
     @override
@@ -117,8 +126,8 @@ class EventLevel(Level):
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
-        # The entry is about to lose its earlier value. If that value was reached, VALUE must say so
-        # first.
+        # Readers derive the reached value from VALUE and the entries. This signal overwrites an
+        # entry, so it first stores the reached value in VALUE.
         self.cell.write(VALUE, self.reached)
         entry = _ENTRIES[self._turn % len(_ENTRIES)]
         with self._lock:
@@ -131,7 +140,8 @@ class EventLevel(Level):
     @override
     def set(self, value: int) -> None:
         super().set(value)
-        # Waiters wait for ISSUED first.
+        # A waiter first waits until ISSUED reaches its value. So a value that is set at once is
+        # written to ISSUED, too.
         self.cell.write(ISSUED, value)
 
     @override
@@ -166,6 +176,7 @@ class EventLevel(Level):
             self._is_closed = True
             for box in self._open.values():
                 if box and driver is not None:
-                    # If an interrupted call has destroyed the event, a repeated call does nothing.
+                    # If an interrupted destroy_event() has destroyed the event, the repeated call
+                    # does nothing.
                     driver.destroy_event(box[0])
                     box.clear()

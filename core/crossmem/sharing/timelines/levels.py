@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How timelines signal and wait on streams: the levels ``"host"`` and ``"word"``.
 
-The lock of the timeline is held during driver calls, because the vendor must see signals in the
+A thread that signals holds the lock of the timeline, so that the vendor receives the signals in the
 order of their values.
 """
 
@@ -22,33 +22,35 @@ __all__ = ["HostLevel", "Level", "WordLevel"]
 
 
 class Level:
-    """The common part of the levels.
+    """The common base class of the levels.
 
     Parameters
     ----------
     device
-        The device whose streams this process uses.
+        The device whose streams this object uses.
     cell
         The words of the timeline.
     """
 
     name: ClassVar[TimelineLevel] = "host"
     blocks_host: ClassVar = True
-    """Whether a wait on a stream first blocks the host: until the value is reached or, at level
-    ``"event"``, until it is issued."""
+    """Whether a wait on a stream first blocks the host. The host waits until the value is reached
+    or, at level ``"event"``, until the value is issued."""
 
     def __init__(self, process: Process, device: LocalDevice, cell: Cell) -> None:
         self.process = process
         self.device = device
         self.cell = cell
         self._last: tuple[int, int] | None = None
-        """Stream and thread of the last signal. Each thread may have its own default stream."""
+        """The stream of the last signal, and the thread that issued the signal. The thread matters,
+        because stream 0 may be another stream in each thread."""
         self.is_unsure = False
-        """Whether a signal was interrupted, so that its stream may or may not write the value."""
+        """Whether a signal failed or was interrupted, so that its stream may or may not write the
+        value."""
 
     @property
     def streams(self) -> Streams:
-        """The driver, for its calls about streams.
+        """The driver, with the methods for streams.
 
         Raises
         ------
@@ -69,7 +71,7 @@ class Level:
 
     @property
     def reached(self) -> int:
-        """The value that was reached."""
+        """The largest value that was reached."""
         return self.cell.read(VALUE)
 
     @property
@@ -78,10 +80,14 @@ class Level:
         return self.cell.read(VALUE) == VOID
 
     def settle(self) -> None:
-        """After an interrupted signal, wait for all work of the device."""
+        """If a signal failed or was interrupted, wait for all work of this process on the device.
+
+        After that, no stream can write the value any more.
+        """
         if self.is_unsure:
             self.device.driver.synchronize(self.device.ordinal)
-            # All work is complete. At level "event", ``reached`` may be larger than VALUE.
+            # All work is complete, so the largest issued value is the reached one. At level
+            # "event", VALUE may be smaller than ``reached``.
             self.cell.write(ISSUED, self.reached)
             self.is_unsure, self._last = False, None
 
@@ -136,7 +142,11 @@ class Level:
 
 
 class HostLevel(Level):
-    """The host waits for the stream before a signal, and waits for values in place of streams."""
+    """Streams neither write nor await the value.
+
+    The host waits for the stream's work before it signals. For a wait on a stream, the host itself
+    waits.
+    """
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
@@ -168,8 +178,8 @@ class WordLevel(Level):
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
         driver, address = self._word()
-        # This write comes first. It wakes the sleepers, which then poll for the value, because a
-        # stream wakes no thread.
+        # A write by a stream wakes no thread. So this write comes first: it wakes the sleeping
+        # threads, and they poll until the stream has written the value.
         self.cell.write(ISSUED, value)
         driver.write_value(self.device.ordinal, address, value, stream)
 

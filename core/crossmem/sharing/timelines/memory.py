@@ -40,21 +40,25 @@ PAGE_NBYTES: Final = 4096
 
 
 class LeftMemory(Part):
-    """Memory that is released with its last view, even if a signal interrupts the finaliser."""
+    """Memory that is released with its last view.
+
+    The memory is released even if a signal handler interrupts the finaliser of its object.
+    """
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._watched: set[weakref.ref[Memory]] = set()
 
     def add(self, memory: Memory) -> None:
-        """Release the memory, and end its object, with the last view."""
+        """Let the memory's object end, and its memory be released, with the last view."""
         leave_to_views(memory)
         self._watched.difference_update([one for one in self._watched.copy() if one() is None])
         record = memory._record
         if record is not None:
-            # The callback is the C function setitem, so no signal handler interrupts it. It adds
-            # the record to the queue as a key; the value, the weak reference, is unused. If the
-            # record is done already, the next reader of the queue removes it.
+            # The callback is the C function setitem, so no signal handler interrupts it. setitem
+            # adds the record to the queue of deferred work: the record is the key, and the weak
+            # reference is an unused value. If the finaliser has released everything already, the
+            # next call that works on the queue removes the record.
             ready: dict[Record, Any] = self._process.deferred.ready
             self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
@@ -64,7 +68,7 @@ class Page:
 
     def __init__(self, process: Process, allow: Allow | None) -> None:
         self.allocation = allocate(process, find_device(process, HOST, None), PAGE_NBYTES)
-        # The page is released with its last timeline.
+        # The page is released when this object and all cells of the page have ended.
         process.part(LeftMemory).add(self.allocation)
         self.handle: ShareableHandle = self.allocation.export(allow=allow)
         self._leases = leases = process.start_server().leases
@@ -81,11 +85,14 @@ class Page:
         self.free = list(range(PAGE_NBYTES // CELL_NBYTES - 1, -1, -1))
 
     def retire(self) -> bool:
-        """If the page has no importer, refuse further importers and return True."""
+        """If no process leases the page, refuse further leases and return True, else False."""
         return self._leases.retire(self._export.unit, even_if_leased=False)
 
     def acknowledged(self, offset: int) -> list[tuple[int, int]]:
-        """Return pid and word of each reader of a timeline: its acknowledged value plus 1."""
+        """Return the pid and the word of each reader of a timeline.
+
+        The word is the reader's acknowledged value plus 1.
+        """
         at = self._slot.at + 1 + offset // CELL_NBYTES
         with self._leases.lock:
             rows = [(one.holder.pid, row) for one, row in self._export.rows.items()]
@@ -102,7 +109,7 @@ class Page:
 
 
 class Place(NamedTuple):
-    """Words of a new timeline, and the handle by which other processes reach them."""
+    """The words of a new timeline, the handle that other processes open, and the words' page."""
 
     cell: Cell
     handle: ShareableHandle
@@ -110,7 +117,7 @@ class Place(NamedTuple):
 
 
 class Pages(Part):
-    """The pages of this process that have room for further timelines."""
+    """The pages with room for further timelines, and the timelines that this process signals."""
 
     closing: ClassVar = -4
 
@@ -135,7 +142,10 @@ class Pages(Part):
             return Place(page.cell(offset, CELL_NBYTES), handle, page)
 
     def leave(self, page: Page, user: Record) -> None:
-        """Remove a closed timeline. An empty page stays open only if its ``allow`` is None."""
+        """Remove a closed timeline from its page.
+
+        An empty page is kept for further timelines only if its ``allow`` is None.
+        """
         self.signalled.pop(user, None)
         page.users.discard(user)
         if not page.users and page.allow is not None and self._open.get(page.allow) is page:
@@ -150,14 +160,17 @@ class Pages(Part):
     def tend(self) -> None:
         """Forget the empty pages of calls that were interrupted before they made a timeline."""
         for allow, page in list(self._open.items()):
-            # Another thread may be making a timeline in the page. So only the end of the last
-            # reference closes the page.
+            # Another thread may be making a timeline in the page. So the page is only forgotten
+            # here, and its memory is released with the last reference to the page.
             if allow is not None and not page.users:
                 self._open.pop(allow, None)
 
     @override
     def close_at_exit(self) -> None:
-        """Void the timelines of this process, before the exit waits for the leases of waiters."""
+        """Void the timelines that this process signals, so that the waits of other processes end.
+
+        The exit then waits for the leases of these processes.
+        """
         for record in list(self.signalled):
             with suppress(CrossmemError):
                 record.give_back(blocking=False)
@@ -172,7 +185,7 @@ class _Registered(NamedTuple):
     users: set[object]
     ending: list[int]
     """The address during unregister_host(). If a signal handler interrupts that call, the address
-    stays, and the call is repeated."""
+    stays in this list, and a later call repeats unregister_host()."""
 
 
 class Registrations(Part):
@@ -199,7 +212,10 @@ class Registrations(Part):
             return found.address[0] + pointer - page
 
     def leave_all(self, driver: StreamWords, pages: set[int], user: object) -> None:
-        """Remove a user of several pages, and each page from the set; see :meth:`leave`."""
+        """Remove a user of several pages; see :meth:`leave`.
+
+        Each page is removed from ``pages`` after its user, so a repeated call does only the rest.
+        """
         while pages:
             page = next(iter(pages))
             self.leave(driver, page, user)
@@ -208,12 +224,12 @@ class Registrations(Part):
     def leave(self, driver: StreamWords, pointer: int, user: object) -> None:
         """Remove a user of a page, and unregister the page after its last user.
 
-        A second call does nothing.
+        A call for a page that is not registered does nothing.
 
         Raises
         ------
         CrossmemError
-            The vendor refuses. A later call tries again.
+            The vendor refuses to unregister the page. A later call tries again.
         """
         key = driver, pointer - pointer % PAGE_NBYTES
         with self._lock:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acknowledgements: readers of a timeline acknowledge values whose data they do not use any more.
 
-A reader writes acknowledgements into its own row of leases. The row has one word for each timeline:
-0, or the last acknowledged value plus 1. So each word has one writer. When a reader dies, the owner
-removes the reader's row with all acknowledgements.
+A reader writes acknowledgements into its own row of leases, so each word has one writer. The row
+has one word for each timeline: 0, or the last acknowledged value plus 1. When a reader dies, the
+owner removes the reader's row with all acknowledgements.
 """
 
 import threading
@@ -40,14 +40,16 @@ class _Word:
 
     def __init__(self, row: memoryview) -> None:
         self.row = row
-        """The row. It must stay alive, because its ``id()`` is part of this object's key."""
+        """The row. It must stay alive, because its ``id()`` is part of the key of this object in
+        :class:`Readers`."""
         self.lock = ordered_lock(Rank.ALLOCATION)
         """Held during driver calls for this word. A thread takes the timeline's lock first."""
         self.users: set[ReaderWord] = set()
         self.issued = 0
         """The largest value that a stream will write into the word."""
         self.attempted = 0
-        """Like ``issued``, but including writes that were refused or interrupted."""
+        """The largest value of a write by a stream, even if its driver call failed or was
+        interrupted."""
         self.last: tuple[Level, int, int] | None = None
         """Level, stream and thread of the last write by a stream."""
 
@@ -59,7 +61,8 @@ class Readers(Part):
         super().__init__(process)
         self._words: WeakValueDictionary[tuple[int, int], _Word] = WeakValueDictionary()
         self.awaited: dict[int, int] = {}
-        """By the identity of a timeline, the largest value for which a stream waits or waited."""
+        """The largest value of each timeline for which a stream of this process has been told to
+        wait. The key is the timeline's identity."""
 
     def enter(self, row: memoryview, at: int, user: "ReaderWord") -> _Word:
         """Add a user of a word, and return the word."""
@@ -70,7 +73,7 @@ class Readers(Part):
 
 
 class ReaderWord:
-    """The word of this process for one timeline of another process.
+    """One user of the word of this process for a timeline of another process.
 
     Parameters
     ----------
@@ -94,12 +97,13 @@ class ReaderWord:
         Raises
         ------
         InvalidHandleError
-            The memory does not belong to timelines.
+            The memory of the handle is not a page of timelines.
         """
         if words.load(self._control, self._at) % 2:
-            # Another process may have written a timeline's identity into memory that is no page of
-            # timelines. Then the word is a hold of an export, and must not be overwritten.
-            msg = "the memory of this handle belongs to no timeline, because its slots have exports"
+            # A slot for acknowledgements has no generation. An odd generation means that another
+            # process has forged a timeline in memory that is no page of timelines. Then the word
+            # is this process's hold of an export, and must not be overwritten.
+            msg = "the memory of this handle belongs to no timeline: its slots are those of exports"
             raise InvalidHandleError(msg, operation="done")
         number = None if stream is None else stream_of(stream)
         with self._word.lock:
@@ -113,13 +117,14 @@ class ReaderWord:
         device = level.device
         if number is None:
             if shared.last is not None and shared.attempted > reached:
-                # The stream must not overwrite this value with its own smaller value.
+                # A stream may still write a smaller value, and must not overwrite the new value.
+                # So this call first waits for the stream.
                 last, stream, _thread = shared.last
                 ordinal = last.device.ordinal
                 try:
                     last.streams.synchronize_stream(ordinal, stream)
                 except DriverError:
-                    # The application may have destroyed the stream.
+                    # The application may have destroyed the stream, so the whole device is awaited.
                     last.device.driver.synchronize(ordinal)
             words.release()
             words.store(self._row, self._at, word)
@@ -133,7 +138,8 @@ class ReaderWord:
         address = pages.enter(driver, device.ordinal, pointer, self)
         key = level, number, threading.get_ident()
         if key != shared.last and shared.issued > reached:
-            # Work of different streams runs in any order, and the word must not shrink.
+            # Streams run in any order, and the word must not shrink. So this stream first waits for
+            # the value that another stream writes.
             driver.wait_value(device.ordinal, address, shared.issued, number)
         before = shared.attempted, shared.last
         shared.attempted, shared.last = word, key
@@ -146,7 +152,7 @@ class ReaderWord:
         shared.issued = word
 
     def leave(self) -> None:
-        """Stop using the word. When the last object leaves, this process stops being a reader.
+        """Stop using the word. When its last user leaves, this process stops being a reader.
 
         An interrupted call can be repeated.
         """
@@ -179,7 +185,8 @@ def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> in
     Raises
     ------
     WaitTimeoutError
-        Too few readers acknowledged the value in time. The message says how many did.
+        A reader did not acknowledge the value in time, or there are too few readers. The message
+        says how many readers acknowledged the value.
     """
     end, pause_s = time.monotonic() + awaited.timeout_s, _SHORTEST_S
     while True:

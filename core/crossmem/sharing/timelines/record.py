@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a timeline: its resources, its end in the owner, and the waits of streams."""
+"""The record of a timeline: its resources, their release, and the waits of streams."""
 
 from typing import Final
 
@@ -61,18 +61,20 @@ class TimelineRecord(Record):
         self.lock = ordered_lock(Rank.ALLOCATION)
         """Held during driver calls for this timeline."""
         self.is_own = isinstance(source, Page)
-        """Whether this process signals the timeline."""
+        """Whether this record belongs to the object that signals. If the same process opens the
+        timeline with its handle, the opened object does not signal."""
         self.page = source if isinstance(source, Page) else None
-        """The memory of a timeline that this process signals."""
+        """The timeline's page, if :attr:`is_own` is true; None after the release."""
         self.mapping = source if isinstance(source, Mapping) else None
-        """The memory of a timeline that another process signals."""
+        """The timeline's mapping, if :attr:`is_own` is false; None after the release."""
         self.reader: ReaderWord | None = None
         """The word for this process's acknowledgements; None before the first acknowledgement."""
         self.words = cell.words
         self.is_ended = False
         """Whether this process, which signals the timeline, has voided it."""
         self.last = VOID
-        """The value, if one store suffices for a signal of this process; else VOID."""
+        """The current value, if a signal without a stream may be one store. Otherwise VOID, so that
+        :meth:`Timeline.signal` does more than one store."""
         self.allow_stores()
         self.level: Level
         if handle.level == "event":
@@ -83,7 +85,7 @@ class TimelineRecord(Record):
 
     @property
     def known(self) -> int:
-        """The largest value that was signalled, or for which a stream of this process waits."""
+        """The largest value that was signalled, or that a stream of this process has awaited."""
         awaited = self.process.part(Readers).awaited
         return max(self.level.issued, awaited.get(self.handle.identity, 0))
 
@@ -99,7 +101,10 @@ class TimelineRecord(Record):
                 self.last = value
 
     def _maker(self, device: LocalDevice) -> EventLevel | None:
-        """Return the level by which this process signals this timeline with the same driver."""
+        """Return the level by which this process signals this timeline with the device's driver.
+
+        None if this process does not signal the timeline, or signals it with another driver.
+        """
         for one in list(self.process.part(Pages).signalled):
             if isinstance(one, TimelineRecord) and one.handle == self.handle:
                 level = one.level
@@ -109,7 +114,7 @@ class TimelineRecord(Record):
 
     @property
     def device(self) -> LocalDevice:
-        """The device whose streams this process uses."""
+        """The device whose streams the timeline object uses."""
         return self.level.device
 
     @property
@@ -194,7 +199,8 @@ class TimelineRecord(Record):
                 if self._has_work():
                     is_left = self in deferred.waiting
                     if (is_left or not blocking) and not self.process.is_exiting:
-                        # A wait could last for ever, because the work may wait for this thread.
+                        # A wait could last for ever, because the work may itself wait for a call
+                        # of this thread. So the reaper releases the words later.
                         deferred.waiting.add(self)
                         deferred.start_reaper()
                         return
@@ -232,13 +238,14 @@ class TimelineRecord(Record):
         """Void the timeline, so that all waits end. A second call changes nothing."""
         self.last = VOID
         self.cell.write(IDENTITY, 0)
-        # VALUE is written before ISSUED. Otherwise an interrupted call could leave ISSUED larger
-        # than VALUE, and waiters would poll.
+        # VALUE is written before ISSUED. In the other order, an interrupted call could leave ISSUED
+        # larger than VALUE, and waiters would poll instead of sleep.
         self.cell.write(VALUE, VOID)
         self.cell.write(ISSUED, VOID)
         self.is_ended = True
 
     def _is_in_use(self) -> bool:
+        """Whether streams or other processes still use the vendor's resources or the words."""
         if self.process.part(StreamWatcher).is_needed(self):
             return True
         # An event must not be destroyed before the processes that opened it have closed it.

@@ -23,7 +23,7 @@ __all__ = ["Timeline", "open_timeline"]
 _MOST_READERS: Final = 2**31 - 1
 _SPINS: Final = () if IS_FENCED else (None,) * 600
 """One item for each read of the value before a waiting thread sleeps. The reads take some 20
-microseconds in all. Empty if a read needs a fence, which :meth:`Cell.wait` executes."""
+microseconds in all. Empty if a read needs a fence: then only :meth:`Cell.wait` reads."""
 
 
 class Timeline(Endable):
@@ -49,7 +49,7 @@ class Timeline(Endable):
         self._process = record.process
         self.device = record.level.device
         self.level = record.handle.level
-        # After this last statement, the finaliser of this object releases the timeline.
+        # From this statement on, the finaliser of this object releases the timeline.
         self._record = record
 
     @override
@@ -81,10 +81,10 @@ class Timeline(Endable):
     def void(self) -> bool:
         """Whether the value is meaningless, because no process signals the timeline any more.
 
-        Streams that wait for a dead process are released (law L4). So the host must check this
-        attribute before it uses data for which a stream has waited. At level ``"event"``, crossmem
-        cannot know whether the vendor completes the events of a dead process. So the attribute is
-        true as soon as the signalling process is dead.
+        If the signalling process dies, streams that wait for it are released (law L4). So the host
+        must check this attribute before it uses data for which a stream has waited. At level
+        ``"event"``, the attribute is true as soon as the signalling process is dead, because
+        crossmem cannot know whether the vendor completes the events of a dead process.
         """
         record = self._usable()
         if record.is_closed or record.level.is_void:
@@ -116,7 +116,7 @@ class Timeline(Endable):
         Raises
         ------
         ConfigurationError
-            The value does not grow, or ``stream`` is not a stream.
+            ``value`` is not an integer in the valid range, or ``stream`` is not a stream.
         UnsupportedError
             Another process signals this timeline, or the device has no streams.
         WaitTimeoutError
@@ -134,8 +134,8 @@ class Timeline(Endable):
             and type(value) is int
             and not record.process.is_inherited
         ):
-            # The hot path takes no lock, so this statement stands on one line: no signal handler,
-            # no other thread and no trace function runs between its condition and its store.
+            # The hot path takes no lock. This statement stands on one line, so that no signal
+            # handler, other thread or trace function runs between its condition and its store.
             # fmt: off
             if record.last < value < VOID: record.words[VALUE] = record.last = value  # noqa: E701
             # fmt: on
@@ -160,7 +160,7 @@ class Timeline(Endable):
         level = record.level
         while True:
             with record.lock:
-                # Meanwhile, the signals of other threads take this path and wait for the lock.
+                # VOID makes the signals of other threads take this path, too, and await the lock.
                 record.last = VOID
                 try:
                     if record.is_ended:
@@ -176,8 +176,8 @@ class Timeline(Endable):
                         return number
                 finally:
                     record.allow_stores()
-            # This wait does not hold the lock, because the work may wait for another thread's
-            # signal.
+            # This wait does not hold the lock. The work of a stream may wait for a signal of
+            # another thread, which needs the lock.
             level.wait_on_host(self._awaited(record, issued, None))
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
@@ -300,7 +300,7 @@ class Timeline(Endable):
         Raises
         ------
         WaitTimeoutError
-            The message says how many readers have acknowledged the value.
+            The readers did not acknowledge in time. The message says how many have acknowledged.
         ConfigurationError
             ``value`` or ``readers`` is not an integer in the valid range.
         UnsupportedError
@@ -327,7 +327,7 @@ class Timeline(Endable):
 
         In the process that signals, the call waits for the work that precedes signals on streams.
         Then all waits end: waits of the host raise :class:`ClosedError`, and streams are released.
-        In other processes, the words stay mapped until no stream waits for them.
+        In other processes, the memory stays mapped while streams of the backend await timelines.
         """
         self._end()
 

@@ -54,9 +54,10 @@ class StreamWatcher(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._targets: dict[Watched, int] = {}
-        """The largest awaited value of each timeline. Guarded by the lock of the state."""
+        """The largest awaited value of each timeline. Guarded by :attr:`Process.state`."""
         self._voided: dict[Watched, float] = {}
-        """The time after which the watcher stops writing the void value, for each timeline."""
+        """The time after which the watcher stops writing the void value. The keys are the timelines
+        whose signalling process is dead."""
         self._thread = PassingThread(self._look, lambda: bool(self._targets))
         process.deferred.streams_wait = self.is_waiting
 
@@ -66,8 +67,8 @@ class StreamWatcher(Part):
         Returns
         -------
         int
-            The value for which the timeline was watched before, or 0. If the stream will not wait,
-            pass this value to :meth:`forget`.
+            The value for which the timeline was watched before, or 0. If the stream's wait then
+            fails, pass this value to :meth:`forget`.
 
         Raises
         ------
@@ -83,7 +84,7 @@ class StreamWatcher(Part):
         return before
 
     def is_waiting(self, driver: object) -> bool:
-        """Whether a stream of a driver waits for a value not reached at the last check."""
+        """Whether a stream of a driver waits for a value that was not reached at the last check."""
         return any(one.device.driver is driver for one in list(self._targets))
 
     def is_needed(self, one: Watched) -> bool:
@@ -94,7 +95,7 @@ class StreamWatcher(Part):
         """
         is_needed = self.is_waiting(one.device.driver)
         if is_needed:
-            # If a signal handler raised in watch(), the thread may not have been started.
+            # If a signal handler raised in watch(), the thread may not run yet.
             self._thread.start()
         return is_needed
 
