@@ -7,6 +7,7 @@ module. A forked child is registered, too; exec ends the registration.
 """
 
 import ctypes
+import errno
 import os
 from collections.abc import Mapping
 from typing import Final
@@ -64,7 +65,7 @@ def membarrier() -> None:
             "the kernel refuses the barrier that it allowed before",
             call="membarrier",
             code=code,
-            name=os.strerror(code),
+            name=errno.errorcode[code],
             backend="host",
             hint="set CROSSMEM_BARRIER=fence before the process starts",
         )

@@ -14,6 +14,7 @@ import crossmem
 from crossmem.control import words
 from crossmem.sharing.queues.consumer import Consumer
 from crossmem.sharing.queues.layout import ROUND
+from crossmem.sharing.queues.producer import Producer
 
 NBYTES = 64
 
@@ -138,3 +139,27 @@ def test_an_interrupted_round_of_the_owner_ends(
         queue.stats()
 
     assert words.load(control, ROUND) == 0
+
+
+@pytest.mark.parametrize("role", [Producer, Consumer])
+def test_a_handler_cannot_join_while_its_thread_joins(
+    role: type[Producer | Consumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with crossmem.device("host").queue(8, NBYTES, consumers=2, producers=2) as queue:
+
+        def use() -> Any:
+            return queue.allocate() if role is Producer else queue.get(timeout=5)
+
+        if role is Consumer:
+            put(queue, range(1))
+        join = role.join
+
+        def join_and_handle(self: Any, timeout_s: float) -> None:
+            join(self, timeout_s)
+            with pytest.raises(crossmem.BusyError, match="signal handler"):
+                use()
+
+        monkeypatch.setattr(role, "join", join_and_handle)
+        use().release()
+        stats = queue.stats()
+        assert (stats.producers, stats.consumers) == (1, int(role is Consumer))

@@ -13,7 +13,9 @@ import crossmem
 from crossmem import ClosedError, ConfigurationError, Timeline
 from crossmem.conformance.pool import settle
 from crossmem.models import TIMELINE_LEVELS, TimelineLevel
+from crossmem.sharing.base.process import current
 from crossmem.sharing.timelines.cell import CARE, IDENTITY, SEQUENCE, WAITING
+from crossmem.sharing.timelines.watcher import StreamWatcher
 
 LEVELS = pytest.mark.parametrize("level", TIMELINE_LEVELS)
 
@@ -35,6 +37,18 @@ def test_a_thread_signals_while_another_waits_on_a_stream(
 
         assert timeline.wait(1, stream=streams.new(), timeout=LONG_S) == 1
         later.join()
+
+
+def test_a_second_watcher_of_a_race_is_not_asked(streams: Streams) -> None:
+    kept = current().part(StreamWatcher)
+    # Two threads that make the watcher at once keep one of two.
+    StreamWatcher(current())
+    driver = streams.device.driver
+    with streams.device.timeline("word") as timeline:
+        timeline.wait(1, stream=streams.new())
+        assert kept.is_waiting(driver)
+        assert current().deferred.streams_wait(driver)
+        timeline.signal(1)
 
 
 def test_a_thread_waits_on_a_stream_while_another_waits_to_signal(streams: Streams) -> None:

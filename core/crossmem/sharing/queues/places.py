@@ -55,8 +55,9 @@ class Places(Record):
         """Whether this process has called finish(), and cannot put anything more."""
         self.mappings: list[Mapping] = []
         """The mappings of the places that this process has taken."""
-        self._joining: dict[QueueRole, int] = {}
-        """For each role, the thread that is taking a place."""
+        self._joining: dict[QueueRole, list[int]] = {}
+        """For each role, the thread that is taking a place, in a list. A signal handler in that
+        thread makes another list."""
 
     def has_place(self, role: QueueRole) -> bool:
         """Whether this process has a place for a role."""
@@ -74,13 +75,17 @@ class Places(Record):
         AccessDeniedError, BusyError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
             This process gets no place.
         """
-        me = get_ident()
+        mine = [get_ident()]
         try:
             # The entry in the dict replaces a lock, because a thread should hold no lock while it
             # waits for the owner's reply and while the driver maps memory.
             while True:
-                if self._joining.setdefault(role, me) == me:
+                other = self._joining.setdefault(role, mine)
+                if other is mine:
                     break
+                if other == mine:
+                    msg = "a signal handler cannot use a queue that its own thread is joining"
+                    raise BusyError(msg, operation=role, hint="use the queue after the handler")
                 time.sleep(JOIN_PAUSE_S)
             if not self.has_place(role):
                 if role not in self.mine:
@@ -90,7 +95,7 @@ class Places(Record):
                 self.check_role(role)
                 self.begin(role, timeout_s)
         finally:
-            if self._joining.get(role) == me:
+            if self._joining.get(role) is mine:
                 del self._joining[role]
 
     def check_role(self, role: QueueRole) -> None:

@@ -59,7 +59,6 @@ class StreamWatcher(Part):
         """The time after which the watcher stops writing the void value. The keys are the timelines
         whose signalling process is dead."""
         self._thread = PassingThread(self._look, lambda: bool(self._targets))
-        process.deferred.streams_wait = self.is_waiting
 
     def watch(self, one: Watched, value: int) -> int:
         """Watch a timeline until it reaches a value. Call this before the stream waits.
@@ -75,6 +74,8 @@ class StreamWatcher(Part):
         DriverError
             This process can start no more threads.
         """
+        # Two threads may make a watcher each, and only one of the watchers is kept: this one.
+        self._process.deferred.streams_wait = self.is_waiting
         with self._process.state:
             before = self._targets.get(one, 0)
             self._targets[one] = max(value, before)
