@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error that crossmem raises.
 
-Each class also derives from the builtin exception that a Python programmer expects::
+Each class also derives from the exceptions of Python that stand in parentheses::
 
     CrossmemError
     ├── ConfigurationError      (ValueError)
@@ -60,8 +60,8 @@ _MAX_TEXT: Final = 200
 """The largest number of characters in a message or a hint."""
 
 _CHECKED: Final = os.environ.get("CROSSMEM_TEST_MESSAGES") == "1"
-"""Whether a message or hint that is too long or has several lines raises an AssertionError. Only
-test runs set the variable."""
+"""Whether an error checks the form of its message and hint, and raises an AssertionError if one of
+them is too long or has several lines. Only test runs set the environment variable."""
 
 
 class CrossmemError(Exception):
@@ -70,13 +70,15 @@ class CrossmemError(Exception):
     Parameters
     ----------
     message
-        What failed, with the value and what was allowed: one line of at most 200 characters.
+        What failed, with the wrong value and the allowed values, in one line of at most 200
+        characters.
     hint
-        What the reader can do next, in at most 200 characters.
+        What the user can do next, in one line of at most 200 characters.
     details
-        Further text, such as every path that was tried, one per line. ``str()`` leaves it out.
+        Further text, such as every path that was tried, one per line. ``str()`` of the error does
+        not contain the details.
     operation
-        The public operation that failed, such as ``"attach"``.
+        The operation that failed, such as ``"attach"``.
     backend, device
         Backend and device of the failure, if they are known.
 
@@ -130,7 +132,7 @@ class BackendUnavailableError(CrossmemError, RuntimeError):
 
 
 class DeviceNotFoundError(CrossmemError, LookupError):
-    """No device that this process can see has that ordinal or identity."""
+    """No device that this process sees has the requested ordinal or identity."""
 
 
 class InvalidSizeError(CrossmemError, ValueError):
@@ -142,11 +144,11 @@ class OutOfMemoryError(CrossmemError, MemoryError):
 
 
 class InvalidHandleError(CrossmemError, ValueError):
-    """The bytes are not a handle, or no export made this handle."""
+    """The bytes are not a handle, or the owner never made a handle with these contents."""
 
 
 class StaleHandleError(CrossmemError, LookupError):
-    """The allocation behind the handle was freed, or the handle was withdrawn."""
+    """The owner freed the memory of the handle, or withdrew the handle."""
 
 
 class OwnerGoneError(CrossmemError, ConnectionError):
@@ -158,7 +160,7 @@ class OwnerUnresponsiveError(CrossmemError, TimeoutError):
 
 
 class WaitTimeoutError(CrossmemError, TimeoutError):
-    """Another process did not act within the time that this process waited."""
+    """An event of another process, such as a timeline's signal, did not occur in time."""
 
 
 class QueueFullError(CrossmemError, queue.Full, TimeoutError):
@@ -170,13 +172,15 @@ class QueueEmptyError(CrossmemError, queue.Empty, TimeoutError):
 
 
 class WrongHostError(CrossmemError, RuntimeError):
-    """The exporter is on another host or boot, or in namespaces that this process cannot reach."""
+    """The exporter is on another host, ran before the last boot, or has unreachable namespaces."""
 
 
 class AccessDeniedError(CrossmemError, PermissionError):
-    """The exporter does not admit this process.
+    """The operation is not permitted.
 
-    Also raised if another process uses the address of the exporter's lease server.
+    There are four causes: the exporter does not admit this process, another process uses the
+    address of the exporter's lease server, the program writes to a read-only object, or this
+    process does not have the necessary role of a queue.
     """
 
 
@@ -189,7 +193,7 @@ class ClosedError(CrossmemError, ValueError):
 
 
 class ForkedProcessError(CrossmemError, RuntimeError):
-    """The object was inherited through fork and belongs to the parent process."""
+    """A forked child uses an object of its parent, or a backend that does not work after a fork."""
 
 
 class UnsupportedError(CrossmemError, NotImplementedError):
@@ -206,7 +210,7 @@ class DriverError(CrossmemError, RuntimeError):
     code
         The numeric result of the call.
     name
-        The vendor's name of that code.
+        The name of that code, such as the vendor's constant or ``"EMFILE"``.
     """
 
     def __init__(

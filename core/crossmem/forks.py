@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The locks that a thread holds while it forks, so that the child inherits no other thread's lock.
+"""The locks that a thread takes before it forks, so that no other thread holds them at the fork.
 
-Python has a lock for each module that is being imported. If a process forks while another thread
-imports a module, that module's lock stays locked in the child, and the child's import of the module
-never returns. So crossmem holds :data:`MODULES` or :data:`PLUGINS` during the imports that it makes
-at a first use, and a fork waits for both.
+A lock that another thread holds at a fork stays locked in the child for ever. Python has a lock for
+each module that is being imported. If a process forks while another thread imports a module, the
+child's import of this module never returns. So crossmem holds :data:`MODULES` or :data:`PLUGINS`
+during the imports that it makes at a first use, and a fork waits for both.
 
-``os.register_at_fork`` does not suffice for modules that are imported late: a fork that has begun
-does not call hooks that are registered afterwards. So such modules call :func:`register`.
+While a fork waits for these locks, another thread may import a module of crossmem that has locks of
+its own. The fork does not call hooks that such a module registers now with
+``os.register_at_fork``. So the module calls :func:`register` instead, and the fork checks for new
+registrations after its wait.
 
 A thread takes :data:`PLUGINS` before :data:`MODULES`, and both before the locks of
 :mod:`crossmem.locks`. The body of a module of crossmem must not use a name that
-:mod:`crossmem.lazy` provides: the importing thread holds the module's lock, and would wait for
-:data:`MODULES`. The thread that holds :data:`MODULES` may wait for the module's lock.
+:mod:`crossmem.lazy` provides, because such a use takes :data:`MODULES`. The thread that imports the
+module holds the module's import lock. If it waits for :data:`MODULES` while the thread that holds
+:data:`MODULES` waits for this import lock, neither thread continues.
 """
 
 import logging  # noqa: F401 - see the end of this module
@@ -27,35 +30,37 @@ from typing import Final
 __all__ = ["MODULES", "PLUGINS", "register"]
 
 MODULES: Final = threading.RLock()
-"""Held while a thread imports a module of crossmem at its first use. Without this lock, two threads
-that import modules of one cycle could each wait for a module of the other thread."""
+"""Held while a thread imports a module of crossmem at the first use of the module.
+
+If each of two threads waits for a module that the other one imports, Python gives one of them an
+unfinished module. This lock prevents that for import cycles in crossmem."""
 PLUGINS: Final = threading.RLock()
-"""Held while a thread imports modules of plugins, or an array library. These modules may use names
-of crossmem, which are imported under :data:`MODULES`."""
+"""Held while a thread imports modules of plugins, or an array library. The imported modules may use
+names of crossmem, whose import takes :data:`MODULES`."""
 
 _sources: Final[list[Callable[[], Iterable[threading.RLock]]]] = []
 _in_child: Final[list[Callable[[], None]]] = []
 _held: Final[dict[int, list[threading.RLock]]] = {}
-"""The locks that a thread has taken for a fork. The key is the thread."""
+"""The locks that a thread has taken for a fork. The key is the thread's identifier."""
 _of_this_thread: Final = map(_held.pop, iter(threading.get_ident, None), repeat(()))
 _releases: Final = map(
     any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))
 )
-"""Each step of this iterator releases the locks of the calling thread. The iterator is the hook
-after a fork. It is C code, because a signal handler that raises at the entry of a Python function
-would leave the locks held."""
+"""Each ``next()`` of this iterator releases the locks that the calling thread has taken for a fork.
+Its ``__next__`` is the hook after a fork. The iterator consists of C code only: at the entry of a
+Python function, a signal handler could raise and leave the locks held."""
 
 
 def register(locks: Callable[[], Iterable[threading.RLock]], in_child: Callable[[], None]) -> None:
-    """Register what a module does at each fork.
+    """Register the locks of a module, and a function to call in forked children.
 
     Parameters
     ----------
     locks
-        Returns the locks that are held during a fork. Each lock is taken before the next one is
-        requested from the iterable.
+        Returns the locks that the forking thread holds during a fork. The thread takes each lock
+        before it requests the next one from the iterable.
     in_child
-        Called in the child before the locks are released.
+        Called in each forked child, before the locks are released.
     """
     _sources.append(locks)
     _in_child.append(in_child)
@@ -63,7 +68,7 @@ def register(locks: Callable[[], Iterable[threading.RLock]], in_child: Callable[
 
 def _before_fork() -> None:
     while True:
-        # C code takes and records each lock, so no signal handler runs in between.
+        # C code takes and records each lock, so no signal handler runs between the two steps.
         held, count = _held.setdefault(threading.get_ident(), []), len(_sources)
         wanted = chain.from_iterable(source() for source in _sources)
         # PLUGINS and MODULES come first, because the wait for another thread's import can take
@@ -71,7 +76,8 @@ def _before_fork() -> None:
         held.extend(filter(methodcaller("acquire"), chain((PLUGINS, MODULES), wanted)))
         if count == len(_sources):
             return
-        # During the waits, another thread has imported a module that registered further locks.
+        # During the wait, another thread has imported a module that registered further locks. So
+        # this thread releases its locks and begins again.
         next(_releases)
 
 
@@ -80,12 +86,14 @@ def _after_fork_in_child() -> None:
         call()
 
 
-# Before a fork, the hook that was registered last runs first. The hook of logging takes a lock that
-# imports need, so it must run after this hook. Therefore this module has imported logging.
+# Before a fork, Python runs the hooks in reverse order of their registration. The hook of logging
+# takes a lock that imports need, so it must run after _before_fork(). Therefore this module imports
+# logging, which registers its hook at the import.
 os.register_at_fork(
     before=_before_fork,
     after_in_parent=_releases.__next__,
     after_in_child=_after_fork_in_child,
 )
-# This hook is separate, because the hook above calls drivers of plugins, which may raise.
+# This hook is separate from _after_fork_in_child(), which calls drivers of plugins. If a driver
+# raises, Python still runs this hook.
 os.register_at_fork(after_in_child=_releases.__next__)

@@ -88,9 +88,10 @@ def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool],
     Parameters
     ----------
     value
-        The instance that ``__post_init__`` checks.
+        The instance to check. Its ``__post_init__`` calls this function.
     rules
-        For each field's name, a test of the value and a text that describes the allowed values.
+        Maps the name of each field to a test of the field's value, and to a text that describes
+        the allowed values.
 
     Raises
     ------
@@ -170,7 +171,10 @@ def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]
 
 
 def check_timeout(timeout: Any, *, default_s: float) -> float:
-    """Return a timeout in seconds, limited to one day. ``None`` means ``default_s``."""
+    """Return a timeout in seconds, limited to one day. ``None`` means ``default_s``.
+
+    Raise ``ConfigurationError`` if the value is not a positive number.
+    """
     if timeout is None:
         return default_s
     if not is_number(timeout) or not timeout > 0:
@@ -180,13 +184,16 @@ def check_timeout(timeout: Any, *, default_s: float) -> float:
 
 
 def check_wait(timeout: Any, *, default_s: float) -> float:
-    """Return a time limit in seconds; 0 does not wait, and ``None`` means ``default_s``."""
+    """Return a time limit in seconds. 0 means no wait, and ``None`` means ``default_s``.
+
+    Raise ``ConfigurationError`` if the value is not a number or is negative.
+    """
     if timeout is None:
         return default_s
     if not is_number(timeout) or not timeout >= 0:
         msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more, or None"
         raise ConfigurationError(msg, hint="pass 0 to return at once")
-    # An integer can be too large for a float.
+    # min() comes first, because an integer can be too large for a float.
     return float(min(timeout, _FOREVER_S))
 
 

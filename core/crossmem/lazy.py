@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names whose modules are imported at the first use, so that the package imports fast.
+"""Public names of a package whose modules are imported at the first use of a name.
 
-Type checkers do not see such names, so the package also imports them under ``TYPE_CHECKING``.
+So the import of the package itself is fast. Type checkers do not see such names. Therefore the
+package also imports the names under ``if TYPE_CHECKING``.
 """
 
 import sys
@@ -16,12 +17,14 @@ __all__ = ["names"]
 def names(
     package: str, modules: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562).
+    """Return the functions ``__getattr__`` and ``__dir__`` for a package (PEP 562).
 
     Parameters
     ----------
+    package
+        The name of the package.
     modules
-        The names that the package takes from a module. The key is the module.
+        The names that the package takes from each module. The key is the module's name.
     """
     sources = {name: module for module, some in modules.items() for name in some}
     own = vars(sys.modules[package])

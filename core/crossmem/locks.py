@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The locks of crossmem, and the one order in which a thread takes them.
+"""The locks of crossmem, and the order in which a thread takes them.
 
 A thread that holds a lock waits only for locks of the same or a higher rank, or for a lock that it
 holds already. A timeline's lock is taken before the lock of its memory, which has the same rank.
 A thread that calls a driver, plugin, observer or finaliser may hold locks of the ranks ``IMPORT``,
-``ALLOCATION`` and ``FOREIGN``, and no others. Exception: a forked child calls
-``after_fork_in_child`` of drivers under all locks. A thread holds a lock of rank ``STATE`` or above
-only briefly, and closes no descriptor of a peer under such a lock.
+``ALLOCATION`` and ``FOREIGN``, but no lock of another rank. Exception: a forked child holds all
+locks of the fork while it calls ``after_fork_in_child`` of drivers. A thread holds a lock of rank
+``STATE`` or above only briefly, and closes no descriptor of a peer under such a lock.
 
-Every lock with a rank is a ``threading.RLock``, because its ``with`` statement is safe against
-exceptions of signal handlers. ``acquire`` with a timeout is not safe: record its result with
-:func:`crossmem.driver.recording.call_into`.
+Every lock with a rank is a ``threading.RLock``. In a ``with`` statement, such a lock is released
+even if a signal handler raises. A call of ``acquire`` with a timeout is not safe in this way: the
+caller records its result with :func:`crossmem.driver.recording.call_into`.
 """
 
 import os
@@ -31,14 +31,15 @@ __all__ = [
 _VARIABLE: Final = "CROSSMEM_TEST_LOCK_ORDER"
 
 CHECKED: Final = os.environ.get(_VARIABLE) == "1"
-"""Whether each lock checks the order when a thread takes it. Only test runs set the variable."""
+"""Whether each lock checks the order when a thread takes the lock. Only test runs set the
+environment variable."""
 
 
 class Rank(IntEnum):
     """The state that a lock guards. A thread takes locks in ascending rank."""
 
     FORK = 1
-    """The state of the process: held while the state is made, or while the process forks."""
+    """The state of crossmem in this process: held while a thread makes this state, or forks."""
     PROCESS = 2
     """The start of the lease server, and the beginning of the exit."""
     IMPORT = 3
@@ -60,7 +61,7 @@ class Rank(IntEnum):
 
 
 _DRIVERS_RUN_UNDER: Final = frozenset({Rank.IMPORT, Rank.ALLOCATION, Rank.FOREIGN})
-"""The ranks of locks that are held during driver calls on the resource that they guard."""
+"""The ranks of the locks that a thread may hold while it calls a driver."""
 
 
 class LockOrderError(AssertionError):
@@ -97,7 +98,7 @@ class DebugLock:
         del mine[len(mine) - 1 - mine[::-1].index(self)]
 
     def _is_owned(self) -> bool:
-        # threading.Condition calls this method of its lock to see whether the thread holds it.
+        # threading.Condition calls this method to find out whether the thread holds the lock.
         return self in getattr(_held, "locks", ())
 
     __enter__ = acquire
@@ -112,9 +113,10 @@ def ordered_lock(rank: Rank) -> threading.RLock:
 
 
 def forbidden_ranks() -> tuple[str, ...]:
-    """Return the ranks of this thread's locks under which no driver, plugin or finaliser may run.
+    """Return the ranks of the held locks under which no driver, plugin or finaliser may run.
 
-    The result is empty unless :data:`CHECKED` is true.
+    Only locks that the calling thread holds count. If :data:`CHECKED` is false, the result is
+    empty.
     """
     held: list[DebugLock] = getattr(_held, "locks", [])
     return tuple(one.rank.name for one in held if one.rank not in _DRIVERS_RUN_UNDER)

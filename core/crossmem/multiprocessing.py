@@ -2,14 +2,15 @@
 """Sends arrays, tensors and trees through ``multiprocessing`` as handles.
 
 :func:`crossmem.install` registers reducers with the pickler that ``multiprocessing`` and
-``concurrent.futures`` use. Arrays in memory of crossmem, and arrays received from another process,
-then travel without a copy. ``multiprocessing`` sends all other arrays as it does without crossmem.
-Plain ``pickle`` does not change.
+``concurrent.futures`` use. Arrays in memory of crossmem then travel without a copy, even if this
+memory belongs to another process. ``multiprocessing`` sends all other arrays as it does without
+crossmem. Plain ``pickle`` does not change.
 
 Each message reserves the memory of its arrays until a process receives or discards the message, or
-until the sender has exited. A worker may therefore drop an array as soon as ``put`` has returned.
-The memory of a received array stays valid as long as the array exists.
-``CROSSMEM_MAX_RESERVATIONS`` limits the number of reservations; at the limit, a sender waits.
+until the sender has exited. A sender may therefore drop an array as soon as ``put`` has returned.
+The receiver holds a lease on the memory of a received array as long as the array exists.
+``CROSSMEM_MAX_RESERVATIONS`` of an exporter limits the reservations of each sender. At the limit, a
+sender waits up to ``CROSSMEM_TIMEOUT``, and then raises :class:`crossmem.BusyError`.
 :func:`crossmem.exports` shows the reservations.
 """
 
@@ -62,7 +63,7 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     Raises
     ------
     CrossmemError
-        An exporter cannot be reached. The reservations of the other exporters' memory have ended.
+        An exporter cannot be reached. The reservations in all other exporters have ended.
     pickle.UnpicklingError, EOFError
         The bytes are not a message.
     """
@@ -133,7 +134,7 @@ _OLD_CALLS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
 
 
 class _Sending(threading.local):
-    """The reservations of the message that this thread pickles; None if it pickles no message."""
+    """The reservations of the message that this thread is pickling; None between messages."""
 
     reserved: list[tuple[ShareableHandle, int]] | None = None
 
@@ -147,8 +148,8 @@ def _dump(pickler: ForkingPickler, obj: Any) -> None:
         # The program may have imported an array library since the last message.
         if used(library) is not None:
             _register(library)
-            # If the library left the set before the registration, another thread could pickle
-            # without the reducers.
+            # The library leaves the set only after the registration. Otherwise another thread could
+            # skip the registration and pickle without the reducers.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
     outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()
@@ -170,11 +171,15 @@ def _reserve(handles: Sequence[ShareableHandle]) -> list[int]:
 
 
 def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
-    """Return the reducer for arrays of one class. ``fallback`` reduces arrays in other memory."""
+    """Return the reducer for arrays of one class.
+
+    ``fallback`` reduces the arrays that cannot travel as handles.
+    """
 
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
-        # A tensor that was computed with gradients has a history; PyTorch's reducer refuses it.
+        # A tensor that was computed from tensors with gradients is not a leaf of the computation.
+        # PyTorch's reducer refuses such a tensor.
         if learns and not array.is_leaf:
             return fallback(array)
         is_parameter = type(array).__name__ == "Parameter"
@@ -192,9 +197,9 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor without elements or in crossmem's memory; None for other arrays.
+    """Return a copy of a tensor that has no elements or lies in crossmem's memory, else None.
 
-    The caller cannot send the array as a handle, for example because this process inherited the
+    The caller cannot send this tensor as a handle, for example because the process inherited the
     memory through fork. Without the copy, PyTorch would send the tensor's whole storage, which may
     be a whole allocation of crossmem.
     """
@@ -215,8 +220,9 @@ def _alone(array: Any) -> Any:
 def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     """Return the reducer for PyTorch's storages.
 
-    PyTorch moves a storage, with all tensors that use it, into its own shared memory. Memory of
-    crossmem must stay in place, so this reducer passes PyTorch a copy.
+    PyTorch's own reducer moves a storage into shared memory of PyTorch, and with it all tensors
+    that use the storage. Memory of crossmem must stay in place, so PyTorch's reducer gets a copy of
+    a storage in such memory.
     """
 
     def reduce(storage: Any) -> _Reduced:
@@ -230,7 +236,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 
 def _is_crossmems(pointer: int, nbytes: int) -> bool:
-    """Whether addresses lie in crossmem's memory, which this process may have inherited by fork."""
+    """Whether addresses lie in memory of crossmem. Memory inherited through fork counts, too."""
     arrays = current().arrays
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
@@ -307,12 +313,12 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 
 
 def _loads(data: Any, /, **options: Any) -> Any:
-    """Unpickle a message. If that fails, end the reservations of all its memory."""
+    """Unpickle a message. If the unpickling fails, end all reservations of the message."""
     try:
         return pickle.loads(data, **options)  # noqa: S301 - what multiprocessing does
     except BaseException:
-        # The reservations of the arrays that were rebuilt have ended before. If the exporter does
-        # not respond, the other reservations cannot be ended now.
+        # Some reservations have ended already, with the receipt of their arrays; to end them again
+        # is harmless. If an exporter does not respond, its reservations cannot be ended now.
         with suppress(Exception):
             discard_reservations(_reservations_of(data), timeout=_DISCARD_TIMEOUT_S)
         raise
@@ -321,8 +327,8 @@ def _loads(data: Any, /, **options: Any) -> Any:
 def _give_up(handles: Callable[[], Sequence[ShareableHandle]], numbers: Sequence[int]) -> None:
     """End the reservations of a message that could not be received.
 
-    Otherwise they would last until the sender ends: no process unpickles the message again, even if
-    only a signal handler has raised.
+    No process unpickles the message again, even if only a signal handler has raised. Without this
+    call, the reservations last until the sender or this process ends.
     """
     # If the exporter does not respond, the reservations cannot be ended now.
     with suppress(CrossmemError):
@@ -336,7 +342,7 @@ def _give_up(handles: Callable[[], Sequence[ShareableHandle]], numbers: Sequence
 def register() -> None:
     """Make the pickler of ``multiprocessing`` send handles; see :func:`crossmem.install`.
 
-    A process that receives a message calls this, too, because it may forward the arrays.
+    The receipt of a message also calls this function, because the receiver may forward the arrays.
     """
     ForkingPickler.dump = _dump  # type: ignore[method-assign, assignment]
     ForkingPickler.loads = staticmethod(_loads)
@@ -364,6 +370,7 @@ def _default(array: Any) -> _Reduced:
 
 
 _unregistered = set(ADAPTERS)
-# _extra_reducers is private, and _dump() replaces a method. The standard library has no public way
-# to find registered reducers, such as PyTorch's, or to learn when a message has been pickled.
+# _extra_reducers is private, and _dump() replaces a method of ForkingPickler. The standard library
+# has no public way to find registered reducers, such as PyTorch's, or to notice the end of the
+# pickling of a message.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

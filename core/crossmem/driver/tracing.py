@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver wrapper that counts calls and records each call that the contract forbids."""
+"""A driver wrapper that counts calls and records violations of the driver contract."""
 
 import threading
 from collections import Counter
@@ -47,12 +47,12 @@ _STREAM_METHODS: Final = {
     )
     for name in STREAM_GROUPS[group]
 }
-"""For each method of the stream groups: a function that returns the driver if it offers the
-method's group, or else None."""
+"""Maps each method of the stream groups to a function that checks the method's group. The function
+returns the driver if the driver offers the group, else None."""
 
 
 class TracingDriver(Driver):
-    """Counts the calls of core, and checks that each acquired resource is released once.
+    """Counts the calls of core, and checks that core keeps the rules of the driver contract.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ class TracingDriver(Driver):
     Attributes
     ----------
     calls
-        Number of calls of each method. The key is the method's name. Not counted: some calls that
-        raise, and the methods ``devices``, ``capabilities``, ``refusal``, ``peer_identity`` and
-        ``after_fork_in_child``.
+        Number of calls of each method. The key is the method's name. Some methods, such as
+        ``allocate``, are counted only if they succeed. The methods ``devices``, ``capabilities``,
+        ``refusal``, ``peer_identity`` and ``after_fork_in_child`` are not counted.
     violations
-        One line for each broken rule of the driver contract, such as a second release, a release
-        while a dependent resource is live, a mapping of mapped memory, or a call with an unknown
-        object.
+        One line for each call that breaks a rule of the driver contract. Examples are a second
+        release, a release while a dependent resource is live, a second ``map`` of a mapped import,
+        and a call with an object that the driver did not return.
     """
 
     def __init__(self, inner: Driver) -> None:
@@ -90,7 +90,7 @@ class TracingDriver(Driver):
 
     @property
     def live(self) -> dict[str, int]:
-        """Number of blocks, exports, imports and other resources that are not released yet."""
+        """Number of unreleased resources of each kind, such as ``"blocks"`` and ``"exports"``."""
         with self._lock:
             return {
                 "blocks": len(self._blocks),
@@ -103,7 +103,10 @@ class TracingDriver(Driver):
             }
 
     def _note(self, method: str, *rules: tuple[bool, str]) -> None:
-        """Count a call and record the rules that it breaks. The caller holds the lock."""
+        """Count a call, and record each rule that the call breaks. The caller holds ``_lock``.
+
+        A rule is a pair: whether the call breaks the rule, and the text for the violation.
+        """
         self.calls[method] += 1
         if held := forbidden_ranks():
             self.violations.append(f"{method}: called while a lock is held: {', '.join(held)}")
@@ -141,7 +144,7 @@ class TracingDriver(Driver):
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         block = self.inner.allocate(ordinal, nbytes, mechanism)
         with self._lock:
-            self._note("allocate", (nbytes <= 0, f"size {nbytes}"))
+            self._note("allocate", (nbytes <= 0, f"size {nbytes} is not positive"))
             self._blocks[id(block)] = block
         return block
 
@@ -264,7 +267,7 @@ class TracingDriver(Driver):
     @override
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
         with self._lock:
-            self._note("copy", (nbytes <= 0, f"size {nbytes}"))
+            self._note("copy", (nbytes <= 0, f"size {nbytes} is not positive"))
         self.inner.copy(ordinal, target, source, nbytes, kind)
 
     @override
@@ -273,7 +276,10 @@ class TracingDriver(Driver):
             self._note(
                 "fill",
                 (id(block) not in self._blocks, "unknown or freed block"),
-                (not 0 <= offset < offset + nbytes <= block.capacity, f"bytes at {offset}"),
+                (
+                    not 0 <= offset < offset + nbytes <= block.capacity,
+                    f"{nbytes} bytes at offset {offset} are not a part of the block",
+                ),
             )
         self.inner.fill(block, offset, source, nbytes)
 
@@ -305,7 +311,7 @@ class TracingDriver(Driver):
     def _reserve(self, ordinal: int, nbytes: int) -> Reserved:
         reserved = self._range_driver.reserve(ordinal, nbytes)
         with self._lock:
-            self._note("reserve", (nbytes <= 0, f"size {nbytes}"))
+            self._note("reserve", (nbytes <= 0, f"size {nbytes} is not positive"))
             self._ranges.reserve(ordinal, reserved.pointer, nbytes)
         return reserved
 
@@ -340,7 +346,9 @@ class TracingDriver(Driver):
 
     def _inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
         with self._lock:
-            self._note("inspect", (not 0 < pointer < 1 << 63, f"address {pointer:#x}"))
+            self._note(
+                "inspect", (not 0 < pointer < 1 << 63, f"address {pointer:#x} is out of range")
+            )
         return self._foreign_driver.inspect(ordinal, pointer, mechanism)
 
     def _adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
@@ -355,7 +363,7 @@ class TracingDriver(Driver):
                 (
                     (block.pointer, block.nbytes, block.capacity)
                     != (foreign.base, foreign.nbytes, foreign.nbytes),
-                    "the block has other bounds",
+                    "the block's bounds are not those of the inspected memory",
                 ),
             )
             self._blocks[id(block)] = block

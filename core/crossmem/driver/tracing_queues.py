@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the tracer for the vendor's queues and buffers."""
+"""The part of ``TracingDriver`` for the vendor's queues and buffers."""
 
 import threading
 from collections.abc import Callable
@@ -18,12 +18,15 @@ QUEUE_METHODS: Final = frozenset(name for name in vars(VendorQueues) if not name
 
 
 class QueueTracer:
-    """Counts the calls, and checks that queues and buffers are released once.
+    """Counts the calls about queues and buffers, and checks that each of them is released once.
 
     Parameters
     ----------
+    inner
+        The driver that does the work.
     note
-        Counts a call of a method and records the rules that it breaks. The caller holds the lock.
+        Counts a call of a method and records the rules that the call breaks. This class holds
+        ``lock`` while it calls ``note``.
     """
 
     def __init__(self, inner: object, note: Callable[..., None], lock: threading.Lock) -> None:
@@ -33,11 +36,11 @@ class QueueTracer:
         self._queues: dict[int, tuple[VendorQueue, bool]] = {}
         """Each queue, and whether this process created it. The key is the queue's ``id()``."""
         self._buffers: dict[int, VendorBuffer] = {}
-        """The buffers of this process. The key is the buffer's ``id()``."""
+        """Each buffer that this process has. The key is the buffer's ``id()``."""
 
     @property
     def live(self) -> dict[str, int]:
-        """Number of unreleased queues and buffers. The caller holds the lock."""
+        """Number of unreleased objects of each kind. The caller holds the lock."""
         return {"vendor queues": len(self._queues), "vendor buffers": len(self._buffers)}
 
     def _queue_rule(self, queue: VendorQueue) -> tuple[bool, str]:
@@ -66,7 +69,7 @@ class QueueTracer:
         return queue
 
     def close_queue(self, queue: VendorQueue) -> None:
-        """Trace the end of a queue."""
+        """Trace the close of a queue."""
         with self._lock:
             self._note("close_queue", self._queue_rule(queue))
         self._inner.close_queue(queue)
@@ -74,7 +77,7 @@ class QueueTracer:
             self._queues.pop(id(queue), None)
 
     def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
-        """Trace a grant."""
+        """Trace the permission for another process to use a queue."""
         with self._lock:
             _, is_own = self._queues.get(id(queue), (queue, True))
             rule = not is_own, "another process created the queue"
@@ -85,12 +88,12 @@ class QueueTracer:
         """Trace the allocation of a buffer."""
         buffer = self._inner.allocate_buffer(ordinal, nbytes, mechanism)
         with self._lock:
-            self._note("allocate_buffer", (nbytes <= 0, f"size {nbytes}"))
+            self._note("allocate_buffer", (nbytes <= 0, f"size {nbytes} is not positive"))
             self._buffers[id(buffer)] = buffer
         return buffer
 
     def free_buffer(self, buffer: VendorBuffer) -> None:
-        """Trace the end of a buffer."""
+        """Trace the release of a buffer."""
         with self._lock:
             self._note("free_buffer", self._buffer_rule(buffer))
         self._inner.free_buffer(buffer)
@@ -111,7 +114,7 @@ class QueueTracer:
             self._note(
                 "enqueue",
                 self._buffer_rule(buffer),
-                (not is_within, f"length {length} of {buffer.capacity}"),
+                (not is_within, f"length {length} in a capacity of {buffer.capacity}"),
             )
         try:
             return self._inner.enqueue(queue, buffer, length, user_data, timeout_s)
@@ -123,7 +126,8 @@ class QueueTracer:
     def dequeue(self, queue: VendorQueue, timeout_s: float) -> VendorBuffer | None:
         """Trace the receipt of a buffer."""
         with self._lock:
-            # Another thread may close the queue during this call, so a closed queue is no fault.
+            # Another thread may close the queue at any time, so a call with a closed queue is not a
+            # violation.
             self._note("dequeue")
         buffer = self._inner.dequeue(queue, timeout_s)
         if buffer is not None:

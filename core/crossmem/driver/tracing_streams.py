@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the tracer for the groups of methods about streams."""
+"""The part of ``TracingDriver`` for the optional groups of methods about streams."""
 
 import threading
 from collections.abc import Callable
@@ -30,12 +30,15 @@ STREAM_GROUPS: Final = {
 
 
 class StreamTracer:
-    """Counts the calls, and checks that pages, events and streams are released once.
+    """Counts the calls about streams, and checks that each page, event and stream is released once.
 
     Parameters
     ----------
+    inner
+        The driver that does the work.
     note
-        Counts a call of a method and records the rules that it breaks. The caller holds the lock.
+        Counts a call of a method and records the rules that the call breaks. This class holds
+        ``lock`` while it calls ``note``.
     """
 
     def __init__(self, inner: object, note: Callable[..., None], lock: threading.Lock) -> None:
@@ -50,7 +53,7 @@ class StreamTracer:
 
     @property
     def live(self) -> dict[str, int]:
-        """Number of unreleased pages, events and streams. The caller holds the lock."""
+        """Number of unreleased objects of each kind. The caller holds the lock."""
         return {
             "registrations": len(self._pages),
             "events": len(self._events),
@@ -58,7 +61,7 @@ class StreamTracer:
         }
 
     def method(self, name: str) -> Any:
-        """Return the traced version of a method, by the method's name."""
+        """Return the traced version of the driver's method ``name``."""
         return getattr(self, name, None) or self._counted(name)
 
     def _counted(self, name: str) -> Callable[..., Any]:
@@ -97,13 +100,13 @@ class StreamTracer:
             self._pages.pop(pointer, None)
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Trace a write of a stream to a word."""
+        """Trace a write to a word in a stream."""
         with self._lock:
             self._note("write_value", *self._word_rules(address, value))
         self._words.write_value(ordinal, address, value, stream)
 
     def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Trace a wait of a stream for the value of a word."""
+        """Trace a stream's wait for a value of a word."""
         with self._lock:
             self._note("wait_value", *self._word_rules(address, value))
         self._words.wait_value(ordinal, address, value, stream)
@@ -112,9 +115,9 @@ class StreamTracer:
         pages = self._pages.values()
         is_inside = any(first <= address <= first + nbytes - 8 for first, nbytes in pages)
         return [
-            (not is_inside, f"{address:#x} lies in no registered page"),
+            (not is_inside, f"no registered page contains {address:#x}"),
             (address % 8 != 0, f"{address:#x} is not aligned"),
-            (not 0 < value < 2**63, f"value {value}"),
+            (not 0 < value < 2**63, f"value out of range: {value}"),
         ]
 
     # Events -------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ class StreamTracer:
         return event
 
     def destroy_event(self, event: SharedEvent) -> None:
-        """Trace the end of an event."""
+        """Trace the destruction of an event."""
         with self._lock:
             self._note("destroy_event", *self._event_rules(event))
         self._event_driver.destroy_event(event)
@@ -158,7 +161,7 @@ class StreamTracer:
         self._event_driver.record_event(event, stream)
 
     def wait_event(self, event: SharedEvent, stream: int) -> None:
-        """Trace a wait of a stream for an event."""
+        """Trace a stream's wait for an event."""
         with self._lock:
             self._note("wait_event", *self._event_rules(event))
         self._event_driver.wait_event(event, stream)
@@ -187,7 +190,7 @@ class StreamTracer:
         return stream
 
     def destroy_stream(self, ordinal: int, stream: int) -> None:
-        """Trace the end of a stream."""
+        """Trace the destruction of a stream."""
         with self._lock:
             is_known = stream in self._streams
             self._note("destroy_stream", (not is_known, "unknown or destroyed stream"))

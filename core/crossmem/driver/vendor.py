@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common base of vendor drivers.
+"""The common base class of vendor drivers.
 
-The base makes the device current around each of its calls of a mechanism, except ``keep_mapped``. A
-mechanism keeps each of the vendor's objects in the ``reference`` of the block or import until the
-object is released. Therefore core can repeat an interrupted release.
+The base class makes the device current for each of its calls of a mechanism, except
+``keep_mapped``. A mechanism keeps each object of the vendor in the ``reference`` of the block or
+import until this object is released. If a release is interrupted, the ``reference`` therefore shows
+the objects that are left, and core can repeat the release.
 """
 
 import logging
@@ -24,14 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 class RangeMechanism(Protocol):
-    """The steps of a mechanism whose memory can be mapped at reserved addresses."""
+    """The vendor calls of a mechanism whose memory can be mapped at reserved addresses."""
 
     def reserve(self, reserved: Reserved) -> None:
         """Reserve addresses, and record the first address in ``reserved``."""
         ...
 
     def release(self, reserved: Reserved) -> None:
-        """Clear the address in ``reserved``, and release the addresses in the next statement."""
+        """Release reserved addresses.
+
+        The method sets ``reserved.pointer`` to 0 right before the vendor call that releases the
+        addresses. If the vendor refuses, the method restores the pointer.
+        """
         ...
 
     def map_at(self, memory: Block | Imported, pointer: int) -> None:
@@ -39,16 +44,16 @@ class RangeMechanism(Protocol):
         ...
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
-        """Unmap the memory at these addresses, if it is mapped."""
+        """Unmap memory from reserved addresses, if the memory is mapped at ``pointer``."""
         ...
 
 
 class VendorDriver(Driver):
     """A driver whose mechanisms make the vendor's calls.
 
-    A subclass sets ``_devices``, ``_mechanisms`` (by name) and ``_current``.
-    ``_current.on(ordinal)`` makes a device current for this thread in a ``with`` block, and then
-    restores the previous device.
+    A subclass sets ``_devices``, ``_mechanisms`` and ``_current``. The keys of ``_mechanisms`` are
+    the names of the mechanisms. ``_current.on(ordinal)`` makes a device current for this thread in
+    a ``with`` block, and restores the previous device at the end of the block.
     """
 
     _devices: tuple[DeviceInfo, ...]
@@ -95,12 +100,12 @@ class VendorDriver(Driver):
             with self._on(imported.ordinal, "map"):
                 mapped.pointer = mechanism.map(imported)
             if not remappable:
-                # This step comes last, because nothing can undo it.
+                # keep_mapped() comes last, because nothing can undo it.
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:
-            # If the vendor refused the call, the error is a CrossmemError and there is no address.
-            # The mechanism has then cleaned up already.
+            # A CrossmemError without an address means that the vendor refused the call, and that
+            # the mechanism has cleaned up. In all other cases, the import may be mapped.
             if mapped.pointer or not isinstance(error, CrossmemError):
                 self._undo(error, self._unmap, imported)
             raise
@@ -119,7 +124,7 @@ class VendorDriver(Driver):
     # Address ranges -----------------------------------------------------------------------
 
     def _offer_ranges(self, mechanism: RangeMechanism) -> None:
-        """Offer the group :class:`crossmem.driver.AddressRanges` through a mechanism."""
+        """Give this driver the methods of :class:`crossmem.driver.AddressRanges`."""
 
         def reserve(ordinal: int, nbytes: int) -> Reserved:
             reserved = Reserved(ordinal, 0, nbytes)
@@ -166,14 +171,17 @@ class VendorDriver(Driver):
 
         self.reserve, self.release, self.map_at, self.unmap_at = reserve, release, map_at, unmap_at
 
-    # Around every call --------------------------------------------------------------------
+    # Contexts and cleanup of the calls ----------------------------------------------------
 
     def _on(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Make a device current for this thread in a ``with`` block."""
+        """Return a context that makes a device current for this thread.
+
+        The context also adds the operation and the device to errors, like :meth:`_about`.
+        """
         return self._named(ordinal, operation, self._current.on(ordinal))
 
     def _about(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Add the operation and the device to the errors that a ``with`` block raises."""
+        """Return a context that adds the operation and the device to errors of its block."""
         return self._named(ordinal, operation, None)
 
     @contextmanager
@@ -193,7 +201,7 @@ class VendorDriver(Driver):
 
     @staticmethod
     def _undo(error: BaseException, step: Callable[[Any], object], what: object) -> None:
-        """Release the resources of a failed method. If that fails, too, ``error`` gets a note."""
+        """Release the resource of a failed method. If the release fails, ``error`` gets a note."""
         try:
             step(what)
         except CrossmemError as failure:

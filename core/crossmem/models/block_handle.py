@@ -31,7 +31,7 @@ _GEOMETRY: Final = struct.Struct("<II")
 BLOCK_ALIGNMENT: Final = 64
 """The distance between two blocks is a multiple of this number of bytes."""
 BLOCK_START: Final = HEADER.size + _BODY.size
-"""Offset of the bytes at the end of a handle that are the same in all handles of a pool."""
+"""The bytes of a handle from this offset on are the same in all handles of a pool."""
 _MIN_NBYTES: Final = BLOCK_START + MIN_CORE_NBYTES + _GEOMETRY.size
 
 Fields = tuple[int, int, int, int, int]
@@ -58,8 +58,9 @@ class PoolCore:
     head
         The first twelve bytes of each handle.
     start
-        The checksum of the header, with a zero in the checksum's place, and of ``shared``.
-        :meth:`BlockHandle.to_bytes` continues this checksum over the handle's other bytes.
+        The checksum of the header and of ``shared``. For this purpose, the header has a 0 as its
+        checksum. :meth:`BlockHandle.to_bytes` continues this checksum over the other bytes of a
+        handle.
     """
 
     arena: ShareableHandle
@@ -72,7 +73,7 @@ class PoolCore:
 
     @classmethod
     def of(cls, arena: ShareableHandle, slot: int, stride: int) -> "PoolCore":
-        """Return the common contents of a pool's handles, from its arena and geometry."""
+        """Return the common contents of the handles of a pool with this arena and geometry."""
         core = arena.core
         shared = core[2:] + _GEOMETRY.pack(slot, stride // BLOCK_ALIGNMENT)
         flags = FLAG_BLOCK | int.from_bytes(core[:2], "little")
@@ -82,7 +83,10 @@ class PoolCore:
 
 
 class BlockHandle(ShareableHandle):
-    """An immutable name for a block of a pool or a part of it, valid in any process of the host."""
+    """An immutable name for a part of a block of a pool, valid in any process of the host.
+
+    The part may be the whole block.
+    """
 
     __slots__ = ("_parts",)
 
@@ -91,7 +95,11 @@ class BlockHandle(ShareableHandle):
     three, because each write to an attribute of an immutable object costs a call."""
 
     def __init__(self, pool: PoolCore, fields: Fields, blob: bytes | None = None) -> None:
-        """Make a handle of a part of a block. Only the pool's owner passes a new generation."""
+        """Make a handle of a part of a block.
+
+        Only the owner of the pool begins generations. Other processes copy the generation from a
+        handle of the owner.
+        """
         _set_parts(self, [pool, fields, blob])
 
     # These attributes are properties, so the constructor of a handle stores fewer values.
@@ -189,21 +197,24 @@ _pack_head: Final = struct.Struct("<12sI").pack
 
 
 def _decode_block(blob: bytes) -> BlockHandle:
-    """Decode the wire form of a block's handle. All its fields are untrusted."""
+    """Decode the wire form of a block's handle. All bytes are untrusted."""
     if len(blob) < _MIN_NBYTES:
         raise refuse(f"{len(blob)} bytes, expected at least {_MIN_NBYTES}")
     head = blob[: HEADER.size - 4]
     pool = _decode_pool(blob[BLOCK_START:], head)
     checksum = int.from_bytes(blob[HEADER.size - 4 : HEADER.size], "little")
-    # The checksum must cover the shared bytes as they were received, so pool.start is not used.
+    # The checksum must cover the shared bytes as they were received. pool.start covers the shared
+    # bytes as PoolCore.of() packs them, so it is not used here.
     start = crc32(blob[BLOCK_START:], crc32(head + bytes(4)))
     if crc32(blob[HEADER.size : BLOCK_START], start) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
     fields = offset, length, index, generation, nbytes = _BODY.unpack_from(blob, HEADER.size)
     if not (0 < length <= nbytes - offset and nbytes <= pool.stride and index < pool.blocks):
-        raise refuse(f"part [{offset}, {offset + length}) of block {index} of {nbytes} bytes")
+        raise refuse(
+            f"part [{offset}, {offset + length}) of block {index} of {nbytes} bytes does not exist"
+        )
     if not generation % 2:
-        raise refuse(f"generation {generation}, which no block has")
+        raise refuse(f"generation {generation} is not odd")
     return BlockHandle(pool, fields, blob)
 
 
@@ -217,9 +228,9 @@ def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     slot, units = _GEOMETRY.unpack_from(shared, len(shared) - _GEOMETRY.size)
     stride = units * BLOCK_ALIGNMENT
     if arena.export:
-        raise refuse(f"export {arena.export} of a pool; a pool has only export 0")
+        raise refuse(f"a pool has only export 0, not {arena.export}")
     if not 0 < stride <= arena.nbytes:
-        raise refuse(f"blocks of {stride} bytes in a pool of {arena.nbytes}")
+        raise refuse(f"a pool of {arena.nbytes} bytes cannot have blocks of {stride} bytes")
     return PoolCore.of(arena, slot, stride)
 
 

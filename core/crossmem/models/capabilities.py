@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The abilities of a device as data, by which the conformance kit selects its tests."""
+"""The abilities of a device as data. The conformance kit selects its tests by them."""
 
 from dataclasses import dataclass, fields
 from math import inf
@@ -14,7 +14,7 @@ LeaseEnd: TypeAlias = Literal["process", "process-if-visible", "connection"]
 TimelineLevel: TypeAlias = Literal["word", "event", "host"]
 """How a timeline orders the work of streams; see :attr:`Capabilities.timeline_levels`."""
 TIMELINE_LEVELS: Final[tuple[TimelineLevel, ...]] = get_args(TimelineLevel)
-"""All levels, the strongest first."""
+"""All levels of timelines, the strongest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class Capabilities:
     host_visible: bool
     """The CPU can read and write device addresses, so ``view()`` works.
 
-    Forked children then have the memory mapped, and their views continue to work (C18)."""
+    A forked child inherits the mappings of such memory, except the memory of pools. Inherited views
+    of this memory continue to work in the child (C18)."""
 
     readonly_exports: bool
     """``export(access="ro")`` is enforced by the device or the kernel (C23)."""
@@ -52,10 +53,10 @@ class Capabilities:
     """An import can be mapped for a device other than the one that holds the memory (C24)."""
 
     fork_safe: bool
-    """A child that is forked after the first use of the device may import memory (C18)."""
+    """A child that is forked after the first use of the device can import memory (C18)."""
 
     survives_owner: bool
-    """Importers keep valid memory after the exporting process has ended (C20)."""
+    """Imported memory stays valid after the exporting process has ended (C20)."""
 
     raw_handles: bool
     """``export(lease=False)`` can carry the vendor's bytes for programs without crossmem."""
@@ -77,22 +78,24 @@ class Capabilities:
 
     timeline_levels: tuple[TimelineLevel, ...] = ("host",)
     """The levels of timelines that the device offers, the strongest first. ``"word"``: streams
-    write and await a 64-bit word in host memory. A device whose work is always complete when a call
-    returns has this level, too. ``"event"``: streams record and await events that processes share.
+    write and await a 64-bit word in host memory. A device without streams, whose work is complete
+    when the issuing call returns, has this level, too. ``"event"``: streams record and await events
+    that processes share.
     ``"host"``: a signal waits on the host until the stream's work is complete."""
 
     vendor_queues: bool = False
     """The mechanism shares only queues of the vendor, and has no allocations. The driver offers the
-    optional group :class:`crossmem.driver.VendorQueues`. The queues keep only those laws of queues
-    that the vendor keeps."""
+    optional group :class:`crossmem.driver.VendorQueues`. The vendor's implementation decides which
+    laws of queues (Q1 and the following) hold."""
 
     lease_end: LeaseEnd = "process"
-    """The event that ends a lease if the importer does not release it (C11). ``"process"``: the
-    importer's death. ``"process-if-visible"``, on kernels older than Linux 6.5: the importer's
-    death if the importer has a pid in the exporter's pid namespace, else the end of the importer's
-    last connection. ``"connection"``, on kernels without pidfds: the end of the importer's last
-    connection. :func:`crossmem.exports` shows the event of each lease. crossmem sets this field; a
-    backend does not."""
+    """The event that ends a lease if the importer does not release it (C11).
+
+    ``"process"``: the importer's death. ``"process-if-visible"``, on kernels older than Linux 6.5:
+    the importer's death, if the importer has a pid in the exporter's pid namespace. The lease of
+    any other importer ends with the importer's last connection. ``"connection"``, on kernels
+    without pidfds: the end of the importer's last connection. :func:`crossmem.exports` shows the
+    event of each lease. crossmem sets this field; a backend does not."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)

@@ -24,15 +24,16 @@ class DeviceInfo:
     Raises
     ------
     ConfigurationError
-        A field is out of range.
+        A field has the wrong type or is out of range.
     """
 
     ordinal: int
     """Number of the device in this process, from 0 to 65535."""
 
     identity: str
-    """The vendor's UUID; an unambiguous PCI bus id if the vendor has no UUID; another unambiguous
-    name if there is no vendor. 1 to 128 printable ASCII characters without blanks."""
+    """Unambiguous name of the device: the vendor's UUID, or the PCI bus id if the vendor has no
+    UUID, or any other name if there is no vendor. It has 1 to 128 printable ASCII characters
+    without blanks."""
 
     name: str
     """Name to display, 1 to 256 characters."""

@@ -25,9 +25,9 @@ class Envelope(NamedTuple):
     version
         The only version that this crossmem reads.
     what
-        The noun for errors, such as ``"a queue"``.
+        The object that the handle names, for errors, such as ``"a queue"``.
     made_by
-        The call that returns the handle, for hints.
+        The call that returns the handle, for hints, such as ``"timeline.export()"``.
     operation
         The operation that reads the handle, for errors.
     """
@@ -39,17 +39,20 @@ class Envelope(NamedTuple):
     operation: str
 
     def wrap(self, number: int, body: bytes) -> bytes:
-        """Return the wire form: the header, with a number of at most 16 bits, and then the body."""
+        """Return the wire form: the header and then the body.
+
+        The header contains ``number``, which has at most 16 bits.
+        """
         fields = self.magic, self.version, number, _HEADER.size + len(body)
         return _HEADER.pack(*fields, _checksum(fields, body)) + body
 
     def unwrap(self, blob: bytes | bytearray | memoryview) -> tuple[int, bytes]:
-        """Return the number and the body of an untrusted wire form of at most 1 KiB.
+        """Return the number and the body of an untrusted wire form.
 
         Raises
         ------
         InvalidHandleError
-            The bytes are damaged, or have another wire form or version.
+            The bytes are damaged, exceed 1 KiB, or have another wire form or version.
         """
         if not isinstance(blob, bytes | bytearray | memoryview):
             msg = f"the handle of {self.what} must be bytes, not {type(blob).__name__}"

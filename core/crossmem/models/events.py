@@ -24,30 +24,33 @@ class EventKind(StrEnum):
     """The lease server granted a lease to another process."""
     LEASE_ENDED = "lease-ended"
     """A holder ended its lease. The exporter emits the event later: when it releases the memory or
-    the withdrawn export, lists its exports, or sees the death of the holder."""
+    the withdrawn export, when it lists its exports, or when it sees that the former holder has
+    died."""
     LEASE_LOST = "lease-lost"
-    """A lease ended because its holder died. Without a pidfd, the end of the holder's last
-    connection counts as its death."""
+    """A lease ended because its holder died. If the exporter has no pidfd of the holder, the end of
+    the holder's last connection counts as the holder's death."""
     RESERVED = "reserved"
     """A message has reserved memory of this process."""
     RESERVATION_ENDED = "reservation-ended"
     """A message's reservation ended, because the message was received or discarded."""
     RESERVATION_LOST = "reservation-lost"
-    """A message's reservation ended because its sender died. Without a pidfd, the end of the
-    sender's last connection counts as the sender's death."""
+    """A message's reservation ended because the process to which it belonged died. The reservation
+    belongs to the sender until a receiver requests the memory, and then to this receiver. If the
+    exporter has no pidfd of the process, the end of the process's last connection counts as the
+    death."""
     RECEIVED = "received"
-    """This process received an object in a message of Ray as a handle, so it uses the exporter's
-    memory."""
+    """This process received an object in a message of Ray as a handle. The object lies in the
+    exporter's memory."""
     RECEIVED_COPY = "received-copy"
     """This process received an object in a message of Ray as a copy, because the sender is on
     another node."""
     WITHDRAWN = "withdrawn"
-    """An export of this process was withdrawn: no further process can import it, except by a
-    message that was sent before."""
+    """An export of this process was withdrawn. Further processes can import it only from messages
+    that were sent before."""
     DENIED = "denied"
     """A process requested memory that it may not import."""
     RECLAIMED = "reclaimed"
-    """Freed blocks of a pool can be allocated again; ``detail`` contains their number."""
+    """Freed blocks of a pool can be allocated again; ``detail`` says how many blocks."""
     FREED = "freed"
     """The driver has freed an allocation of this process."""
     GIVEN_UP = "given-up"
@@ -56,7 +59,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. A value that is unknown is empty or 0.
+    """One event. Each unknown field is empty or 0.
 
     Parameters
     ----------
@@ -71,8 +74,8 @@ class Event:
     owner_pid
         Pid of the process that allocated the memory.
     peer_pid
-        Pid of the other process in this process's pid namespace; 0 if the other process has no pid
-        in this namespace, or if the event has no other process.
+        Pid of the other process of the event, as this process sees it. It is 0 if the other process
+        has no pid in the pid namespace of this process, or if no other process takes part.
     detail
         A text for people.
     """

@@ -58,17 +58,17 @@ _MIN_NBYTES: Final = _CORE_START + MIN_CORE_NBYTES
 
 
 def _field(name: str, doc: str) -> Any:
-    """Return a property for a field of the core. Reading it calls no Python function."""
+    """Return a property for a field of the core. A read of the property runs only C code."""
     return property(attrgetter(f"_core.{name}"), doc=doc)
 
 
 class ShareableHandle:
     """An immutable name for exported memory, valid in any process of the same host.
 
-    Made by :meth:`crossmem.Allocation.export`; sent as :meth:`to_bytes` or by pickling. A handle
-    owns nothing: its exporter and the leases of its importers decide how long the memory lives. A
-    process that has a leased handle and passes the exporter's access check can import the memory,
-    so treat the bytes as a credential.
+    :meth:`crossmem.Allocation.export` makes it; send it as :meth:`to_bytes` or by pickling. A
+    handle owns nothing: its exporter and the leases of its importers decide how long the memory
+    lives. A process that has a leased handle and passes the exporter's access check can import the
+    memory, so treat the bytes as a credential.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class ShareableHandle:
     secret: bytes = _field("secret", "16 secret bytes. An importer proves that it knows them.")
     # An importer's proof covers the core, so an exporter refuses a handle whose core was changed in
     # transit.
-    core: bytes = _field("wire", "Everything except the part: equal cores name the same export.")
+    core: bytes = _field("wire", "The bytes except offset and length. Equal cores name one export.")
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":
         """Return a handle of a part of this handle's memory.
@@ -185,12 +185,12 @@ class ShareableHandle:
 
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "ShareableHandle":
-        """Read the wire form of an untrusted handle.
+        """Return the handle that the bytes encode. The bytes are untrusted.
 
         Raises
         ------
         InvalidHandleError
-            The bytes are not a handle of a version that this crossmem reads.
+            The bytes are not a handle, or have a version that this crossmem does not read.
         """
         if type(blob) is not bytes:
             if not isinstance(blob, bytearray | memoryview):
@@ -272,7 +272,8 @@ class ShareableHandle:
 
 
 def _restore(blob: bytes) -> ShareableHandle:
-    # This is a function of the module, because cloudpickle sends methods by code, not by name.
+    # cloudpickle sends a function of a module by its name, but a method as bytecode. Bytecode
+    # depends on the Python version, so this function is not a method.
     return ShareableHandle.from_bytes(blob)
 
 
@@ -288,18 +289,19 @@ def _fill(
 
 
 block_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""The decoder of block handles, which :mod:`crossmem.models.block_handle` adds."""
+"""The decoder of block handles. The import of :mod:`crossmem.models.block_handle` adds it."""
 ready_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""The decoder of handles with a timeline, which :mod:`crossmem.models.ready_handle` adds."""
+"""The decoder of handles with a timeline. The import of :mod:`crossmem.models.ready_handle` adds
+it."""
 
 
 def arena_handle(core: bytes, flags: int) -> ShareableHandle:
-    """Return the handle of a pool's whole memory, from the bytes and flags of its core.
+    """Return the handle of a pool's whole memory, from the bytes and flags of the handle's core.
 
     Raises
     ------
     InvalidHandleError
-        No export produces these bytes.
+        The bytes are not a core.
     """
     found = decode_core(core, flags)
     return _fill(object.__new__(ShareableHandle), found, 0, found.nbytes, None)
@@ -330,5 +332,5 @@ def _decode(blob: bytes) -> ShareableHandle:
     core = decode_core(blob[_CORE_START:], flags)
     offset, length = _PART.unpack_from(blob, HEADER.size)
     if not 0 < length <= core.nbytes - offset:
-        raise refuse(f"part [{offset}, {offset + length}) of {core.nbytes} bytes")
+        raise refuse(f"part [{offset}, {offset + length}) of {core.nbytes} bytes does not exist")
     return _fill(object.__new__(ShareableHandle), core, offset, length, blob)

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Access = Literal["rw", "ro"]
-"""How importers may use an export: read and write, or read only."""
+"""The access of importers to an export: read and write, or read only."""
 
 MAX_RAW_NBYTES: Final = 512
 """Upper bound of the vendor bytes in a raw handle."""
@@ -78,14 +78,14 @@ def pack_core(
     access: Access,
     raw: bytes | None,
 ) -> bytes:
-    """Return the bytes of a new handle's core, with its flags in front.
+    """Return the bytes of a new handle's core, which begin with the flags.
 
     Parameters
     ----------
     names
         Backend, mechanism and device.
     numbers
-        Allocation, export, secret, size and capacity.
+        Number of the allocation, number of the export, secret, size and capacity.
     """
     flags = (FLAG_READONLY if access == "ro" else 0) | (FLAG_RAW if raw is not None else 0)
     lengths, text = _pack_names(names)
@@ -113,15 +113,23 @@ def refuse(reason: str) -> InvalidHandleError:
 
 
 def decode_core(blob: bytes, flags: int) -> HandleCore:
-    """Check the bytes and flags of an untrusted core, and return the core."""
+    """Return the core with these bytes and flags. The bytes are untrusted.
+
+    Raises
+    ------
+    InvalidHandleError
+        The bytes are not a core.
+    """
     owner = ProcessIdentity(*ProcessIdentity.LAYOUT.unpack_from(blob, 0))
     allocation, export, secret, nbytes, capacity, *sizes = _FIXED.unpack_from(blob, _FIXED_START)
     names = _decode_names(blob[MIN_CORE_NBYTES:], *sizes)
     is_raw = bool(flags & FLAG_RAW)
     if names.raw and not is_raw:
-        raise refuse("vendor bytes in a leased handle")
+        raise refuse("a leased handle must not contain vendor bytes")
     if not allocation or not 0 < nbytes <= capacity:
-        raise refuse(f"allocation {allocation} of {nbytes} bytes in a capacity of {capacity}")
+        raise refuse(
+            f"allocation {allocation}, size {nbytes} or capacity {capacity} is not possible"
+        )
     return HandleCore(
         names.backend,
         names.mechanism,
@@ -142,7 +150,7 @@ def decode_core(blob: bytes, flags: int) -> HandleCore:
 @lru_cache(maxsize=256)
 def _decode_names(blob: bytes, *sizes: int) -> _Names:
     if sum(sizes) != len(blob):
-        raise refuse("the lengths of its names do not add up")
+        raise refuse("the lengths of the names do not match the number of bytes")
     ends = list(accumulate(sizes))
     parts = [blob[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     backend, mechanism, device, raw = parts
@@ -151,7 +159,7 @@ def _decode_names(blob: bytes, *sizes: int) -> _Names:
             backend.decode("ascii"), mechanism.decode("ascii"), device.decode("ascii"), raw
         )
     except UnicodeDecodeError as error:
-        raise refuse("a name in it is not ASCII") from error
+        raise refuse("a name is not ASCII") from error
     for field, text, is_right in (
         ("backend", names.backend, is_name),
         ("mechanism", names.mechanism, is_name),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity of the process that made a handle. A pid alone is not enough: pids are reused."""
+"""The identity of a process. A pid alone does not identify a process, because pids are reused."""
 
 import os
 import struct
@@ -38,8 +38,8 @@ def process_start_time(pid: int | Literal["self"]) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, PermissionError, ProcessLookupError):
         return None
-    # Field 2, the command name in parentheses, may contain spaces and parentheses. So the text is
-    # split after the last parenthesis.
+    # Field 2, the command name in parentheses, may contain spaces and parentheses. So only the text
+    # after the last parenthesis is split.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
 
@@ -58,9 +58,9 @@ class ProcessIdentity(_Fields):
     Parameters
     ----------
     pid
-        Process id inside its own pid namespace.
+        Process id in the process's own pid namespace.
     uid
-        Effective user id inside its own user namespace.
+        Effective user id in the process's own user namespace.
     start_time
         Clock ticks between boot and the start of the process.
     boot_id
@@ -82,7 +82,7 @@ class ProcessIdentity(_Fields):
         ConfigurationError
             ``/proc`` is not mounted, or shows another pid namespace.
         OSError
-            This process has no free descriptor.
+            ``/proc`` cannot be read, for example because no descriptor is free.
         """
         try:
             return cls(
@@ -100,8 +100,8 @@ class ProcessIdentity(_Fields):
             ) from error
 
     def to_bytes(self) -> bytes:
-        """Return the 40 bytes that handles contain.
+        """Return the identity as the 40 bytes that handles contain.
 
-        The name of the lease server's socket is derived from these bytes.
+        The name of the process's lease server socket is derived from these bytes.
         """
         return self.LAYOUT.pack(*self)

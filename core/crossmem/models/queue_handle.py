@@ -22,9 +22,9 @@ _ENVELOPE: Final = Envelope(b"XMQU", 1, "a queue", "queue.export(role=...)", "op
 class QueueHandle:
     """An immutable name for a role in a queue, valid in any process of the same host.
 
-    Made by :meth:`crossmem.Queue.export`; sent as :meth:`to_bytes` or by pickling. A process that
-    has the handle and passes the owner's access check can take the role, so treat the bytes as a
-    credential.
+    :meth:`crossmem.Queue.export` makes it; send it as :meth:`to_bytes` or by pickling. A process
+    that has the handle and passes the owner's access check can take the role, so treat the bytes as
+    a credential.
 
     Attributes
     ----------
@@ -43,16 +43,16 @@ class QueueHandle:
 
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "QueueHandle":
-        """Read the wire form of an untrusted handle.
+        """Return the handle that the bytes encode. The bytes are untrusted.
 
         Raises
         ------
         InvalidHandleError
-            The bytes are not a queue's handle of a version that this crossmem reads.
+            The bytes are not a queue's handle, or have a version that this crossmem does not read.
         """
         number, body = _ENVELOPE.unwrap(blob)
         if number >= len(ROLES):
-            raise _ENVELOPE.refusal(f"role {number}")
+            raise _ENVELOPE.refusal(f"there is no role {number}")
         return cls(ROLES[number], ShareableHandle.from_bytes(body))
 
     @override
@@ -66,5 +66,6 @@ class QueueHandle:
 
 
 def _restore(blob: bytes) -> QueueHandle:
-    # This is a function of the module, because cloudpickle sends methods by code, not by name.
+    # cloudpickle sends a function of a module by its name, but a method as bytecode. Bytecode
+    # depends on the Python version, so this function is not a method.
     return QueueHandle.from_bytes(blob)

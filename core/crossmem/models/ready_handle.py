@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle of memory that a stream still writes: another handle, a timeline and a value."""
+"""The handle of memory that a stream may still write.
+
+It consists of another handle, the handle of a timeline, and a value of this timeline.
+"""
 
 import struct
 from binascii import crc32
@@ -32,7 +35,7 @@ class ReadyHandle(ShareableHandle):
     base
         The handle of the memory.
     timeline, value
-        The timeline, and the value that it must reach.
+        The handle of the timeline, and the value that the timeline must reach.
     """
 
     __slots__ = ("base", "timeline", "value")
@@ -42,7 +45,7 @@ class ReadyHandle(ShareableHandle):
     value: int
 
     def __init__(self, base: ShareableHandle, timeline: TimelineHandle, value: int) -> None:
-        """Combine the parts. ``base`` must not be a handle of this class."""
+        """Combine the three attributes. ``base`` must not be a handle of this class."""
         _set_base(self, base)
         _set_timeline(self, timeline)
         _set_value(self, value)
@@ -57,7 +60,7 @@ class ReadyHandle(ShareableHandle):
     generation: int = _of_base("generation")
 
     def __getattr__(self, name: str) -> Any:
-        # The base may be the handle of a block, which has more fields.
+        # ``base`` may be the handle of a block, which has further attributes.
         return getattr(self.base, name)
 
     @override
@@ -90,7 +93,7 @@ _set_value: Final = ReadyHandle.__dict__["value"].__set__
 
 
 def _decode(blob: bytes) -> ReadyHandle:
-    """Decode the wire form, after checks of its length, flags and checksum."""
+    """Decode an untrusted wire form."""
     if len(blob) < _START:
         raise refuse(f"{len(blob)} bytes, expected at least {_START}")
     *fields, checksum = HEADER.unpack_from(blob)
@@ -103,7 +106,9 @@ def _decode(blob: bytes) -> ReadyHandle:
     value, size = _BODY.unpack_from(blob, HEADER.size)
     base = ShareableHandle.from_bytes(blob[_START : _START + size])
     if isinstance(base, ReadyHandle) or base.raw is not None or not 0 < value < 2**63 - 1:
-        raise refuse(f"value {value} is invalid, or the handle is raw or has a value already")
+        raise refuse(
+            f"value {value} is invalid, or the inner handle is raw or contains a timeline itself"
+        )
     handle = ReadyHandle(base, TimelineHandle.from_bytes(blob[_START + size :]), value)
     _set_bytes(handle, blob)
     return handle

@@ -24,8 +24,8 @@ class TimelineHandle:
     """An immutable name for a timeline, valid in any process of the same host.
 
     :meth:`crossmem.Timeline.export` makes it; send it as :meth:`to_bytes` or by pickling. A process
-    that has the handle and passes the access check of the signalling process can wait. Such a
-    process can also disturb other waiters, so treat the bytes as a credential.
+    that has the handle and passes the access check of the signalling process can wait for the
+    timeline. Such a process can also disturb other waiters, so treat the bytes as a credential.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class TimelineHandle:
     level
         ``"word"``, ``"event"`` or ``"host"``.
     backend, device
-        The device on whose streams the timeline is signalled.
+        The backend and the identity of the device whose streams signal the timeline.
     """
 
     memory: ShareableHandle
@@ -54,26 +54,27 @@ class TimelineHandle:
 
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "TimelineHandle":
-        """Read the wire form of an untrusted handle.
+        """Return the handle that the bytes encode. The bytes are untrusted.
 
         Raises
         ------
         InvalidHandleError
-            The bytes are not a timeline's handle of a version that this crossmem reads.
+            The bytes are not a timeline's handle, or have a version that this crossmem does not
+            read.
         """
         number, body = _ENVELOPE.unwrap(blob)
         if len(body) <= _BODY.size:
-            raise _ENVELOPE.refusal(f"{len(body)} bytes after the header")
+            raise _ENVELOPE.refusal(f"only {len(body)} bytes follow the header")
         identity, backend_size, device_size = _BODY.unpack_from(body)
         rest = body[_BODY.size :]
         names, memory = rest[: backend_size + device_size], rest[backend_size + device_size :]
         backend = names[:backend_size].decode("ascii", "replace")
         device = names[backend_size:].decode("ascii", "replace")
         if number >= len(TIMELINE_LEVELS) or not identity:
-            raise _ENVELOPE.refusal(f"level {number} and identity {identity}")
+            raise _ENVELOPE.refusal(f"level {number} or identity {identity} is invalid")
         if not (is_name(backend) and is_identity(device)):
             named = f"{shorten(backend, 40)} and {shorten(device, 60)}"
-            raise _ENVELOPE.refusal(f"{named} name no device")
+            raise _ENVELOPE.refusal(f"{named} do not name a device")
         words = ShareableHandle.from_bytes(memory)
         return cls(words, identity, TIMELINE_LEVELS[number], backend, device)
 
@@ -105,5 +106,6 @@ class TimelineHandle:
 
 
 def _restore(blob: bytes) -> TimelineHandle:
-    # This is a function of the module, because cloudpickle sends methods by code, not by name.
+    # cloudpickle sends a function of a module by its name, but a method as bytecode. Bytecode
+    # depends on the Python version, so this function is not a method.
     return TimelineHandle.from_bytes(blob)

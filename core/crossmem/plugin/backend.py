@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin's description of a backend, available before any vendor code is loaded."""
+"""A plugin's description of a backend, which crossmem can read without any vendor code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,18 +19,19 @@ AvailabilityState = Literal["available", "not_installed", "unusable"]
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether this machine can use a backend, and why not.
+    """Whether this machine can use a backend, and the reason if it cannot.
 
     Parameters
     ----------
     state
         ``"available"``; ``"not_installed"`` if a library or package is missing; ``"unusable"`` if
-        everything is installed but cannot work, for example because there is no device or no
-        permission to use it.
+        everything is installed but cannot work, for example because there is no device, or because
+        this process may not use the device.
     reason
-        Why this machine cannot use the backend, in one clause of at most 120 characters. Messages
-        put the backend's name before the reason. crossmem cuts a longer reason, and puts the whole
-        reason at the beginning of ``details``. Only ``"available"`` needs no reason.
+        Why this machine cannot use the backend, in one clause of at most 120 characters. The reason
+        may be empty only if the state is ``"available"``. Messages put the backend's name before
+        the reason. crossmem cuts a longer reason, and puts the whole reason at the beginning of
+        ``details``.
     details
         Further text, such as every path that was tried, one per line.
 
@@ -67,40 +68,43 @@ class Availability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """One vendor memory API, as a plugin offers it through ``crossmem_backends``.
+    """One vendor's memory API, as a plugin offers it through the hook ``crossmem_backends``.
 
     Parameters
     ----------
     name
-        The name in device names, as in ``crossmem.device("name:0")``.
+        The name of the backend. Names of devices begin with it, as in
+        ``crossmem.device("name:0")``.
     summary
         One line that tells users which vendor's memory this is.
     api_version
         Version of the plugin interface that the backend implements. Write the number itself,
         because ``crossmem.plugin.API_VERSION`` is the version of the installed crossmem.
     probe
-        Returns whether this machine can use the backend. Called at most once per process, on the
-        first thread that needs the result. The function may search for libraries, packages and
-        device files. It must not create a device context, start threads or take long. An exception
-        counts as ``"unusable"``.
+        Function that returns whether this machine can use the backend. crossmem calls it at most
+        once per process, on the first thread that needs the result. The function may search for
+        libraries, packages and device files. It must not create a device context, start threads or
+        take long. An exception of the function counts as ``"unusable"``.
     load
-        Makes the driver. The argument is the name of a runtime. None: the function chooses one of
-        the vendor's real runtimes, never an emulation. Called once per process for each requested
-        runtime, again only after an exception, and never on two threads at once. The function
-        raises :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this machine.
+        Function that makes the driver. The argument is the name of a runtime, or None. With
+        None, the function chooses one of the vendor's real runtimes, never an emulation. crossmem
+        calls the function once per process for each requested runtime, again only after an
+        exception, and never on two threads at once. The function raises
+        :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this machine.
     priority
-        Preference if no device is named: the available backend with the highest number is used.
-        None: the backend is used only if it is named. Every emulation has None.
+        If the application names no device, crossmem uses the available backend with the highest
+        priority. A backend with None is used only if the application names it. Every emulation has
+        None.
     install_hint
-        What to do if the backend is not available, such as a ``pip install`` line: at most 200
-        characters.
+        What the user can do if the backend is not available, such as a ``pip install`` line, in at
+        most 200 characters.
     runtimes
-        Names of runtimes that ``load`` accepts. Empty if there is no choice.
+        Names of the runtimes that ``load`` accepts. Empty if ``load`` accepts only None.
 
     Raises
     ------
     ConfigurationError
-        The name is not valid in a handle, or another argument has the wrong type.
+        The name is not a valid name of a backend, or another argument has the wrong type.
     """
 
     name: str

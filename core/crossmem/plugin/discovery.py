@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 class Catalog:
-    """The plugins of one registry, their faults, and the backends that they offer.
+    """The plugins of one registry, with their faults and the backends that the plugins offer.
 
     Parameters
     ----------
     find_runtime
-        Passed to ``crossmem_backends``.
+        The argument for the hook ``crossmem_backends``.
     """
 
     def __init__(self, find_runtime: FindRuntime) -> None:
@@ -52,14 +52,23 @@ class Catalog:
         modules: Iterable[str],
         disabled: Iterable[str],
     ) -> None:
-        """Load every plugin that is not disabled, and record failures.
+        """Load every plugin that is not disabled, and record a failure for each faulty plugin.
 
-        pluggy's own loader is not used, because it stops at the first plugin that raises.
+        This method does not use pluggy's own loader, which stops at the first plugin that raises.
+
+        Parameters
+        ----------
+        entry_points
+            The entry points of plugins; None: those of the installed distributions.
+        modules
+            Names of further modules that are plugins.
+        disabled
+            Names of plugins to leave out, alone or as ``distribution:plugin``.
         """
         blocked = {_normalized(name) for name in disabled}
         found = list(self._installed() if entry_points is None else entry_points)
-        # Entry points come in the order of sys.path, which depends on the installation, so they are
-        # sorted.
+        # Entry points come in the order of sys.path. This order depends on the installation, so the
+        # plugins are sorted.
         plugins = [(_describe(point), point) for point in found]
         for info, point in sorted(plugins, key=lambda one: (one[0].distribution, one[0].plugin)):
             if blocked.isdisjoint({_normalized(info.plugin), _normalized(info.qualified)}):
@@ -76,7 +85,13 @@ class Catalog:
             _log.warning("plugin %s", failure)
 
     def check_runtimes(self, runtimes: Mapping[str, str]) -> None:
-        """Raise ``ConfigurationError`` for a backend or a runtime that no plugin offers."""
+        """Raise ``ConfigurationError`` if no plugin offers a backend or its runtime.
+
+        Parameters
+        ----------
+        runtimes
+            The requested runtimes. The key is the name of the backend.
+        """
         for name, runtime in runtimes.items():
             offers = self.offers.get(name, ())
             known = sorted({one for offer in offers for one in offer.backend.runtimes})
@@ -91,12 +106,12 @@ class Catalog:
             raise ConfigurationError(f"{VARIABLES['runtimes']}: {msg}", hint=hint, backend=name)
 
     def add(self, plugin: object, info: PluginInfo) -> None:
-        """Register one plugin and its backends, or raise and change nothing."""
+        """Register a plugin and its backends. If this method raises, it has changed nothing."""
         if inspect.isclass(plugin):
             msg = f"{plugin.__qualname__} is a class; name a module or an instance"
             raise ConfigurationError(msg)
         if self.manager.get_name(plugin) is not None:
-            return  # A module that is named twice is one plugin.
+            return  # The plugin is registered already: two entry points may name it.
         if self.manager.has_plugin(info.qualified):
             msg = f"there is already a plugin named {shorten(info.qualified)}"
             raise ConfigurationError(msg)
@@ -130,15 +145,15 @@ class Catalog:
                 del self.offers[backend]
 
     def implementations(self, hook: str) -> list[HookImpl]:
-        """Return the implementations of a hook in the order of their calls."""
+        """Return the implementations of a hook, in the order in which crossmem calls them."""
         return list(reversed(getattr(self.manager.hook, hook).get_hookimpls()))
 
     def contenders(self, backend: str) -> list[Offer]:
-        """Return the offers without a fault for a backend name."""
+        """Return the faultless offers of the backend with this name."""
         return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
 
     def conflicts(self) -> list[PluginFailure]:
-        """Return one failure for each offer of a backend name that several plugins offer."""
+        """Return a failure for each faultless offer of a backend that has several of them."""
         return [
             PluginFailure(
                 offer.info.plugin,
@@ -171,7 +186,7 @@ class Catalog:
             return importlib.metadata.entry_points(group=PROJECT_NAME)
         except PLUGIN_FAULTS as error:
             raise_if_of_handler(error)
-            # One distribution with broken metadata, even an unrelated one, makes this search fail.
+            # entry_points() fails if one distribution has broken metadata, even without plugins.
             # The slower search leaves out only the broken distributions.
             return self._installed_one_by_one()
 
@@ -191,7 +206,7 @@ class Catalog:
                 yield from points
 
     def _check_hooks(self, plugin: object) -> None:
-        """Raise ``ConfigurationError`` if a plugin implements an unknown hook or a wrapper."""
+        """Raise ``ConfigurationError`` if a plugin has an unknown hook or a hook wrapper."""
         for caller in self.manager.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is not plugin:
@@ -201,7 +216,7 @@ class Catalog:
                     msg = f"it implements an unknown hook, {caller.name}; known are {known}"
                     raise ConfigurationError(msg)
                 if impl.wrapper or impl.hookwrapper:
-                    msg = f"its {caller.name} is a wrapper; each plugin's hooks are called alone"
+                    msg = f"its {caller.name} is a wrapper; crossmem does not support hook wrappers"
                     raise ConfigurationError(msg)
 
     def _backends_of(self, plugin: object) -> list[Backend]:
@@ -225,7 +240,10 @@ def _checked(answer: object) -> list[Backend]:
 
 
 def _describe(point: EntryPoint) -> PluginInfo:
-    """Return the plugin of an entry point, without its distribution if the metadata is broken."""
+    """Return the description of an entry point's plugin.
+
+    If the distribution's metadata is broken, the description does not name the distribution.
+    """
     try:
         if point.dist is not None:
             return PluginInfo(point.name, point.dist.name or "", point.dist.version or "")
@@ -235,5 +253,5 @@ def _describe(point: EntryPoint) -> PluginInfo:
 
 
 def _normalized(name: str) -> str:
-    """Return a name in packaging's normal form, which is equal for Acme_HIP and acme-hip."""
+    """Return a name in the normal form of packaging: Acme_HIP and acme-hip have the same form."""
     return re.sub(r"[-_.]+", "-", name).lower()

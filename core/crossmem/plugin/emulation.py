@@ -14,9 +14,10 @@ _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationRequest:
-    """The requested emulation.
+    """The settings of a requested emulation.
 
-    A field that is None takes its value from the environment, or else has the default.
+    A field that is None takes its value from the environment, and has its default if the
+    environment does not set it.
 
     Parameters
     ----------
@@ -27,21 +28,22 @@ class EmulationRequest:
     capacity
         Memory of each device, such as ``"8GiB"``.
     faults
-        Calls that shall fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or
-        ``CALL=CODE:SKIP:COUNT``: after SKIP calls (default 0), COUNT calls (default 1) of the
-        function CALL fail with CODE. The faults end with the emulation. A lasting emulation must
-        have no faults.
+        Calls that fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or ``CALL=CODE:SKIP:COUNT``.
+        After SKIP calls of the function CALL (default 0), the next COUNT calls (default 1) fail
+        with CODE. The faults end with the emulation. A lasting emulation must have no faults.
     strict
         Whether the emulation records calls that the vendor forbids or leaves undefined. A strict
-        emulation also refuses the host's accesses to device addresses.
+        emulation also denies the CPU access to device addresses: such an access ends the program.
     slow_streams
-        Whether streams execute their work only when a thread waits for it.
+        Whether streams delay their work until a thread waits for the work. If another process may
+        wait for the work, the delay is short.
     state
-        Folder of the emulated host. Emulations with the same folder share devices and handles.
+        Folder with the state of the emulated host. Emulations with the same folder share devices
+        and handles.
     is_lasting
-        Whether the emulation outlives this process. A lasting emulation counts no calls. An
-        emulation that does not last gets a new emulated host, unless ``state`` or the environment
-        names a folder.
+        Whether the emulation outlives this process. A lasting emulation counts no calls. If the
+        emulation is not lasting, and neither ``state`` nor the environment names a folder, the
+        emulation gets a new emulated host.
     """
 
     profile: str | None = None
@@ -77,7 +79,8 @@ class EmulationReport:
         The breaches of all processes of the emulated host since this emulation was prepared, in
         order of time.
     calls
-        Number of calls of each function by processes that ended normally. The key is the function.
+        Number of calls of each function by processes that ended normally. The key is the name of
+        the function.
     """
 
     violations: tuple[Breach, ...]
@@ -95,12 +98,15 @@ class Emulation:
     variables
         Environment variables to set.
     report
-        Returns the report so far.
+        Function that returns the report on the calls so far.
     segfault_note
-        One line for the user of a program that SIGSEGV ended, if the emulation may be the reason.
+        A line that crossmem shows to the user if SIGSEGV ends the program. It says how the
+        emulation may have caused the signal. None if the emulation cannot cause
+        the signal.
     close
-        Releases the resources of this emulation. Called once: after the program has ended, or,
-        for a lasting emulation, after its environment was printed.
+        Function that releases the resources of this emulation. crossmem calls it once, after the
+        program has ended. For a lasting emulation, crossmem calls it after it has printed the
+        environment.
     """
 
     library_path: tuple[Path, ...]

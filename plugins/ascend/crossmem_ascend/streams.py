@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Order between streams of several processes: values that streams write and await.
+"""Orders streams of several processes: a stream writes a value, and other streams wait for it.
 
-Notifies do not serve this purpose: a notify has only one waiter, and carries no value. Events are
-not needed, because every product with IPC events has value writes.
+ACL's notifies cannot replace the values, because a notify has only one waiter and carries no value.
+ACL's IPC events are not used, because every product with IPC events also has value writes.
 """
 
 from contextlib import AbstractContextManager
@@ -16,11 +16,11 @@ from crossmem_ascend.runtime import STREAM_VALUES, Vendor
 __all__ = ["StreamOrder"]
 
 _MAPPED: Final = 0
-"""``ACL_HOST_REGISTER_MAPPED``: devices get an address for the memory."""
+"""``ACL_HOST_REGISTER_MAPPED``: the registration gives devices an address for host memory."""
 _DEVICE_TO_DEVICE: Final = 3
 _AT_LEAST: Final = 0
-"""The condition of a stream's wait: the word minus the value, as a signed number, is not negative.
-This means that the word is at least the value, because all values are below 2**63."""
+"""The flag for a stream's wait that ends when the word minus the value, as a signed 64-bit number,
+is not negative. All values are below 2**63, so the word is then at least the value."""
 
 
 class _On(Protocol):
@@ -40,8 +40,9 @@ class StreamOrder:
         )
         """The levels of timelines, the strongest first."""
         self._registered: dict[int, list[tuple[int, int]]] = {}
-        """A list for each host page. The key is the page's address. While the page is registered
-        with the vendor, the list has the vendor's answer. Otherwise it is empty."""
+        """A list for each host page. The key is the page's address. The list holds the result of
+        ``host_register``: the page's device address and the code. Before that call and after
+        ``host_unregister``, it is empty."""
 
     def _check(self, ordinal: int, function: str, *arguments: int) -> None:
         with self._on(ordinal, "timeline"):
@@ -53,7 +54,7 @@ class StreamOrder:
         self._check(ordinal, "synchronize_stream", stream)
 
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
-        """Make a host page accessible to the devices, and return its address for them."""
+        """Make a host page accessible to the devices, and return the page's device address."""
         made: list[tuple[int, int]] = []
         self._registered[pointer] = made
         rt = self._vendor.rt
@@ -73,7 +74,8 @@ class StreamOrder:
         if made:
             unregister, answer = self._vendor.rt.host_unregister, made[0]
             with self._on(ordinal, "timeline"):
-                # No signal handler runs between these two statements.
+                # No signal handler can raise between these two statements. If one did, the page
+                # would stay registered.
                 del made[:]
                 code = unregister(pointer)
                 if code != SUCCESS:
@@ -82,11 +84,11 @@ class StreamOrder:
         self._registered.pop(pointer, None)
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Write a word after the earlier work of a stream."""
+        """Let a stream write a word when the stream's earlier work is complete."""
         self._check(ordinal, "value_write", address, value, 0, stream)
 
     def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Hold a stream until a word is at least a value."""
+        """Let a stream wait until a word is at least ``value``."""
         self._check(ordinal, "value_wait", address, value, _AT_LEAST, stream)
 
     # Work for the conformance kit ----------------------------------------------------------

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin of host memory and simulated devices, and of the emulations of HIP, CUDA and ACL."""
+"""The plugin for host memory, for simulated devices, and for emulations of HIP, CUDA and ACL."""

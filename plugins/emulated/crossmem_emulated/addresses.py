@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device addresses of one process: the reserved regions, and the memory that is mapped there.
 
-A strict emulation returns addresses that the host cannot access, as a real device does. An access
-by the host causes a page fault, which kills the process. The emulation itself uses other addresses
-for the same memory. A lax emulation also maps device memory at its device addresses. In both modes,
-memory that a real host can access, such as host memory, is mapped at its device addresses.
+In this module, the host is the CPU. In a strict emulation, the host cannot access device addresses,
+as with a real device: an access causes SIGSEGV. The emulation itself uses other addresses for the
+same memory. A lax emulation also maps device memory at its device addresses, so that the host can
+access it. In both modes, memory that the CPU of a real system can access, such as host memory, is
+mapped at its device addresses.
 """
 
 import itertools
@@ -20,10 +21,11 @@ from crossmem_emulated.pages import HOST, Pages
 __all__ = ["BLOCK_NBYTES", "Piece", "Region", "Space", "numbers"]
 
 BLOCK_NBYTES: Final = 2 << 20
-"""Size of the huge pages of devices. Device addresses are reserved at multiples of this size."""
+"""Size of the huge pages of devices. By default, regions begin at multiples of this size."""
 
 numbers: Final = itertools.count(1).__next__
-"""Gives each piece of memory a number that is unique in this process."""
+"""Returns a new number at each call. Each piece of memory gets a number that is unique in this
+process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +37,11 @@ class Region:
     start, nbytes
         The region's first address, and its size in bytes.
     is_reservation
-        Whether the program reserved the region and chooses its mappings.
+        Whether the program itself reserved the region, and maps memory in it. If False, the
+        emulation reserved the region for allocations or for an import.
     device
-        In a reservation of ACL, the only device whose memory can be mapped. None before the first
-        mapping, and in other regions.
+        In a reservation of ACL, the host-wide index of the only device for which memory can be
+        mapped in the region. None before the first mapping, and in all other regions.
     """
 
     start: int
@@ -62,20 +65,21 @@ class Piece:
     origin
         The vendor's function that put the memory at these addresses.
     source
-        The object from which the memory was mapped.
+        The vendor's object to which the memory belongs, such as a pool or an import; None if there
+        is none.
     is_small
-        Whether the memory has small pages.
+        In ACL, whether the memory has pages of the CPU's page size instead of huge pages.
     is_part
         Whether the piece shares a mapping with other pieces, and so has no mapping of its own.
     keys
-        Keys by which the memory is exported.
+        In ACL, the keys by which the memory is exported.
     is_read_only
-        Whether the program may only read the memory.
+        In ACL, whether the program allocated the memory as read-only.
     is_host_visible
-        Whether the CPU may access the memory at these addresses, also in a strict emulation.
+        Whether the host may access the memory at these addresses even in a strict emulation.
     is_synchronous
-        Whether the host waits for a synchronous copy or fill of the memory even if only devices
-        take part.
+        In HIP and CUDA, whether a synchronous copy or fill of the memory returns only after its
+        work is done, even if only devices take part.
     number
         A number that no other piece of this process has, not even a freed piece.
     """
@@ -114,7 +118,7 @@ class Space:
     Parameters
     ----------
     is_host_readable
-        Whether the host can read and write at device addresses.
+        Whether the host can read and write all memory at its device addresses.
     """
 
     def __init__(self, *, is_host_readable: bool) -> None:
@@ -142,7 +146,7 @@ class Space:
         return region
 
     def release(self, region: Region) -> None:
-        """Release reserved addresses."""
+        """Release the addresses of a region."""
         del self.regions[region.start]
         del self._starts[bisect_left(self._starts, region.start)]
         memory.unmap(region.start, region.nbytes)
@@ -156,27 +160,31 @@ class Space:
         return region if pointer < region.start + region.nbytes else None
 
     def attach(self, piece: Piece) -> None:
-        """Add a piece, and map it if the host may access it."""
+        """Add a piece, and map it at its device addresses if the host may access them."""
         if self._is_seen(piece):
             memory.duplicate_at(piece.backing, _whole_pages(piece.nbytes), piece.start)
         self.pieces[piece.start] = piece
         insort(self._piece_starts, piece.start)
 
     def detach(self, piece: Piece) -> None:
-        """Remove a piece, and unmap it."""
+        """Remove a piece, and unmap it from its device addresses."""
         del self.pieces[piece.start]
         del self._piece_starts[bisect_left(self._piece_starts, piece.start)]
         if self._is_seen(piece):
             memory.cover(piece.start, _whole_pages(piece.nbytes))
 
     def _is_seen(self, piece: Piece) -> bool:
-        """Whether a piece is mapped at its device address, where the host can access it."""
+        """Whether a piece has its own mapping at its device addresses, for accesses by the host."""
         return not piece.is_part and (
             self._is_host_readable or piece.is_host_visible or piece.pages.device == HOST
         )
 
     def show(self, backing: int, nbytes: int, start: int) -> None:
-        """Map memory at device addresses in a lax emulation, so that the host can access it."""
+        """In a lax emulation, map memory at device addresses, so that the host can access it.
+
+        In a strict emulation, do nothing. ``backing`` is the address at which the emulation itself
+        uses the memory, and ``start`` is the device address.
+        """
         if self._is_host_readable:
             memory.duplicate_at(backing, _whole_pages(nbytes), start)
 
@@ -188,10 +196,10 @@ class Space:
         return [one for one in found if one.end > pointer]
 
     def spans(self, pointer: int, nbytes: int) -> Iterator[tuple[Piece, int, int]]:
-        """Yield each piece in a range, with the address and the size of its part in the range.
+        """Yield each piece that overlaps a range, with the address and the size of the overlap.
 
-        The address is the one at which the emulation itself uses the memory. Unmapped parts of the
-        range are omitted, so the sum of the sizes may be less than ``nbytes``.
+        At this address, the emulation itself uses the memory. If some addresses of the range have
+        no memory, the sum of the sizes is less than ``nbytes``.
         """
         for piece in self.overlapping(pointer, nbytes):
             first = max(pointer, piece.start)

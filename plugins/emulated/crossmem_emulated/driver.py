@@ -33,7 +33,9 @@ class _Account:
 
 
 class EmulatedDriver(MemfdDriver):
-    """Devices with a capacity, whose memory can be poisoned or prefaulted.
+    """Simulated devices, each with a capacity that is counted per process.
+
+    If the options request it, new memory gets all its pages at once, or is filled with 0xA5.
 
     Raises
     ------
@@ -93,7 +95,7 @@ class EmulatedDriver(MemfdDriver):
     def _full(self, account: _Account) -> OutOfMemoryError:
         info = account.info
         return OutOfMemoryError(
-            f"{account.free_nbytes} of {info.total_nbytes} bytes are free",
+            f"the device has no room: {account.free_nbytes} of {info.total_nbytes} bytes are free",
             hint="free allocations, or raise CROSSMEM_EMULATED_CAPACITY",
             operation="allocate",
             backend=self.backend,

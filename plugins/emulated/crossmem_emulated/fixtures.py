@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest fixture with the effect of ``crossmem emulate``.
+"""A pytest fixture: the processes of a test use an emulated HIP or ACL library.
 
-Put ``pytest_plugins = ["crossmem_emulated.fixtures"]`` into the project's ``conftest.py``.
+The command ``crossmem emulate`` does the same for a program that the user starts. To get the
+fixture, put ``pytest_plugins = ["crossmem_emulated.fixtures"]`` into the project's ``conftest.py``.
 """
 
 import os
@@ -24,7 +25,7 @@ class Emulated:
     api
         The library's name, ``"hip"`` or ``"ascend"``.
     options
-        The options of :class:`crossmem.plugin.EmulationRequest`.
+        The fields of :class:`crossmem.plugin.EmulationRequest` to set.
     """
 
     def __init__(self, api: str, **options: Any) -> None:
@@ -32,16 +33,19 @@ class Emulated:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment variables for a process that uses the library."""
+        """The environment variables of this process, changed so that a child uses the library."""
         return self._emulation.environment(os.environ)
 
     @property
     def violations(self) -> tuple[Breach, ...]:
-        """The API misuse of all processes so far: forbidden or undefined uses."""
+        """The calls of all processes so far that the vendor forbids or leaves undefined."""
         return self._emulation.report().violations
 
     def close(self) -> None:
-        """Remove the emulated host."""
+        """End the emulation, and remove its emulated host.
+
+        The host stays if the options or the environment name its folder.
+        """
         self._emulation.close()
 
 
@@ -49,7 +53,8 @@ class Emulated:
 def emulate() -> Iterator[Callable[..., Emulated]]:
     """Return a function: ``emulate("hip", devices=4)`` returns an emulated library.
 
-    Each library has a separate emulated host, which is removed at the end of the test.
+    Each library has its own emulated host, which is removed at the end of the test. If the options
+    or the environment name the host's folder, the library uses that host, and the host stays.
     """
     made: list[Emulated] = []
 

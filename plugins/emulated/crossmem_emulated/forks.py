@@ -12,14 +12,15 @@ _is_expected = False
 
 
 def generation() -> int:
-    """Return a number that changes in every forked child."""
+    """Return a number that is larger by 1 in a forked child than in its parent."""
     return _generation
 
 
 def expect() -> None:
-    """Make forked children close inherited descriptors of memory and unmap inherited device memory.
+    """Make future forked children close inherited descriptors of memory and unmap device memory.
 
-    Otherwise the children would keep the memory alive.
+    In a child, such a descriptor or mapping would keep the memory alive after its release by the
+    parent. Descriptors that the application made inheritable stay open.
     """
     global _is_expected  # noqa: PLW0603 - one value for the process
     _is_expected = True

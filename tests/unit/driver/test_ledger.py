@@ -185,8 +185,8 @@ def test_filling_what_is_not_there_is_noted(tracer: Any) -> None:
 
     assert tracer.calls["fill"] == 5
     assert tracer.violations == [
-        "fill: bytes at 1",
-        "fill: bytes at 0",
-        "fill: bytes at -1",
+        f"fill: {UNIT} bytes at offset 1 are not a part of the block",
+        "fill: 0 bytes at offset 0 are not a part of the block",
+        "fill: 2 bytes at offset -1 are not a part of the block",
         "fill: unknown or freed block",
     ]

@@ -109,11 +109,11 @@ def test_pages_are_registered_and_released_once(tracer: Any) -> None:
 @pytest.mark.parametrize(
     ("address", "value", "text"),
     [
-        (DEVICE - 8, 1, "lies in no registered page"),
-        (DEVICE + PAGE, 1, "lies in no registered page"),
+        (DEVICE - 8, 1, f"no registered page contains {DEVICE - 8:#x}"),
+        (DEVICE + PAGE, 1, f"no registered page contains {DEVICE + PAGE:#x}"),
         (DEVICE + 4, 1, "is not aligned"),
-        (DEVICE, 0, "value 0"),
-        (DEVICE, 2**63, f"value {2**63}"),
+        (DEVICE, 0, "value out of range: 0"),
+        (DEVICE, 2**63, f"value out of range: {2**63}"),
     ],
 )
 @pytest.mark.parametrize("method", ["write_value", "wait_value"])

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared libraries that replace the vendors' libraries, and call the emulations.
 
-The packages ``ascend`` and ``hip`` describe each library by a
-:class:`~crossmem_emulated.abi.library.Library`. The machine's C compiler builds the library at its
-first use. The library's functions jump through a table, except those that need no emulation. The
-first call fills the table with callbacks into Python. The callbacks convert the arguments and call
-the emulation. They run in the Python of the calling process, or in an interpreter that the library
-starts if the process has none.
+The packages ``ascend`` and ``hip`` each describe one library by a
+:class:`~crossmem_emulated.abi.library.Library`. The machine's C compiler builds the library if the
+cache does not have it. C code implements the functions that need no emulation. All others jump
+through a table, which the first call in a process fills with callbacks into Python. The callbacks
+convert the arguments and call the emulation. They run in the Python of the calling process. If the
+process has no Python, the library starts an interpreter.
 
-As with the real libraries, a program may load the library and fork before its first call. So, until
-this call, the library only registers handlers for forks.
+A program may load a library, fork, and make its first call in the child, as with the real
+libraries. So, before its first call, a loaded library only registers handlers for forks.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a library with the machine's C compiler, once for each user and interpreter."""
+"""Builds a library with the machine's C compiler. A cache of the user keeps the built library."""
 
 import os
 import shlex
@@ -24,7 +24,8 @@ __all__ = ["build", "compiler", "link"]
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
-# Python keeps pointers to the library's code, so the code must outlive a dlclose by a program.
+# The library stays loaded after a dlclose by a program. Python remembers the addresses of filled
+# tables, and would not fill the table of a library that is loaded again at the same address.
 _LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
 _PACKAGES: Final = (
     "crossmem",
@@ -33,7 +34,8 @@ _PACKAGES: Final = (
     "typing_extensions",
     "_cffi_backend",
 )
-"""The packages that the emulation imports, and that an emulated program's Python must find."""
+"""The packages and modules that the emulation imports. An interpreter that a library starts must
+find them."""
 _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
@@ -41,8 +43,8 @@ _START: Final = """
 import sys
 try:
     if STARTED:
-        # sys.path has only the standard library's folders. They stay first, so that the appended
-        # folders hide no module.
+        # sys.path has only the folders of the standard library. The folders of the packages are
+        # appended, so that they hide no module of the standard library.
         sys.path.extend({paths!r})
         # OpenSSL frees its state when the program exits, although threads may still use it. So
         # hashlib must use Python's own hashes.
@@ -108,7 +110,7 @@ def _python_libraries() -> list[str]:
 
 
 def _search_path() -> list[str]:
-    """Return the folders in which an emulated program's Python finds the emulation's packages."""
+    """Return the folders from which the packages of ``_PACKAGES`` are imported."""
     folders = []
     for name in _PACKAGES:
         spec = find_spec(name)
@@ -125,15 +127,15 @@ def _run(command: Sequence[str], what: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         msg = f"{what} could not be built: {clause(str(error))}"
-        hint = "check the compiler in CC"
+        hint = "check the compiler that CC names"
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
-        # The message has the first error without its position, which names a temporary file.
+        # The compiler writes a temporary file's name before the first error. The message omits it.
         fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
             f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",
-            hint="the compiler needs the headers of the C library, such as the package libc6-dev",
+            hint="install the headers of the C library if they are missing (Debian: libc6-dev)",
             details=text,
         )
 
@@ -143,12 +145,13 @@ def link(
 ) -> None:
     """Compile the C source ``text`` into the shared library ``soname`` in a folder.
 
-    ``script`` is the linker's version script, and ``more`` are arguments for the compiler.
+    ``command`` is the compiler's command, ``script`` is the linker's version script, and ``more``
+    are further arguments for the compiler.
 
     Raises
     ------
     ConfigurationError
-        The compiler fails.
+        The compiler fails, or builds a library for another processor.
     """
     place, versions = folder / f"{soname}.c", folder / f"{soname}.map"
     place.write_text(text, "utf-8")
@@ -163,7 +166,7 @@ def link(
 
 def _write_types(library: Library, folder: Path) -> None:
     try:
-        import cffi  # noqa: PLC0415 - an optional package that only a build needs whole
+        import cffi  # noqa: PLC0415 - optional; a built library needs only _cffi_backend
     except ImportError:
         raise ConfigurationError(
             "the emulated libraries need the package cffi, which is not installed",
@@ -225,7 +228,8 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             link(command, work, soname, text(folder, soname), script, *_LINK_OPTIONS)
         for name in library.links:
             (work / name).symlink_to(library.sonames[0])
-        # Some programs look for the library in the folder lib of the vendor's software.
+        # Some programs look for the library in the subfolder lib of the vendor's installation. For
+        # such a program, this folder can stand for the installation.
         (work / "lib").symlink_to(".")
 
     names = [*library.sonames, *library.links]

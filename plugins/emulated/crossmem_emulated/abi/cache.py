@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of built libraries.
 
-Processes load the files in this cache. So a file that another user could have written is refused. A
-library whose files have changed since the build is built again.
+A process executes the code of a library that it loads. So the cache refuses files that another user
+could have written. If a library's files have changed since the build, the library is built again.
 """
 
 import errno
@@ -75,7 +75,7 @@ def kept(
     make
         A function that fills a folder. Its arguments are the folder to fill, and its final path.
     stamp
-        A text for the folder, which :func:`stamp_of` returns.
+        The text that :func:`stamp_of` returns for the folder.
     environ
         Environment variables. ``XDG_CACHE_HOME`` names the cache.
 
@@ -85,7 +85,8 @@ def kept(
         The cache cannot be used, or another user could have written to it.
     """
     root = cache_folder(environ)
-    # Several machines, or systems with different C libraries, may share a home folder.
+    # The key includes these properties, because machines and systems with different C libraries may
+    # share a home folder.
     machine = (platform.machine(), str(sysconfig.get_config_var("SOABI")), *platform.libc_ver())
     key = hashlib.blake2b("\0".join([__version__, *machine, *parts]).encode(), digest_size=8)
     folder = root / f"{name}-{__version__}-{key.hexdigest()}"
@@ -132,7 +133,7 @@ def _prepare(root: Path) -> None:
 
 
 def _check(path: Path, kind: int) -> None:
-    """Raise if another user may have written a file, or if the file's type is not ``kind``."""
+    """Raise if another user may have written a file or folder, or if its type is not ``kind``."""
     status = path.lstat()
     mode, me = status.st_mode, os.geteuid()
     # A symbolic link has no permissions of its own.
@@ -169,7 +170,8 @@ def _is_whole(folder: Path) -> bool:
         Another user may have written the folder or a file in it.
     """
     try:
-        # Another builder may move the folder away at any moment.
+        # Another builder may move the folder away at any moment. Then an access below raises
+        # FileNotFoundError.
         _check(folder, stat.S_IFDIR)
         _check(folder / _LIST, stat.S_IFREG)
         files = (_listed(folder) or {}).get("files")
@@ -203,7 +205,7 @@ def _list(folder: Path, stamp: str) -> None:
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Rename ``made`` to ``folder``, unless a whole folder is there. Move a damaged folder away."""
+    """Rename ``made`` to ``folder``. Move a damaged ``folder`` away, but keep an undamaged one."""
     for attempt in range(_ATTEMPTS):
         try:
             made.rename(folder)
@@ -217,7 +219,7 @@ def _publish(made: Path, folder: Path) -> None:
         try:
             folder.rename(made.with_name(f"damaged-{attempt}"))
         except FileNotFoundError:
-            # Another builder replaced the folder first.
+            # Another builder moved the damaged folder away first.
             continue
     msg = f"damaged files keep replacing {shorten(str(folder))}"
     raise ConfigurationError(msg, hint="remove the folder", details=str(folder))

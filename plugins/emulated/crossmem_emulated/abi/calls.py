@@ -25,7 +25,7 @@ _SUFFIX: Final = ".json"
 def read_calls(folder: Path) -> Mapping[str, int]:
     """Return the number of calls of each function, by all processes that wrote to a folder.
 
-    Log each incomplete file.
+    Log a warning for each incomplete file, and do not count its calls.
     """
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*")):
@@ -69,8 +69,8 @@ class Calls:
         path = Path(self._folder, f"{self._library}-{os.getpid()}.part")
         try:
             path.write_text(json.dumps(self._counts), "utf-8")
-            # The file gets its final name last, because the process may be killed while it writes.
+            # The process may be killed during the write. Then the file keeps the suffix .part.
             path.rename(path.with_suffix(_SUFFIX))
         except OSError:
-            # The command that requested the report has ended and removed the folder.
+            # Usually, the command that requested the report has ended and removed the folder.
             return

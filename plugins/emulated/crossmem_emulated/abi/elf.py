@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from an ELF file which other libraries and symbols a shared library needs.
+"""Reads the names of the libraries and symbols that an ELF file needs.
 
 The section headers lead to the dynamic loader's tables. :func:`needs_of` reads only 64-bit
 little-endian files, because the vendors build no other files for Linux.
@@ -66,7 +66,7 @@ class _File:
         start, size = section[4], section[5]
         found = self._data[start : start + size]
         if len(found) < size:
-            msg = f"there are {len(found)} bytes of {size} at {start}"
+            msg = f"the section at {start} has {len(found)} of {size} bytes"
             raise struct.error(msg)
         return found
 
@@ -80,7 +80,7 @@ class _File:
         start = self.sections[link][4] + offset if link < len(self.sections) else -1
         end = self._data.find(b"\0", start) if start >= 0 else -1
         if end < 0:
-            msg = f"a text at {offset} of section {link} has no end"
+            msg = f"the string at {offset} in section {link} has no end"
             raise struct.error(msg)
         return self._data[start:end].decode("utf-8", "replace")
 

@@ -43,7 +43,7 @@ def _declared(library: Library, folder: Path) -> Any:
 
 
 def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
-    """Fill a library's table. The library calls this function at the first call by the program.
+    """Fill a library's table. At the program's first call, the library calls this function.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
     for field, shape in ffi.typeof("struct cm_table").fields:
         kind = shape.type.result.kind
         is_number = kind in {"primitive", "enum"}
-        # Only these types are error codes. Other numbers are results, such as a count.
+        # An error code is an enum or an int. Numbers of other types are results, such as a count.
         has_code = kind == "enum" or shape.type.result.cname == "int"
         function = known.pop(field, None)
         if function is None:
@@ -112,12 +112,12 @@ _Exception = type[BaseException]
 def _logging(
     soname: str, name: str, unknown: int
 ) -> Callable[[_Exception, BaseException, TracebackType], None]:
-    """Return a handler that logs an exception of a callback. No exception may reach C code."""
+    """Return a function that logs an exception of a callback. No exception may reach C code."""
 
     def on_error(kind: _Exception, error: BaseException, trace: TracebackType) -> None:
         try:
             _log.error(
-                "%s: the emulation failed in %s; it returns %d",
+                "%s: the emulation failed in %s; its error code (if any) is %d",
                 soname,
                 name,
                 unknown,

@@ -2,10 +2,10 @@
  *
  * The common part of all emulated libraries. At the first call, it finds or starts Python.
  *
- * This file is not linked with Python and needs none of Python's headers: it looks the functions
- * below up in the process. If the process is a Python interpreter, it contains these functions,
- * whether Python is linked statically or not. If the process is a C program, this file loads the
- * shared library of the interpreter that built the emulated library.
+ * This file is not linked with Python, and needs none of Python's headers: it looks up Python's
+ * functions in the process. A Python interpreter contains these functions, whether Python is linked
+ * statically or not. In a C program, this file loads the shared library of the interpreter that
+ * built the emulated library.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -46,14 +46,15 @@ static struct {
 /* A thread that holds this mutex never waits for the GIL, because the holder of the GIL may wait
  * for this mutex. */
 static pthread_mutex_t cm_mutex = PTHREAD_MUTEX_INITIALIZER;
-/* Guarded by the mutex: the number of threads in cm_fill, and the signal that a thread left. */
+/* Guarded by the mutex: the number of threads in cm_fill. The condition is signalled when a thread
+ * has left cm_fill. */
 static int cm_starting;
 static pthread_cond_t cm_over = PTHREAD_COND_INITIALIZER;
-/* Guarded by the mutex: 1 if Python is loaded, -1 if it cannot be loaded. */
+/* Guarded by the mutex: 0 before the first call, 1 if Python is loaded, -1 if the load failed. */
 static int cm_loaded;
 /* Whether this library started Python. */
 static int cm_started;
-/* 1 if Python has filled the table, -1 if the table cannot be filled. */
+/* 1: Python has filled the table. -1: Python could not fill the table. 0: neither. */
 static atomic_int cm_ready;
 
 static void cm_complain(const char *what, const char *why)
@@ -149,8 +150,9 @@ static int cm_start_python(void *handle)
         cm_complain("this Python cannot be embedded: Py_SetProgramName", " is missing");
         return 0;
     }
-    /* PYTHONHOME and similar variables are for other interpreters. The start code names the
-     * folders of all imports except the standard library. */
+    /* Python ignores PYTHONHOME and similar variables, because they are for other interpreters. It
+     * does not import site, because the start code names the folders of all imports outside of the
+     * standard library. */
     cm_set(handle, "Py_IgnoreEnvironmentFlag");
     cm_set(handle, "Py_NoSiteFlag");
     /* Py_InitializeEx changes the locale of the program. So the locale is restored afterwards. */
@@ -160,8 +162,8 @@ static int cm_start_python(void *handle)
     if (program)
         set_program_name(program);
     cm_python.Py_InitializeEx(0); /* 0: Python installs no signal handlers */
-    /* The first import of this module replaces the default action of SIGINT all the same. So the
-     * import happens here, where the action can be restored. Later imports change nothing. */
+    /* The first import of the module _signal also replaces the default action of SIGINT. So this
+     * function imports the module, and restores the action. Later imports change nothing. */
     struct sigaction interrupt;
     int is_default = !sigaction(SIGINT, NULL, &interrupt) && interrupt.sa_handler == SIG_DFL;
     cm_python.PyRun_SimpleString("import _signal");
@@ -189,7 +191,8 @@ static int cm_load(void)
     return cm_look_up(handle) && (cm_python.Py_IsInitialized() || cm_start_python(handle));
 }
 
-/* Fills the table. If two threads race, one waits for the lock of start() in engine.py. */
+/* Fills the table. If two threads race, one waits in engine.start() until the other has filled the
+ * table. */
 static void cm_fill(void)
 {
     char code[sizeof cm_start_code + 128];
@@ -230,7 +233,9 @@ static inline int cm_enter(void)
 /* Python does not know of a fork by C code, so this library tells Python. In a fork by Python
  * itself, the forking thread holds the GIL, and this library tells Python nothing. */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
-/* One of these values, or the GIL state that is passed back to Python after the fork. */
+/* CM_NOTHING_BEGUN: the process has made no call, and cm_mutex is locked during the fork.
+ * CM_KNOWN: Python needs no notice of the fork. Any other value: the GIL state that is passed back
+ * to Python after the fork. */
 static __thread int cm_fork_state;
 static __thread int cm_fork_shield;
 
@@ -245,7 +250,8 @@ static void cm_before_fork(void)
         pthread_mutex_unlock(&cm_mutex);
         return;
     }
-    /* Another thread may hold locks in a first call. In the child, they would stay locked. */
+    /* Another thread may hold locks in a first call. In the child, they would stay locked. So the
+     * fork waits for the end of that call. */
     while (cm_starting)
         pthread_cond_wait(&cm_over, &cm_mutex);
     if (!cm_loaded) {
@@ -277,17 +283,17 @@ static void cm_after_fork_in_child(void)
     cm_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     cm_over = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     if (cm_starting && !atomic_load(&cm_ready)) {
-        /* The thread that makes the first call does not exist in this child, so nothing releases
-         * the locks of Python's import system that it held. */
+        /* The thread in cm_fill does not exist in this child, so the locks of Python's import
+         * system that this thread held are never released. */
         atomic_store(&cm_ready, -1);
         cm_complain("this process was forked while another thread made the first call", "");
     }
     cm_starting = 0;
     if (cm_fork_state >= 0) {
         cm_python.PyOS_AfterFork_Child();
-        /* This call keeps Python's state of this thread, which PyGILState_Release could delete.
-         * Python 3.11 aborts if no thread has a state, and the thread that started Python does not
-         * exist here. */
+        /* This call releases the GIL and keeps this thread's state in Python, which
+         * PyGILState_Release could delete. Python 3.11 aborts if no thread has a state, and the
+         * thread that started Python may not exist here. */
         cm_python.PyEval_SaveThread();
     }
     cm_unshield(cm_fork_shield);

@@ -74,7 +74,10 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _locked(folder: Path, *, operation: int) -> int | None:
-    """Lock a folder. Return the lock's descriptor, None if the folder was removed."""
+    """Lock a folder. Return the lock's descriptor, None if the folder was removed.
+
+    If ``operation`` has ``LOCK_NB`` and another process holds the lock, raise BlockingIOError.
+    """
     path = folder / _LOCK
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -102,7 +105,8 @@ def _remove(path: Path) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child inherits the locks. If it outlived its parent, the folders would stay locked.
+    # A child inherits the locks. The folders would stay locked while the child lives, even after
+    # the death of the parent. The parent keeps its locks when the child closes the descriptors.
     for lock in _held:
         os.close(lock)
     _held.clear()

@@ -13,7 +13,7 @@ from crossmem.guards import shorten
 __all__ = ["LIBRARIES", "TYPES", "Binding", "Library", "Prototype", "library_named"]
 
 TYPES: Final = "crossmem_types"
-"""The module with the declarations for cffi, in the folder of a built library."""
+"""Name of the module with the declarations for cffi, in the folder of a built library."""
 
 _CUDA_HINT: Final = (
     "only crossmem's own calls can run on an emulated CUDA: "
@@ -26,7 +26,7 @@ _PARAMETER_NAME: Final = re.compile(r"(\w+)\s*(?:\[\w*\])?$")
 
 @dataclass(frozen=True, slots=True)
 class Prototype:
-    """One C function.
+    """The declaration of one C function.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Binding(Protocol):
 
         A C function without an entry is refused. A Python function gets cffi's objects for the C
         arguments, and cffi converts its result. An exception of the Python function is logged. The
-        C function then returns the vendor's unknown error, or 0 if its result is no error code.
+        C function then returns the vendor's unknown error, or 0 if it does not return error codes.
         """
         ...
 
@@ -81,10 +81,11 @@ class Library:
     name
         Name of the emulation, such as ``"hip"``.
     sonames
-        Names with which programs were linked, the newest first. The name says for which edition a
-        program was made. So each name has a file of its own, which passes the name to ``bind``.
+        Sonames with which programs were linked, the newest first. The soname says for which edition
+        of the library a program was made. So each soname has a file of its own. The file passes its
+        soname to ``bind``.
     links
-        Names of symbolic links to the first file.
+        Names of symbolic links to the file of the first soname.
     types
         C declarations of types: typedefs, structures and enumerations.
     prototypes
@@ -93,10 +94,9 @@ class Library:
     code
         C definitions of functions that need no emulation. The library exports them, too.
     node
-        Version of the library's symbols, empty if they have none.
+        Version of the symbols that ``nodes`` does not list; empty if these symbols have none.
     nodes
-        The versions of symbols. A symbol without an entry has the version ``node``. The key is the
-        function's name.
+        Versions of symbols. The key is the function's name.
     unknown
         The error code of a function if the emulation itself fails: the vendor's "unknown error".
     ended
@@ -106,10 +106,10 @@ class Library:
     profile_field
         Field of :class:`~crossmem_emulated.options.Options` that chooses the edition.
     entry_of
-        A function that returns the emulation's name of a C function, None if no fault can be
-        injected.
+        A function that takes the name of a C function, and returns the emulation's name for this
+        function. It returns None if no fault can be injected into the C function.
     fault_hint
-        An example of a fault, and its effect.
+        The hint of an error about a malformed fault: an example of a fault, and its effect.
     bind
         A function that makes the binding. Its arguments are the ``FFI`` object with all
         declarations, and the name of the file that the program loaded.
@@ -141,7 +141,7 @@ class Library:
         Raises
         ------
         ConfigurationError
-            The message names the existing editions.
+            The rules have no such edition. The message names the existing editions.
         """
         if name not in self.profiles:
             known = ", ".join(self.profiles)
@@ -154,7 +154,7 @@ class Library:
         return replace(self, prototypes=self.prototypes + more)
 
     def exports(self) -> list[str]:
-        """Return the names of all functions of the library."""
+        """Return the names of all functions that the library exports."""
         defined = re.findall(r"^EXPORTED [\w ]+?[ *]+(\w+)\(", self.code, re.MULTILINE)
         return [one.name for one in self.functions()] + defined
 
@@ -173,7 +173,7 @@ LIBRARIES: Final[Mapping[str, str]] = {
     "ascend": "crossmem_emulated.abi.ascend",
     "hip": "crossmem_emulated.abi.hip",
 }
-"""The module whose ``LIBRARY`` describes the library. The key is the emulation's name."""
+"""The modules whose ``LIBRARY`` describes an emulated library. The key is the emulation's name."""
 
 
 def library_named(name: str) -> Library:
@@ -182,7 +182,7 @@ def library_named(name: str) -> Library:
     Raises
     ------
     BackendNotFoundError
-        There is no emulation with that name. The message lists the existing ones.
+        No emulated library has that name. The message lists the existing names.
     """
     if name not in LIBRARIES:
         raise BackendNotFoundError(

@@ -135,12 +135,13 @@ def build_stand_ins(users: Iterable[Path], environ: Mapping[str, str] = os.envir
     users
         The compiled modules that need the libraries.
     environ
-        Environment variables, which name the folders of real libraries, the cache and the compiler.
+        Environment variables. They name the folders of real libraries, the folder of the cache, and
+        the compiler.
 
     Returns
     -------
     Path or None
-        The folder, None if no library is missing.
+        The folder, or None if this machine has all needed libraries.
 
     Raises
     ------

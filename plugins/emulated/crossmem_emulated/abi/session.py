@@ -36,7 +36,8 @@ _SEGFAULT_NOTE: Final = (
     "--lax, such accesses work"
 )
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
-"""Some programs search the folders that these variables name before the loader's folders."""
+"""Some programs search for libraries in the folders that these variables name, before they search
+in the loader's folders."""
 
 
 def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:
@@ -83,7 +84,7 @@ def _no_fault_in(library: Library, call: str) -> ConfigurationError:
 def prepare(
     api: str, request: EmulationRequest, environ: Mapping[str, str] = os.environ
 ) -> Emulation:
-    """Build the library and return the environment for programs.
+    """Build an emulated library, and return the environment in which programs use it.
 
     Parameters
     ----------
@@ -92,12 +93,13 @@ def prepare(
     request
         The settings of the emulation.
     environ
-        The environment variables of the programs. The result adds the variables of the emulation.
+        The environment variables of the programs. The result has the variables that the emulation
+        adds to them.
 
     Raises
     ------
     BackendNotFoundError
-        There is no emulation with that name.
+        No emulated library has that name.
     ConfigurationError
         The request is invalid, the build fails, or a folder cannot be used.
     OutOfMemoryError
@@ -108,12 +110,12 @@ def prepare(
     options = Options.from_environ({**environ, **variables})
     library.check_profile(getattr(options, library.profile_field))
     if request.is_lasting and request.faults:
-        msg = "faults are not possible with a printed environment, which outlives the command"
+        msg = "faults are not possible with a printed environment: they end when this command ends"
         hint = f"run the program with `crossmem emulate {api} --fault ... -- COMMAND`"
         raise ConfigurationError(msg, hint=hint)
     folders = [build(library, environ)]
     if api == "hip":
-        # Packages that were built for ROCm need stand-ins for other libraries of ROCm.
+        # CuPy is also linked with other libraries of ROCm, which may be missing on this machine.
         stand_ins = build_stand_ins(installed_users(), environ)
         folders += [stand_ins] if stand_ins else []
         variables.update({name: str(folders[0]) for name in _ROOT_VARIABLES if environ.get(name)})
@@ -134,7 +136,7 @@ def prepare(
         stack.callback(machine.close)
         faults = Faults(machine)
         for text in request.faults:
-            # An existing emulated host must not keep the faults after this run.
+            # The emulated host may outlive this run. So the fault is removed at the end of the run.
             number = _ask(machine, partial(_add_fault, faults, library, text))
             stack.callback(_remove_fault, faults, number)
         journal = Journal(machine)
@@ -177,7 +179,8 @@ def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
 def _no_folder(parent: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
         f"no folder can be made in {shorten(str(parent))}: {error.strerror}",
-        hint="free space there, or make the folder writable (a container's /dev/shm: --shm-size)",
+        hint="free space there, or make the folder writable; --shm-size sets the size of a "
+        "container's /dev/shm",
     )
 
 
@@ -186,8 +189,10 @@ def _ask(machine: Machine, question: Callable[[], _Answer]) -> _Answer:
 
     Raises
     ------
-    OutOfMemoryError, ConfigurationError
-        The file system of the host's folder is full or read-only.
+    OutOfMemoryError
+        The file system of the host's folder is full.
+    ConfigurationError
+        The host's folder cannot be used, for example because it is read-only.
     """
     try:
         return question()

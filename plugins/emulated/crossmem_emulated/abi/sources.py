@@ -16,7 +16,10 @@ _TABLE: Final = "struct cm_table"
 
 
 def declarations(library: Library) -> str:
-    """Return the C declarations that the library and Python share: types, and the table."""
+    """Return the C declarations that the library and Python share.
+
+    They declare the types, and a table with a pointer to the implementation of each function.
+    """
     fields = "\n".join(
         f"    {one.result} (*{one.name})({one.parameters});" for one in library.functions()
     )
@@ -59,8 +62,8 @@ def _function(one: Prototype, work: str, result: str) -> str:
 
 def _text(value: str) -> str:
     """Return a C string literal."""
-    # JSON's escapes are valid in C, except \u. Non-ASCII characters are kept as is, so only rare
-    # control characters would get this escape.
+    # JSON's escapes are valid in C, except \u. Non-ASCII characters stay as they are, so JSON uses
+    # \u only for rare control characters.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -85,12 +88,11 @@ def source(
     python_libraries
         Possible paths of that interpreter's shared library, in the order in which they are tried.
     start
-        A Python expression for a function that fills the table. The function gets the table's
-        address, the address of the number that says whether the table is filled, and whether the
-        library started Python.
+        A Python expression for a function that fills the table of :func:`declarations`. The
+        function gets the table's address, the address of the number that says whether the table is
+        filled, and whether the library started Python.
     end
-        A Python expression that is evaluated at the end of a program, if the library started
-        Python.
+        Python code that runs when the program ends, if the library started Python.
     """
     macros = {
         "CM_FILE": _text(soname),

@@ -72,10 +72,10 @@ _FAMILIES = (
 class Acl:
     """An emulation of pyACL for this process.
 
-    The functions take positional arguments. Nearly all return their outputs followed by the error
-    code, or only the error code. The folder in ``options`` stands for one emulated host. All
-    ``Acl`` objects with the same folder, in any process, see the same devices, and can import each
-    other's shareable handles and keys.
+    The functions take positional arguments. Nearly all functions return their outputs followed by
+    the error code. A function without outputs returns only the error code. The folder
+    ``options.state`` stands for one emulated host. All ``Acl`` objects with the same folder, in any
+    process, use the same devices, and can import each other's shareable handles and keys.
 
     Parameters
     ----------
@@ -98,7 +98,8 @@ class Acl:
     c
         The other C functions that pyACL lacks, also with the conventions of pyACL.
     faults
-        Injected faults: ``faults.add("rt.map_mem", 507899)``.
+        The injected faults. ``faults.add("rt.map_mem", 507899)`` makes the next call of
+        ``rt.map_mem`` on this host return 507899.
     machine
         The emulated host.
 
@@ -148,7 +149,8 @@ class Acl:
         self.tdt = SimpleNamespace(**modules["tdt"])
         self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
-        # pyACL's modules that are not emulated. Programs read these attributes, but call nothing.
+        # pyACL's modules that are not emulated. Programs read these attributes, but call nothing in
+        # the modules.
         self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()
         self.faults: Faults = process.faults
         self.machine: Machine = process.machine
@@ -160,7 +162,10 @@ class Acl:
 
     @property
     def violations(self) -> list[Violation]:
-        """The forbidden or undefined uses by all processes of this host."""
+        """The recorded uses that the vendor forbids or leaves undefined.
+
+        The list contains the uses by all processes of this host.
+        """
         return self._process.journal.read()
 
     @property

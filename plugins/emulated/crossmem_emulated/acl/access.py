@@ -32,10 +32,10 @@ def _mem_map_no_access(
 
 
 def _place(process: AclProcess, number: int, kind: int) -> int:
-    """Return the host-wide index of a device, or ``HOST``.
+    """Return the host-wide index of a location's device, or ``HOST`` if the location is the host.
 
     ``number`` is the device's number in the driver, independent of ASCEND_RT_VISIBLE_DEVICES.
-    ``kind`` is the type of the location: 0 for the host, 1 for a device.
+    The host's number is 0. ``kind`` is the type of the location: 0 for the host, 1 for a device.
     """
     if kind == _ON_HOST and not number:
         return HOST
@@ -61,7 +61,7 @@ def _mem_set_access(
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not pointer or not wanted:
         raise Refused(
-            Code.RT_PARAM_INVALID, "the address is null, or no device is named", "ACL-E34"
+            Code.RT_PARAM_INVALID, "the address is null, or no location is named", "ACL-E34"
         )
     piece = find_mapping(process, pointer)
     if size != piece.nbytes:

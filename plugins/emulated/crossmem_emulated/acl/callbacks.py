@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of the application that run as work of a stream, and the threads that call them.
 
-The rule is ACL-E43.
+Their rule is ACL-E43 of docs/reference/acl-rules.md.
 """
 
 import threading
@@ -68,9 +68,9 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while not process.queues.reports.get(me):
         if all(one.subscriber != me for one in process.streams.values()):
-            # This is no violation: a lawful program may start the thread before it subscribes the
-            # thread to a stream.
-            raise Refused(Code.RT_THREAD_SUBSCRIBE, "this thread calls no stream's functions")
+            # The refusal names no rule, because a lawful program may start this thread before it
+            # subscribes the thread to a stream.
+            raise Refused(Code.RT_THREAD_SUBSCRIBE, "this thread is not subscribed to a stream")
         if not process.queues.changed.wait(
             None if deadline is None else deadline - time.monotonic()
         ):
@@ -78,7 +78,8 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
             raise Refused(Code.RT_REPORT_TIMEOUT, text)
     stream, work = process.queues.reports[me].pop(0)
     process.thread.callback = work
-    # The lock is free while the function runs, because the function may wait for other calls.
+    # The lock is free while the function runs. Otherwise, a function that waits for a call in
+    # another thread would deadlock.
     process.lock.release()
     try:
         work.run()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling conventions of pyACL: positional arguments, results that end in the error code.
+"""Calling conventions of pyACL: positional arguments, and results that end with the error code.
 
 A function of the emulation follows the conventions of Python: it returns its outputs, or raises
 :class:`Refused`. :meth:`AclProcess.bind` converts it to the function that a program calls.
@@ -65,7 +65,7 @@ class Entry:
         For each output, the value that a Python program gets if the function fails, unless
         :class:`Refused` has outputs.
     function
-        The implementation. Its first argument is the process's state.
+        The implementation. Its first argument is the :class:`AclProcess`.
     has_code
         Whether the function returns a code. If not, it returns its only output.
     is_exclusive
@@ -98,7 +98,7 @@ def entry(
 
 
 def parse(called: Entry, arguments: Sequence[Any]) -> list[Any]:
-    """Convert arguments as pyACL's C code does.
+    """Return a call's arguments, converted as pyACL's C code converts them.
 
     Raises
     ------

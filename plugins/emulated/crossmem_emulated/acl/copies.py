@@ -49,8 +49,8 @@ class Side:
     origins
         The functions that made the memory; empty for host memory without a device address.
     parts
-        Pairs of an address and a size: where the emulation accesses the bytes of this end. For
-        device memory, these addresses are not the device addresses that the program uses.
+        Address and size of each range in which the emulation itself accesses the bytes. For device
+        memory, these addresses are not the device addresses that the program uses.
     """
 
     pointer: int
@@ -60,7 +60,7 @@ class Side:
 
 
 def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
-    """Return one end of a copy, or the memory of other work. Refuse memory that cannot be used."""
+    """Describe the memory that a copy or other work uses. Refuse memory that cannot be used."""
     if process.space.region_of(pointer) is None:
         if not memory.is_mapped(pointer, nbytes):
             text = f"{pointer:#x} is in no allocation, or in one that was freed"
@@ -118,8 +118,8 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
     asked = _SAME_DIRECTION.get(asked, asked)
     if asked not in {Kind.DEFAULT, real}:
         text = f"kind {kind} does not fit a copy from {source.pointer:#x} to {target.pointer:#x}"
-        # If the kind says that an address is a device's, but no device has this address, the memory
-        # may have been freed.
+        # If the kind asks for a device address, but no device has the address, the device memory
+        # may have been freed. Each profile refuses such a copy.
         claims = zip(_SIDES[asked], (source.device, target.device), strict=True)
         is_stale = any(on_device and device is None for on_device, device in claims)
         if process.profile.is_documented or is_stale:
@@ -137,27 +137,31 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
 
 
 def _is_far(process: AclProcess, side: Side) -> bool:
-    """Whether memory was imported by key for a device, and lies on another device."""
+    """Whether ``side`` was imported by key for one device, and its memory lies on another one."""
     return Origin.KEY in side.origins and any(
         piece.pages.device != side.device for piece in process.space.overlapping(side.pointer, 1)
     )
 
 
 def _check_devices(process: AclProcess, target: Side, source: Side, *, is_async: bool) -> None:
-    """Refuse an unsupported copy within a device or between devices, or one without peer access."""
+    """Refuse an unsupported copy from device to device.
+
+    Also refuse a copy between two devices without peer access.
+    """
     origins = target.origins | source.origins
     if target.device == source.device:
         is_far = _is_far(process, target) or _is_far(process, source)
         if not is_async and (Origin.IMPORTED in origins or is_far):
             raise Refused(
                 Code.RT_FEATURE_NOT_SUPPORT,
-                "a synchronous copy within one device cannot use imported memory",
+                "a synchronous copy within one device cannot use memory that was imported by "
+                "shareable handle, or by key from another device",
             )
         return
     if not is_async and origins & {Origin.PHYSICAL, Origin.IMPORTED}:
         raise Refused(
             Code.RT_FEATURE_NOT_SUPPORT,
-            "a synchronous copy between devices cannot use mapped memory",
+            "a synchronous copy between devices cannot use mapped physical memory",
         )
     first, second = (process.ordinal_of(side.device or 0) for side in (target, source))
     state = process.devices.get(first if first is not None else -1)
@@ -166,7 +170,7 @@ def _check_devices(process: AclProcess, target: Side, source: Side, *, is_async:
         other is not None and first in other.peers
     )
     if not known:
-        text = f"devices {second} and {first} were not given access to each other"
+        text = f"neither device {second} nor device {first} has peer access to the other"
         raise Refused(Code.RT_PARAM_INVALID, text, "ACL-X6")
 
 
@@ -191,10 +195,10 @@ def check(
     *,
     is_async: bool,
 ) -> tuple[Side, Side] | None:
-    """Return target and source of a copy. Refuse an invalid copy.
+    """Return the target and the source of a copy. Refuse an invalid copy.
 
     ``target`` is the target's address and size, and ``source`` the source's address and the number
-    of bytes. The result is None if there is nothing to copy.
+    of bytes. The result is None if there are no bytes to copy, or if both addresses are equal.
     """
     (to_pointer, largest), (from_pointer, nbytes) = target, source
     if not nbytes:
@@ -221,8 +225,8 @@ def copy(
 ) -> None:
     """Copy bytes from a source to a target.
 
-    ``target`` and ``source`` are those of :func:`check`. If ``stream`` is the handle of a stream,
-    the copy is work of that stream.
+    ``target`` and ``source`` are as in :func:`check`. If ``stream`` is the handle of a stream, the
+    copy is work of that stream. If ``stream`` is None, this function makes the copy at once.
     """
     sides = check(process, call, target, source, kind, is_async=stream is not None)
     if sides is None:
@@ -233,7 +237,8 @@ def copy(
         process.queues.run_now(work)
         return
     found = find_stream(process, stream)
-    # The program may reuse pageable host memory after the call. So the call waits for the copy.
+    # If one end of the copy is pageable host memory, the program may reuse this memory after the
+    # call. So the call waits for the copy.
     is_locked = all(side.origins or is_page_locked(process, side.pointer) for side in sides)
     process.queues.submit(found, work, is_awaited=not is_locked)
     if not is_locked:
@@ -265,7 +270,7 @@ def fill(
     """Fill ``count`` bytes of a target with a repeated pattern.
 
     ``target`` is the target's address and size. If ``stream`` is the handle of a stream, the fill
-    is work of that stream.
+    is work of that stream. If ``stream`` is None, this function fills the bytes at once.
     """
     pointer, largest = target
     if not pointer:

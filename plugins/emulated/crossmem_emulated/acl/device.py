@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initialisation, devices, peers and contexts."""
+"""Functions for initialisation, devices, peers and contexts."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ _TOTAL_MEMORY: Final = 301
 _PHYSICAL_CHIP: Final = 402
 _IS_VIRTUAL: Final = 501
 _SWITCHED: Final = 1
-"""The type of the connection between devices: Huawei's own links (HCCS)."""
+"""The type of the connection between any two emulated devices: Huawei's own links (HCCS)."""
 
 
 @entry("init", "|s")
@@ -96,7 +96,10 @@ def _reset_device_force(process: AclProcess, device: int) -> None:
 
 
 def _finish_default(process: AclProcess, state: DeviceState) -> None:
-    """Finish the work of the default context. The caller drops the work of the other contexts."""
+    """Finish the work of the default context. The caller then drops the work of the other contexts.
+
+    Raise :class:`Again` if this function waited.
+    """
     default = state.default
     if default is not None and process.finish(
         *(one for one in process.streams.values() if one.context == default.handle)

@@ -118,7 +118,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. This work delays its stream, because it runs only after the event's record."""
+    """Do nothing. As work that waits for an event's record, this function delays its stream."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -148,7 +148,7 @@ def _stream_wait_event(process: AclProcess, stream_handle: int, handle: int) -> 
 def _stream_wait_event_with_timeout(
     process: AclProcess, stream_handle: int, handle: int, timeout_ms: int
 ) -> None:
-    # In this function, 0 means no timeout. In check_timeout, -1 does.
+    # For this function, 0 means no timeout. For check_timeout, -1 means no timeout.
     check_timeout(timeout_ms or -1)
     _stream_wait_event(process, stream_handle, handle)
 
@@ -179,7 +179,7 @@ def _query_event_status(process: AclProcess, handle: int) -> int:
 def _query_event_wait_status(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.is_reusable or not event.flags & _SYNC:
-        _refuse(event, "a query of its waits")
+        _refuse(event, "queries of their waits")
     event.waits = [(stream, work) for stream, work in event.waits if work in stream.queue]
     # This function returns 0 if no stream waits, and 1 otherwise.
     return int(bool(event.waits))
@@ -208,14 +208,14 @@ def _synchronize_event_with_timeout(process: AclProcess, handle: int, timeout_ms
 
 
 def _time_of(event: Event) -> int:
-    """Return the completion time of an event in nanoseconds, or refuse."""
+    """Return the completion time of an event in nanoseconds. Refuse an event without this time."""
     if event.flags & (_EXTERNAL | _IPC):
-        _refuse(event, "times")
+        _refuse(event, "queries of their times")
     if event.stream is None or not event.flags & _TIME_LINE:
         text = "the event has no time: it was not recorded, or its flags do not ask for a time"
         raise Refused(Code.RT_EVENT_TIMESTAMP_INVALID, text, "ACL-E38")
     if event.time_ns is None:
-        raise Refused(Code.RT_EVENT_NOT_COMPLETE, "the event's work is not done", "ACL-E38")
+        raise Refused(Code.RT_EVENT_NOT_COMPLETE, "the event is not complete", "ACL-E38")
     return event.time_ns
 
 
@@ -237,7 +237,7 @@ def _event_get_timestamp(process: AclProcess, handle: int) -> int:
 def _get_event_id(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.flags == _IPC:
-        _refuse(event, "having a number")
+        _refuse(event, "queries of their numbers")
     return list(process.events.values()).index(event)
 
 
@@ -287,8 +287,9 @@ def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
 def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
     number = work.sequence
-    # Other processes cannot start the work of this process's streams. So the stream does its work
-    # now, up to the first function of the application.
+    # The work of a slow stream begins only when a thread of this process waits for it. A wait in
+    # another process cannot begin it. So the stream does its work now, up to the first function of
+    # the application.
     is_done = process.queues.drain([stream])
 
     def finish() -> None:
@@ -303,13 +304,13 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
         statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
         tables.execute(statement, (0 if is_done else number, event.token))
     if not is_done:
-        # A new thread waits for the function of the application, because perhaps no other thread
-        # does.
+        # A new thread waits for the function of the application, and then finishes the work,
+        # because perhaps no other thread of this process waits for it.
         threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
 
 
 def _pending(process: AclProcess, event: Event) -> int:
-    """Return the number of an incomplete record of a foreign event, 0 if no record is pending."""
+    """Return the sequence number of a foreign event's incomplete record, or 0 if there is none."""
     if not event.is_foreign or event.stream is not None:
         return 0
     with process.machine.transaction() as tables:

@@ -31,14 +31,15 @@ def _copy_rows(
 ) -> None:
     """Copy rows of bytes.
 
-    ``target`` and ``source`` are the address of the first row, and the distance between the starts
-    of rows in bytes. ``extent`` is the number of bytes in a row, and the number of rows.
+    ``target`` and ``source`` are pairs: the address of the first row, and the distance in bytes
+    between the starts of consecutive rows. ``extent`` is the number of bytes in a row, and the
+    number of rows.
     """
     (to, to_pitch), (start, pitch), (width, height) = target, source, extent
     if not width or not height:
         return
     if width > min(to_pitch, pitch):
-        text = f"rows of {width} bytes overlap: they begin every {to_pitch} and {pitch} bytes"
+        text = f"rows of {width} bytes overlap: the pitches are {to_pitch} and {pitch} bytes"
         raise Refused(Code.INVALID_PARAM, text)
     if kind not in (_SYNC_KINDS if stream is None else _ASYNC_KINDS):
         raise Refused(Code.INVALID_PARAM, f"rows cannot be copied with kind {kind}")
@@ -84,13 +85,13 @@ class Places:
     Parameters
     ----------
     first
-        Index of the first of these copies. They end before ``first`` of the next ``Places``, or
-        with the batch.
+        Index of the first of these copies. The last of them is the copy before ``first`` of the
+        next ``Places``, or the last copy of the batch.
     target, source
-        Location of the copies' targets, and location of their sources. A location is a number and a
-        type.
+        Location of the copies' targets, and location of their sources. A location is a pair of a
+        number and a type.
     is_reserved_used
-        Whether a reserved field is not 0.
+        Whether the program set a reserved field of these attributes to another value than 0.
     """
 
     first: int
@@ -135,7 +136,7 @@ def _check_batch(copies: Sequence[Copy], places: Sequence[Places]) -> None:
     starts = [one.first for one in places]
     if starts[:1] != [0] or sorted(set(starts)) != starts or starts[-1] >= len(copies):
         text = (
-            f"attributes must begin at copy 0 and ascend to at most {len(copies) - 1}, not {starts}"
+            f"the attributes' indices must ascend from 0 to at most {len(copies) - 1}, not {starts}"
         )
         raise Refused(Code.RT_PARAM_INVALID, text)
 
@@ -151,7 +152,7 @@ def _check_in_batch(
     reals = []
     for side, (number, kind) in zip(sides, (places.target, places.source), strict=True):
         if side.origins & {Origin.IMPORTED, Origin.KEY}:
-            text = f"a batch cannot copy imported memory, at {side.pointer:#x}"
+            text = f"a batch cannot copy the imported memory at {side.pointer:#x}"
             raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
         real = None if side.device is None else process.ordinal_of(side.device)
         if (number if kind == _ON_DEVICE else None) != real or kind not in _LOCATIONS:

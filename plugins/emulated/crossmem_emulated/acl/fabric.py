@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Version 2 of shareable handles. For keys, the choice of a link and the admission by server.
+"""Version 2 of shareable handles. For keys, the choice of a link, and the admission of processes.
 
-A fabric connects the servers of a super node. The emulation has one server.
+A fabric connects the servers of a super node. The emulation has one server. The calls of version 2
+take shareable handles of two types.
 """
 
 import struct
@@ -17,15 +18,15 @@ from crossmem_emulated.acl.vmm import Physical, check_newer
 __all__ = ["FABRIC", "FABRIC_HANDLE_NBYTES", "PLAIN"]
 
 PLAIN, FABRIC = 1, 2
-"""The types of shareable handles: a number for this server, or bytes for a fabric."""
+"""The types of shareable handles: a number that is valid on this server, or bytes for a fabric."""
 FABRIC_HANDLE_NBYTES: Final = 128
 
 _SERVER: Final = 0
 """The number of this server in its super node."""
 _LINKS: Final = frozenset({0, 1})
-"""The links to another device's memory in A3: within a chip (SIO), or between chips (HCCS)."""
+"""The A3's links to another device's memory: within a chip (SIO), or between chips (HCCS)."""
 _LINKS_V3: Final = frozenset({2, 3})
-"""The links in 950: one port of a unified bus, or several ports."""
+"""The 950's links to another device's memory: one port of a unified bus, or several ports."""
 _LAYOUT: Final = struct.Struct(f"<IIQ{FABRIC_HANDLE_NBYTES - 16}x")
 
 
@@ -68,7 +69,7 @@ def _mem_set_pid_to_shareable_handle_v2(
     process: AclProcess, share: int | bytes, kind: int, pids: list[int]
 ) -> None:
     if not pids:
-        raise Refused(Code.INVALID_PARAM, "the list of pids is null")
+        raise Refused(Code.INVALID_PARAM, "the list of pids is null or empty")
     _check_kind(process, kind)
     admit(process, _value_of(kind, share), pids)
 
@@ -109,11 +110,14 @@ def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> 
 def _ipc_mem_import_pid_inter_server(
     process: AclProcess, text: str, servers: list[tuple[int, list[int]]]
 ) -> None:
-    """Admit processes. An entry of ``servers`` is a server's number and a list of its pids."""
+    """Admit processes to a key's memory.
+
+    Each entry of ``servers`` is a server's number and the pids of processes on that server.
+    """
     if not process.profile.fabric:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no fabric")
     if not servers or not all(pids for _, pids in servers):
-        raise Refused(Code.INVALID_PARAM, "the list of servers or a list of pids is null")
+        raise Refused(Code.INVALID_PARAM, "the list of servers or a list of pids is null or empty")
     check_owner(process, text)
     for server, pids in servers:
         # The emulation has no other server, so the pids of other servers are ignored.

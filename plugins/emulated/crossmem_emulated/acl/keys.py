@@ -82,7 +82,8 @@ def _ipc_mem_get_export_key(
                 int(piece.is_small),
             ),
         ).lastrowid
-        # The key has the format of A2's and A3's drivers: process, key, device, function, server.
+        # The drivers of A2 and A3 use this format: the numbers of the process, the key, the device,
+        # the virtual function and the server.
         text = f"{os.getpid():08x}{number:016x}{piece.pages.device:02x}{0:02x}{0:08x}".ljust(
             KEY_NBYTES - 1, "0"
         )
@@ -92,7 +93,7 @@ def _ipc_mem_get_export_key(
 
 
 def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
-    """Return the piece of memory that a key may name, or refuse."""
+    """Return the piece of memory that contains a range. Refuse a range that no key can export."""
     pieces = process.space.overlapping(pointer, size)
     wrong, rule = None, None
     if len(pieces) != 1 or not pieces[0].start <= pointer <= pointer + size <= pieces[0].end:
@@ -116,7 +117,7 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
 
 
 class _Key(NamedTuple):
-    """The record of a key on the emulated host."""
+    """The row of a key in the emulated host's database."""
 
     number: int
     pages: int
@@ -125,11 +126,11 @@ class _Key(NamedTuple):
     owner: int
     device: int
     validates: int
-    """Whether only processes on the key's whitelist may import it."""
+    """Whether only processes on the key's whitelist may import the memory."""
     is_small: int
     """Whether the memory has small pages."""
     is_closed: int
-    """Whether the exporter closed the key while importers had it open."""
+    """Whether the exporter closed the key or released the memory while the memory was imported."""
 
 
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
@@ -152,7 +153,7 @@ def _ipc_mem_set_import_pid(process: AclProcess, text: str, pids: list[int]) -> 
     _check_keys(process)
     process.current()
     if not pids:
-        raise Refused(Code.INVALID_PARAM, "the list of pids is null")
+        raise Refused(Code.INVALID_PARAM, "the list of pids is null or empty")
     admit_by_key(process, text, pids)
 
 
@@ -165,7 +166,7 @@ def check_known(process: AclProcess, text: str) -> None:
 
 
 def check_owner(process: AclProcess, text: str) -> None:
-    """Refuse a key, unless this process exported it and has not closed it."""
+    """Refuse a key that another process exported, and an unknown or closed key."""
     _check_keys(process)
     process.current()
     with process.machine.transaction() as tables:
@@ -176,15 +177,15 @@ def check_owner(process: AclProcess, text: str) -> None:
 def admit_by_key(process: AclProcess, text: str, pids: list[int]) -> None:
     """Put processes on the whitelist of a key."""
     if len(pids) > _LARGEST_LIST:
-        raise Refused(Code.RT_PARAM_INVALID, f"{len(pids)} pids are more than {_LARGEST_LIST}")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"a call admits at most {_LARGEST_LIST} pids, not {len(pids)}"
+        )
     with process.machine.transaction() as tables:
         key = _find_key(tables, text)
         if key.owner != process.machine.me(tables):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E16")
         if not key.validates:
-            raise Refused(
-                Code.RT_NO_PERMISSION, "the key was exported for all processes", "ACL-E16"
-            )
+            raise Refused(Code.RT_NO_PERMISSION, "the key has no whitelist", "ACL-E16")
         mine = os.getpid() + BARE_TGID_BASE
         admitted = [pid for pid in pids if pid not in {0, mine}]
         if not admitted:
@@ -205,7 +206,7 @@ def admit_by_key(process: AclProcess, text: str, pids: list[int]) -> None:
 def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
     _check_keys(process)
     if flags > _ENABLE_PEER_ACCESS:
-        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}")
+        raise Refused(Code.RT_PARAM_INVALID, f"flags {flags} are invalid")
     context = process.current()
     target = process.visible[context.device]
     with process.machine.transaction() as tables:
@@ -222,7 +223,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
             return opened.piece.start
         me = process.machine.me(tables)
         if not process.machine.lives(tables, key.owner):
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the process that made the key is dead")
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the exporter of the key is dead")
         if key.owner == me and process.profile.is_documented:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is this process's own", "ACL-E24")
         if key.validates and not is_admitted(tables, "acl_key_admitted", "key", key.number):
@@ -239,16 +240,16 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
 
 
 def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
-    """Refuse an import for a device without access to the device that has the memory.
+    """Refuse an import for a device without access to the device of the memory or notify.
 
-    An import of memory on a device that this process does not see is allowed.
+    An import from a device that this process does not see is allowed.
 
     Parameters
     ----------
     device
-        The device for which the memory is imported, by its number in this process.
+        The number, in this process, of the device for which the memory or notify is imported.
     index
-        The device on which the memory lies, by its host-wide index.
+        The host-wide index of the device that has the memory or notify.
     flags
         If bit 0 is set, the import enables the access and is not refused.
     """
@@ -273,7 +274,7 @@ def _open(process: AclProcess, text: str, key: _Key, target: int) -> KeyImport:
         )
     except memory.SystemCallError as error:
         process.store.release(pages)
-        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses: {error}") from None
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"cannot reserve addresses: {error}") from None
     piece = Piece(
         region.start,
         key.nbytes,

@@ -49,7 +49,7 @@ def _find(process: AclProcess, handle: int) -> Notify:
 
 
 def _keep(process: AclProcess, tables: sqlite3.Connection, number: int) -> int:
-    """Record that this process holds a notify. Return the notify's handle in this process."""
+    """Record that this process holds a notify. Return a new handle of the notify."""
     tables.execute(
         "INSERT OR IGNORE INTO acl_notify_holder (notify, process) VALUES (?, ?)",
         (number, process.machine.me(tables)),
@@ -99,7 +99,8 @@ def _record_notify(process: AclProcess, handle: int, stream_handle: int) -> None
     notify, stream = _find(process, handle), find_stream(process, stream_handle)
 
     def record() -> None:
-        # If the emulated host's folder is lost, no process waits for the notify.
+        # If the emulated host's folder is lost, no process can see the record, so the error is
+        # ignored.
         lost = suppress(HostLostError, sqlite3.OperationalError)
         with lost, process.machine.transaction() as tables:
             statement = "UPDATE acl_notify SET is_recorded = 1 WHERE number = ?"
@@ -135,7 +136,7 @@ def _wait_and_reset_notify(
     notify, stream = _find(process, handle), find_stream(process, stream_handle)
 
     def wait() -> None:
-        # If the emulated host's folder is lost, the notify is lost, too.
+        # If the emulated host's folder is lost, the notify is lost too, so the wait ends.
         with suppress(HostLostError, sqlite3.OperationalError):
             while work in stream.queue and not _take(process, notify.number):
                 time.sleep(_LOOK_AGAIN_S)
@@ -149,7 +150,7 @@ def _wait_and_reset_notify(
 
 def _check_ipc(process: AclProcess) -> None:
     if not process.profile.ipc_notifies:
-        text = "this product or edition has no notifies between processes"
+        text = "this product or edition cannot share notifies between processes"
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
 
 
@@ -188,13 +189,13 @@ def _notify_set_import_pid(process: AclProcess, handle: int, pids: list[int]) ->
     _check_ipc(process)
     notify = _find(process, handle)
     if not pids:
-        raise Refused(Code.INVALID_PARAM, "the list of pids is null")
+        raise Refused(Code.INVALID_PARAM, "the list of pids is null or empty")
     with process.machine.transaction() as tables:
         text, validates = _exported(process, tables, notify.number)
         if not text:
             raise Refused(Code.RT_PARAM_INVALID, "the notify was not exported", _RULE)
         if not validates:
-            raise Refused(Code.RT_NO_PERMISSION, "the notify was exported for all processes", _RULE)
+            raise Refused(Code.RT_NO_PERMISSION, "the notify has no whitelist", _RULE)
         now = ticks_since_boot()
         tables.executemany(
             "INSERT OR REPLACE INTO acl_notify_admitted (notify, tgid, since) VALUES (?, ?, ?)",
@@ -206,13 +207,13 @@ def _notify_set_import_pid(process: AclProcess, handle: int, pids: list[int]) ->
 def _notify_import_by_key(process: AclProcess, text: str, flags: int) -> int:
     _check_ipc(process)
     if flags not in _SHARE_FLAGS:
-        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}", _RULE)
+        raise Refused(Code.RT_PARAM_INVALID, f"flags {flags} are invalid", _RULE)
     device = process.current().device
     with process.machine.transaction() as tables:
         query = "SELECT number, device, owner, validates FROM acl_notify WHERE text = ?"
         row = tables.execute(query, (text,)).fetchone()
         if row is None or not process.machine.lives(tables, row[2]):
-            text = "no notify has this key, or its owner is dead"
+            text = "no notify of a living process has this key"
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
         number, index, _, validates = row
         if validates and not is_admitted(tables, "acl_notify_admitted", "notify", number):

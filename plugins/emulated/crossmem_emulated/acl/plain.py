@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory of ``malloc``. Small allocations share pages."""
+"""Device memory that ``rt.malloc`` and its variants allocate. Small allocations share pages."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -60,7 +60,7 @@ def _new_slab(process: AclProcess, index: int) -> Slab:
 
 def _malloc_small(process: AclProcess, index: int, nbytes: int) -> int:
     size = -(-nbytes // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
-    # An allocation of whole pages begins at a page boundary. Otherwise, no key could export it.
+    # An allocation of whole pages begins at a page boundary, so that a key can export it.
     unit = _SMALL_ALIGNMENT if nbytes % memory.PAGE_NBYTES else memory.PAGE_NBYTES
     for slab in process.slabs:
         first = -(-slab.taken_nbytes // unit) * unit
@@ -158,9 +158,9 @@ def _free_with_dev_sync(process: AclProcess, pointer: int) -> None:
 
 @entry("rt.get_mem_info", "i", 0, 0)
 def _get_mem_info(process: AclProcess, attribute: int) -> tuple[int, int]:
-    # Only physical memory has attributes with larger numbers.
+    # The larger numbers are types of physical memory, for which this function has no information.
     if not 0 <= attribute <= Attribute.HBM_MEM_P2P_HUGE1G:
-        raise Refused(Code.RT_PARAM_INVALID, f"there is no memory of attribute {attribute}")
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no memory info for attribute {attribute}")
     index = process.visible[process.current().device]
     total = process.store.capacity_nbytes
     return total - process.store.used_nbytes(index), total
@@ -181,4 +181,4 @@ def check_attributes(process: AclProcess, cfg: dict[str, Any]) -> None:
                 text = f"device {value} is not the current device"
                 raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
         elif kind not in _IGNORED_ATTRIBUTES:
-            raise Refused(Code.RT_PARAM_INVALID, f"there is no attribute {kind} of an allocation")
+            raise Refused(Code.RT_PARAM_INVALID, f"an allocation has no attribute {kind}")

@@ -70,7 +70,8 @@ class Event:
     time_ns: int | None = None
     """The time at which the event became complete, on the monotonic clock."""
     waits: list[tuple[Stream, Work]] = field(default_factory=list)
-    """The waits for the event, each with its stream. A query removes the completed waits."""
+    """Each stream that waits for the event, with the work that waits. The function
+    ``rt.query_event_wait_status`` removes the completed waits."""
     token: bytes | None = None
     """The event's name for other processes."""
     is_foreign: bool = False
@@ -78,7 +79,7 @@ class Event:
 
     @property
     def is_done(self) -> bool:
-        """Whether all work before the event's record is done."""
+        """Whether all work before the event's record is done. True if there is no record."""
         return self.stream is None or self.record not in self.stream.queue
 
 
@@ -103,7 +104,7 @@ class DeviceState:
 
 
 class AclProcess:
-    """The state of the emulated library in this process, guarded by its lock.
+    """The state of the emulated library in this process, guarded by the attribute ``lock``.
 
     Parameters
     ----------
@@ -201,7 +202,7 @@ class AclProcess:
     # Calls ------------------------------------------------------------------------------------
 
     def bind(self, called: Entry) -> Callable[..., Any]:
-        """Return the function that a Python program calls."""
+        """Return the function by which a Python program calls an entry."""
 
         def function(*arguments: Any) -> Any:
             outputs, code = self.answer(called, parse(called, arguments))
@@ -229,7 +230,7 @@ class AclProcess:
         except Refused as refused:
             return self._refuse(called, refused)
         except (NoRoomError, OSError) as error:
-            text = f"this process has no room: {error}"
+            text = f"this process or the host has no room: {error}"
             return self._refuse(called, Refused(Code.RT_RESOURCE_ALLOC_FAIL, text))
         except (HostLostError, sqlite3.OperationalError) as error:
             text = f"the emulated host does not answer: {error}"
@@ -251,7 +252,7 @@ class AclProcess:
             if self.devices or self.contexts:
                 raise Refused(
                     Code.RT_CONTEXT_NULL,
-                    "the device was used before this process was forked",
+                    "a device was set when this process was forked",
                     "ACL-E31",
                 )
             self._forks = forks.generation()
@@ -263,7 +264,7 @@ class AclProcess:
         try:
             code = self.faults.take(called.name)
             if code is not None:
-                self.recent_error = f"acl.{called.name} was made to fail with {code}"
+                self.recent_error = f"an injected fault makes the call fail with {code}"
                 raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
             while True:
                 try:
@@ -282,7 +283,7 @@ class AclProcess:
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.strict:
-            # A forked child may outlive the emulated host's folder.
+            # A forked child that outlives the emulated host's folder cannot record violations.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
@@ -308,12 +309,15 @@ class AclProcess:
         if not 0 <= device < len(self.visible):
             raise Refused(
                 Code.RT_INVALID_DEVICEID,
-                f"there is no device {device}; there are {len(self.visible)}",
+                f"there is no device {device}; this process sees {len(self.visible)} devices",
             )
         return self.visible[device]
 
     def check_opened(self, rule: str, driver_code: Code) -> None:
-        """Refuse if this process has no context, because no device is set."""
+        """Refuse if this process has no context, for example before it sets a device.
+
+        ``driver_code`` is the result code in profiles that follow the drivers.
+        """
         if not self.contexts:
             code = Code.RT_CONTEXT_NULL if self.profile.is_documented else driver_code
             raise Refused(code, "no device is set in this process", rule)
@@ -335,19 +339,19 @@ class AclProcess:
         late: Code = Code.RT_STREAM_SYNC_TIMEOUT,
     ) -> bool:
         """Wait until the work of some streams is done; see :meth:`Queues.finish`."""
-        text = "a function that is work of a stream waits for the stream"
+        text = "a function waits for the stream in which it runs"
         return self.queues.finish(
             streams,
             until,
             own=Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E43"),
             timeout_ms=timeout_ms,
-            late=Refused(late, f"the work is not done in {timeout_ms} ms"),
+            late=Refused(late, f"the work was not done within {timeout_ms} ms"),
         )
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
-        """Record a violation for each pending task that uses a range which the program releases.
+        """Discard the pending tasks that use a range which the program releases.
 
-        Such a task is never executed.
+        Each discarded task is recorded as a violation.
         """
         for work in self.queues.lose(start, nbytes):
             text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"

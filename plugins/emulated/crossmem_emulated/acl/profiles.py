@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The editions of ACL's rules: an edition of the documents, or a generation of drivers.
+"""The profiles of ACL. Each profile is an edition of the documents, or a generation of drivers.
 
 The documents and the drivers' source code contradict each other in some points. In these points,
 :attr:`Profile.answers` decides.
@@ -47,7 +47,7 @@ class Profile:
     soc
         The result of ``get_soc_name``.
     generation
-        Generation of the driver's memory manager: 3 for 950, otherwise 2.
+        Generation of the driver's memory manager: 3 for the product 950, 2 for all other products.
     vmm
         Whether physical memory and shareable handles exist.
     keys
@@ -59,14 +59,16 @@ class Profile:
         for all processes. ``"no"``: the flag is refused. ``"late"``: the handle is exported with a
         whitelist, and then the call returns 207000.
     newer
-        Whether the edition has the functions that were added after CANN 8.0. They serve version 2
-        of shareable handles, the access to a mapping, a handle's properties, an address's range
-        and, in pyACL, the values that streams write and await.
+        Whether the edition has the functions that were added after CANN 8.0. These functions export
+        and import shareable handles of version 2, set and return the access to a mapping, and
+        return the properties of a handle or the range of an allocation. In pyACL,
+        ``rt.value_write`` and ``rt.value_wait`` are also among these functions.
     retains
         Whether the edition can return the handle of a mapping.
     fabric
-        Whether the product has a fabric. Such a product has shareable handles and keys for other
-        servers of a super node, a choice of links, and ``c.reserve_mem_address_no_uc_memory``.
+        Whether the product has a fabric, which connects the servers of a super node. Such a product
+        has shareable handles and keys for other servers, a choice of the link to another device's
+        memory, and ``c.reserve_mem_address_no_uc_memory``.
     ipc_events
         Whether events can be opened in other processes.
     stream_values
@@ -79,8 +81,8 @@ class Profile:
         The most TDT queues that a host process or a memory group can have on a device; 0 if the
         driver has no queues.
     is_on_device
-        Whether programs run on the device's own processor (the RC form). Only in this form, TDT has
-        buffers, and queues that hand the buffers over.
+        Whether programs run on the device's own processor (the vendor's RC form). Only for such
+        programs does TDT have buffers, and queues that hand the buffers over.
     """
 
     name: str
@@ -177,5 +179,5 @@ def profile_named(name: str) -> Profile:
     try:
         return PROFILES[name]
     except KeyError:
-        msg = f"there is no ACL profile {shorten(name, 50)}; there are: {', '.join(PROFILES)}"
+        msg = f"there is no ACL profile {shorten(name, 50)}; choose from: {', '.join(PROFILES)}"
         raise ConfigurationError(msg) from None

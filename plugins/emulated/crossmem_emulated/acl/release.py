@@ -19,7 +19,7 @@ __all__ = ["drop_keys", "end_key", "release_device"]
 
 
 def release_device(process: AclProcess, device: int) -> None:
-    """Release the objects of this process on a device that end with a reset.
+    """Release this process's objects on a device, except the objects that survive a reset.
 
     ``device`` is the device's number in this process.
     """
@@ -63,7 +63,7 @@ def release_device(process: AclProcess, device: int) -> None:
 
 def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
     if piece.origin is Origin.BUFFER:
-        # A buffer lies in the memory of a memory group, which belongs to no context.
+        # The memory of a buffer belongs to a memory group, so it survives the reset.
         return False
     if piece.origin in {Origin.PHYSICAL, Origin.IMPORTED}:
         return piece.source in physical
@@ -73,7 +73,7 @@ def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
 
 
 def drop_keys(process: AclProcess, call: str, piece: Piece) -> None:
-    """Delete the keys of memory that is being released, and record a violation for them."""
+    """End the keys of memory that is being released. Record a violation if there is a key."""
     if not piece.keys:
         return
     process.violate(
@@ -88,8 +88,8 @@ def drop_keys(process: AclProcess, call: str, piece: Piece) -> None:
 def end_key(tables: sqlite3.Connection, text: str) -> int:
     """End a key, and return how many processes have its memory imported.
 
-    The key's record stays for them, marked as closed. If an importer finds no record, the exporter
-    is dead.
+    The key's record stays for these processes, marked as closed. An importer that finds no record
+    concludes that the exporter is dead.
     """
     query = (
         "SELECT count(*) FROM acl_key_opener JOIN acl_key ON acl_key.number = key WHERE text = ?"

@@ -46,12 +46,12 @@ def export(
     if flags > largest:
         # Flag 1 is no violation: programs try it to find out whether the edition knows it.
         rule = "ACL-E15" if flags > _DISABLE_PID_VALIDATION else None
-        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}", rule)
+        raise Refused(Code.RT_PARAM_INVALID, f"flags {flags} are invalid", rule)
     physical = find_physical(process, handle)
     if physical.share is not None:
-        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{handle:#x} was exported", "ACL-E14")
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{handle:#x} is exported already", "ACL-E14")
     if physical.origin is Origin.IMPORTED:
-        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{handle:#x} was imported", "ACL-E14")
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{handle:#x} is imported memory", "ACL-E14")
     is_late = bool(flags) and process.profile.disables_validation == "late"
     with process.machine.transaction() as tables:
         physical.share = tables.execute(
@@ -77,7 +77,7 @@ def export(
 
 def pack(physical: Physical) -> int:
     """Return the value that names exported memory."""
-    # The first share of device 0 is 0, as on real devices. So 0 cannot mean "no handle".
+    # The numbers in the table begin at 1. But 0 is a valid shareable handle, as on real devices.
     number = (physical.share or 1) - 1
     return (max(physical.device, 0) << _DEVICE_SHIFT) | number
 
@@ -89,7 +89,10 @@ def _number(share: int) -> int:
 def _find_share(
     process: AclProcess, tables: sqlite3.Connection, share: int
 ) -> tuple[int, int, int, int, bool]:
-    """Return a share's pages, owner, device, attribute, and whether imports check its whitelist."""
+    """Return a shareable handle's pages, owner, device and attribute, or refuse.
+
+    The last result says whether imports check the handle's whitelist.
+    """
     row = tables.execute(
         "SELECT pages, owner, device, attribute, validates FROM acl_share WHERE number = ?",
         (_number(share),),
@@ -113,13 +116,15 @@ def _mem_set_pid_to_shareable_handle(process: AclProcess, share: int, pids: list
 def admit(process: AclProcess, share: int, pids: list[int]) -> None:
     """Put processes on the whitelist of a shareable handle."""
     if len(pids) > _LARGEST_LIST:
-        raise Refused(Code.RT_PARAM_INVALID, f"{len(pids)} pids are too many")
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"a call admits at most {_LARGEST_LIST} pids, not {len(pids)}"
+        )
     with process.machine.transaction() as tables:
         _, owner, _, _, validates = _find_share(process, tables, share)
         if owner != process.machine.me(tables):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{share:#x} is another process's", "ACL-E16")
         if not validates:
-            text = f"{share:#x} is exported to all processes"
+            text = f"{share:#x} has no whitelist"
             raise Refused(Code.RT_NO_PERMISSION, text, "ACL-E16")
         admitted = [pid for pid in pids if pid]
         if not admitted:
@@ -132,7 +137,17 @@ def admit(process: AclProcess, share: int, pids: list[int]) -> None:
 
 
 def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int) -> bool:
-    """Whether this process is on a whitelist, and had started before its entry was added."""
+    """Whether this process's pid was put on a whitelist after this process had started.
+
+    An older entry admitted another process with the same pid.
+
+    Parameters
+    ----------
+    table, column
+        The table of whitelists, and its column with the number of the export.
+    number
+        The number of the export.
+    """
     row = tables.execute(
         f"SELECT since FROM {table} WHERE {column} = ? AND tgid = ?",  # noqa: S608 - our own names
         (number, os.getpid() + BARE_TGID_BASE),
@@ -207,7 +222,7 @@ def _check_own(process: AclProcess, share: int, is_mine: bool, is_home: bool) ->
 
 
 def _import_again(process: AclProcess, physical: Physical, share: int) -> int:
-    text = f"{share:#x} was imported before"
+    text = f"{share:#x} is imported already"
     if process.profile.is_documented:
         raise Refused(Code.RT_INVALID_HANDLE, text, "ACL-E19")
     process.violate("rt.mem_import_from_shareable_handle", "ACL-E19", text)

@@ -18,7 +18,7 @@ _FAILURE_MODE: Final = 1
 
 
 def find_stream(process: AclProcess, handle: int) -> Stream:
-    """Return a stream; 0 is the default stream of the current context."""
+    """Return a stream, or refuse. Handle 0 means the default stream of the current context."""
     if not handle:
         return process.current().stream
     stream = process.streams.get(handle)

@@ -31,8 +31,8 @@ class Util:
     def ptr_to_bytes(self, pointer: Any, size: Any, /) -> bytes:
         """Return bytes of host memory.
 
-        On a real host, a read at a device address returns other bytes or causes a page fault. A
-        strict emulation records a violation, and returns bytes of the value 0xA5.
+        On a real host, a read at a device address returns unrelated bytes or causes a page fault.
+        For such a read, a strict emulation records a violation and returns bytes of the value 0xA5.
         """
         if not isinstance(pointer, int) or not isinstance(size, int):
             raise TypeError("acl.util.ptr_to_bytes args parse failed")

@@ -117,7 +117,10 @@ def find_physical(process: AclProcess, handle: int) -> Physical:
 
 
 def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, int]:
-    """Return the host-wide index of the device and the attribute, or refuse (ACL-E3)."""
+    """Return the host-wide index of the memory's device, or ``HOST``, and the attribute.
+
+    Refuse properties that the product does not offer (ACL-E3).
+    """
     location = prop.get("location", {})
     if not isinstance(location, dict):
         raise TypeError("the location must be a dict")
@@ -248,11 +251,16 @@ def _reserve_mem_address(
 
 
 def reserve(process: AclProcess, nbytes: int, expected: int) -> int:
-    """Reserve addresses for the program, at ``expected`` if ``expected`` is not 0."""
+    """Reserve addresses for the program, and return the first one.
+
+    If ``expected`` is not 0, the result is ``expected``.
+    """
     try:
         return process.space.reserve(nbytes, is_reservation=True, at=expected).start
     except memory.SystemCallError as error:
-        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses: {error}") from None
+        raise Refused(
+            Code.RT_DRV_INTERNAL_ERROR, f"cannot reserve the addresses: {error}"
+        ) from None
 
 
 @entry("rt.release_mem_address", "k")
@@ -280,9 +288,9 @@ def _map_mem(
 def map_physical(
     process: AclProcess, extent: tuple[int, int], offset: int, handle: int, flags: int
 ) -> Physical:
-    """Map physical memory.
+    """Map physical memory without access, and return the memory.
 
-    After this call, no device has access to the mapping; the caller grants it. ``extent`` is the
+    No device can use the mapping until the program or the caller sets the access. ``extent`` is the
     mapping's address and size in bytes.
     """
     check_vmm(process)
@@ -343,7 +351,7 @@ def _check_company(process: AclProcess, region: Region, physical: Physical) -> N
         )
     origins = {one.origin for one in process.space.overlapping(region.start, region.nbytes)}
     if origins - {physical.origin}:
-        text = "one reservation cannot have mappings of allocated and of imported memory"
+        text = "one reservation cannot contain both allocated and imported memory"
         if process.profile.is_documented:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E11")
         process.violate("rt.map_mem", "ACL-E11", text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
+"""An emulation of AMD's HIP and NVIDIA's CUDA, with the interface of ``cupy.cuda.runtime``.
 
 Rules, result codes and lifetimes follow the vendors' documents, source code or devices.
 docs/reference/hip-rules.md lists the rules and their tests.
@@ -57,7 +57,7 @@ __all__ = [
     "Violation",
 ]
 
-# The import of a module registers its functions.
+# The import of each module registers its functions. The tuple marks the imported names as used.
 _FAMILIES = (
     attributes,
     blocks,
@@ -87,8 +87,8 @@ class Runtime:
     """An emulation of ``cupy.cuda.runtime`` for this process.
 
     Its functions have the arguments and exceptions of CuPy's functions. The folder in ``options``
-    stands for one emulated host. All ``Runtime`` objects with the same folder, in any process, use
-    the same devices and can open each other's handles.
+    stands for one emulated host. Processes whose ``Runtime`` objects have the same folder use the
+    same devices, and can open each other's handles.
 
     The emulation also has functions that CuPy lacks:
 
@@ -108,16 +108,17 @@ class Runtime:
     profile
         Edition of the rules, one of ``PROFILES``.
     strict
-        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
-        the host access to device addresses.
+        Whether the emulation records calls that the vendor forbids or leaves undefined. A strict
+        emulation also denies the CPU access to device addresses.
     options
         The emulated host's folder and devices. If None, they are read from the environment.
     has_old_numbers
-        Whether the C program that makes the calls was compiled with headers of ROCm 5. Some
-        constants have other numbers in these headers.
+        Whether the C program that makes the calls was compiled with headers of ROCm 5, in which
+        some constants have different numbers.
     is_cupy
-        Whether the functions that fail in CuPy on ROCm also fail in this emulation. If False, they
-        work as in AMD's library; crossmem's driver needs this.
+        Whether the functions that always fail in CuPy on ROCm also fail in this emulation. If
+        False, they work as in AMD's library. crossmem's driver sets False, because it calls some of
+        these functions.
 
     Attributes
     ----------
@@ -126,14 +127,16 @@ class Runtime:
     CUDARuntimeError
         The exception class that the functions raise; its ``status`` is the vendor's code.
     faults
-        Injected faults: ``faults.add("ipcOpenMemHandle", 17)``.
+        The injected faults. For example, after ``faults.add("ipcOpenMemHandle", 17)``, the next
+        call of this function on the emulated host fails with code 17.
     machine
-        The emulated host.
+        The emulated host's database, which all its processes share.
 
     Raises
     ------
     ConfigurationError
-        There is no such profile, or the host's folder cannot be used.
+        There is no such profile, an environment variable is invalid, or the host's folder cannot
+        be used.
     """
 
     MemPoolProps = MemPoolProps
@@ -174,7 +177,7 @@ class Runtime:
             vars(self)[name] = self._bind(called)
 
     def _bind(self, called: Entry) -> Callable[..., Any]:
-        """Return the function that a Python program calls."""
+        """Return the function by which a Python program calls an entry."""
 
         def function(*arguments: Any, **named: Any) -> Any:
             values = parse(called, arguments, named)
@@ -193,8 +196,8 @@ class Runtime:
         return function
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this method only for missing names. Because this method exists, the type
-        # checker accepts any name: it cannot know the functions that __init__ adds.
+        # Python calls this method only for missing names. The type checker cannot know the
+        # functions that __init__ adds, and accepts any name because this method exists.
         raise AttributeError(f"the emulation of cupy.cuda.runtime has no {name!r}")
 
     @override
@@ -204,7 +207,10 @@ class Runtime:
 
     @property
     def violations(self) -> list[Violation]:
-        """The forbidden or undefined calls of all processes of this host."""
+        """The recorded calls that the vendor forbids or leaves undefined.
+
+        They include the calls of all processes of this emulated host.
+        """
         return self._process.journal.read()
 
     @property
@@ -214,12 +220,12 @@ class Runtime:
 
     @property
     def tells_names(self) -> bool:
-        """Whether the text of an error code is the code's name, as in ROCm 5."""
+        """Whether ``hipGetErrorString`` returns the name of a code, as in ROCm 5."""
         return self._process.profile.is_before_6
 
     @property
     def has_virtual_memory(self) -> bool:
-        """Whether the emulated runtime has virtual memory."""
+        """Whether the emulated runtime implements the functions of virtual memory."""
         return self._process.profile.has_virtual
 
     @property
@@ -228,7 +234,7 @@ class Runtime:
         return not self._process.profile.is_before_6
 
     def check_status(self, status: int) -> None:
-        """Raise if ``status`` is not 0, and clear the thread's last error, as CuPy does."""
+        """If ``status`` is not 0, clear the thread's last error and raise, as CuPy does."""
         if status:
             self._process.last_error(is_cleared=True)
             raise self.CUDARuntimeError(status)
@@ -247,26 +253,26 @@ class Runtime:
     def crossmem_fault(self) -> CrossmemError | None:
         """Return the emulation's own error in this thread's last failed call, or None.
 
-        The vendor has no code for such an error, so the call returned a general code.
+        The vendor has no code for such an error, so the call returned the code "unknown error".
         """
         return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:
         """Act as a call of the function ``name`` that fails with ``status``. Return the code.
 
-        The checks that each function makes come first, such as the check for a visible device. If
-        one of them fails, its code is returned.
+        The checks of each call come first, such as the check for a visible device. If a check
+        fails, the result is the code of this check.
         """
         return self._process.refuse(name, status)
 
     def getLastError(self) -> int:  # noqa: N802 - the vendor's name
-        """Return the code of this thread's last failure, and forget it."""
+        """Return the code of this thread's last failure, or 0, and forget the code."""
         return self._process.last_error(is_cleared=True)
 
     def peekAtLastError(self) -> int:  # noqa: N802
-        """Return the code of this thread's last failure."""
+        """Return the code of this thread's last failure, or 0, and keep the code."""
         return self._process.last_error(is_cleared=False)
 
     def extGetLastError(self) -> int:  # noqa: N802
-        """Return the code of this thread's last call, possibly 0, and forget it."""
+        """Return the code of this thread's last call, which may be 0, and forget the code."""
         return self._process.last_status()

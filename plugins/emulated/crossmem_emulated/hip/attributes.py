@@ -18,7 +18,7 @@ __all__ = ["PointerAttributes"]
 
 
 class Attribute(IntEnum):
-    """The attributes of an address. The numbers are the same in HIP and CUDA."""
+    """The emulated attributes of an address. Their numbers are the same in HIP and CUDA."""
 
     MEMORY_TYPE = 2
     SYNC_MEMOPS = 6
@@ -48,10 +48,10 @@ _BEFORE_6: Final = {
 
 
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
-    """Return the memory that contains an address.
+    """Return the memory that contains an address, or None.
 
-    Opening a handle maps whole pages. An address in these pages but outside the exported allocation
-    belongs to no memory.
+    An open of a handle maps whole pages, which may contain neighbours of the exported allocation.
+    For an address in these neighbours, the result is None.
     """
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is not Origin.IPC:
@@ -76,9 +76,9 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the device that the memory's attributes report, by its number in this process.
+    """Return the device that the memory's attributes report, as its number in this process.
 
-    For imported memory, this is the device that was current at the last open; for pinned memory, it
+    For imported memory, this is the device that was current at the last open. For pinned memory, it
     is the current device. For other memory, it is the memory's device, or -1 if this process does
     not see that device.
     """
@@ -121,7 +121,7 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
     if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
         return _number_of(process, kind)
     return {
-        # In CUDA, this attribute has only the types of host memory and of device memory.
+        # With CUDA, this attribute reports managed memory as device memory.
         Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
         Attribute.SYNC_MEMOPS: int(owner.is_synchronous),
         Attribute.BUFFER_ID: owner.number,
@@ -175,8 +175,9 @@ def _number_of(process: HipProcess, kind: MemoryType) -> int:
 def _described(
     process: HipProcess, kind: MemoryType, device: int, pointer: int, host: int
 ) -> PointerAttributes:
-    # Since ROCm 6, AMD's numbers equal CUDA's. CuPy still translates them as numbers of ROCm 5. So
-    # CuPy reports unregistered memory as host memory, and host memory as device memory.
+    # Since ROCm 6, AMD's numbers of memory types equal CUDA's. CuPy still translates AMD's numbers
+    # as if they came from ROCm 5. So CuPy reports unregistered memory as host memory, and host
+    # memory as device memory.
     is_shifted = process.profile.is_hip and not process.profile.has_old_numbers
     shown = kind + (is_shifted and kind < MemoryType.DEVICE)
     found = PointerAttributes(device, pointer, host, shown)
@@ -188,8 +189,9 @@ def _described(
 def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttributes:
     owner = _owner_of(process, pointer)
     if owner is None:
-        # According to AMD's documents, the call refuses each address outside of allocations. No
-        # release since ROCm 6 does so. A refusal would break CuPy, which makes this call for each
+        # According to AMD's documents, the call refuses each address outside of allocations. The
+        # releases since ROCm 6 accept such addresses, except null in some releases. The profile
+        # "documented" accepts them too: a refusal would break CuPy, which makes this call for each
         # host array before it copies the array.
         if process.profile.is_before_6 or (process.profile.refuses_null and not pointer):
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
@@ -197,7 +199,7 @@ def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttribu
         return _described(process, MemoryType.UNREGISTERED, -2, 0, host)
     kind, device = _type_of(owner), _device_of(process, owner)
     if not isinstance(owner, HostBlock):
-        # NVIDIA's library reports the address only in a thread that has a context.
+        # In a thread without a context, NVIDIA's library reports 0 as the device address.
         is_known = process.profile.is_hip or process.has_thread_context
         return _described(process, kind, device, pointer if is_known else 0, 0)
     found = _described(process, kind, device, pointer, pointer)

@@ -41,9 +41,10 @@ may have at most one of them."""
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Pages that small allocations share. Each new allocation gets the next unused part.
+    """Pages that small allocations share. Each new allocation gets the next unused bytes.
 
-    A freed part is not used again. The pages are released when all allocations in them are freed.
+    The bytes of a freed allocation are not used again. The pages are released when all allocations
+    in them are freed.
     """
 
     pages: Pages
@@ -54,18 +55,18 @@ class Slab:
 
 @dataclass(slots=True, eq=False)
 class HostBlock:
-    """Memory that the host can use: pinned, or managed if it has ``pages``."""
+    """Memory that the host and devices can use: managed memory if it has ``pages``, else pinned."""
 
     start: int
     nbytes: int
     device: int
-    """The device that was current when the memory was allocated or pinned, by its number in this
-    process."""
+    """The number, in this process, of the device that was current when the memory was allocated or
+    pinned."""
     buffer: Any = None
     pages: Pages | None = None
     flags: int = 0
     is_registered: bool = False
-    """Whether the program allocated the memory and then registered it, so that it is pinned."""
+    """Whether the program pinned memory of its own with ``hostRegister``."""
     is_synchronous: bool = False
     number: int = field(default_factory=numbers)
     """A number that this process gives to no other memory, not even after a free."""
@@ -127,7 +128,7 @@ def _malloc_small(process: HipProcess, index: int, nbytes: int) -> int:
 def _attach(
     process: HipProcess, pages: Pages, nbytes: int, origin: Origin, source: Pool | None = None
 ) -> int:
-    """Map pages and return their device address. If this fails, release the pages."""
+    """Map pages and return their device address. If no addresses are left, release the pages."""
     try:
         region = process.space.reserve(pages.nbytes, is_reservation=False)
     except memory.SystemCallError:
@@ -138,7 +139,7 @@ def _attach(
 
 
 def malloc_from(process: HipProcess, pool: Pool, nbytes: int) -> int:
-    """Return memory from a pool."""
+    """Allocate memory from a pool, and return its address."""
     index, size = process.setup.visible[pool.device], -(-nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
     for pages in pool.kept:
         if pages.nbytes == size:
@@ -157,7 +158,7 @@ def malloc_from(process: HipProcess, pool: Pool, nbytes: int) -> int:
 
 
 def allocate(process: HipProcess, size: int) -> int:
-    """Return new memory of the current device."""
+    """Allocate memory on the current device, and return its address."""
     index = process.setup.visible[process.current().device]
     if size <= _LARGEST_SMALL_NBYTES:
         return _malloc_small(process, index, size)
@@ -195,7 +196,7 @@ def _free(process: HipProcess, pointer: int) -> None:
         check_from_pool(piece.source)
         finish_device(process, piece.source.device)
         if process.space.pieces.get(pointer) is not piece:
-            # Work of a stream, which finish_device() has executed, has freed the memory.
+            # finish_device() has executed a stream's work, and this work has freed the memory.
             raise Again
         close_once(process, "free", piece.source)
         return
@@ -210,7 +211,7 @@ def _free(process: HipProcess, pointer: int) -> None:
 
 
 def free_piece(process: HipProcess, call: str, piece: Piece) -> None:
-    """Free an allocation."""
+    """Free an allocation. ``call`` names the program's function in violations."""
     was_exported = withdraw(process, call, piece)
     check_idle(process, call, piece.start, piece.nbytes)
     process.space.detach(piece)
@@ -240,7 +241,7 @@ def _mem_get_info(process: HipProcess) -> tuple[int, int]:
 
 
 def find_host_block(process: HipProcess, pointer: int) -> HostBlock | None:
-    """Return the pinned or managed memory that contains an address."""
+    """Return the pinned or managed memory that contains an address, or None."""
     for start, block in process.host_blocks.items():
         if start <= pointer < start + block.nbytes:
             return block  # type: ignore[no-any-return]
@@ -280,7 +281,7 @@ def _free_host(process: HipProcess, pointer: int) -> None:
 
 
 def release_host(process: HipProcess, block: HostBlock) -> None:
-    """Free host memory, or unpin it."""
+    """Free pinned or managed memory. Memory that the program registered is only unpinned."""
     for device in range(len(process.setup.visible)):
         finish_device(process, device)
     del process.host_blocks[block.start]

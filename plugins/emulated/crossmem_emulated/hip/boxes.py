@@ -38,7 +38,7 @@ class _Extent(ctypes.Structure):
 
 
 class _Parms(ctypes.Structure):
-    """The parameters of a copy, in HIP and in CUDA. CuPy passes only their address."""
+    """The struct of a copy's parameters, which HIP and CUDA share. CuPy passes its address."""
 
     _fields_ = (
         ("srcArray", ctypes.c_size_t),
@@ -61,11 +61,13 @@ class _Space:
     pointer
         First address.
     pitch
-        Distance between the starts of consecutive rows in bytes; 0: the rows have no gaps.
+        Distance between the starts of consecutive rows in bytes. If it is 0, a row ends where the
+        box ends, and the rows have no gaps.
     width
-        Bytes in a row.
+        Bytes in a row of the memory.
     height
-        Rows in a plane; 0: the planes have no gaps.
+        Rows in a plane of the memory. If it is 0, a plane ends with the box's last row, and the
+        planes have no gaps.
     """
 
     pointer: int
@@ -74,7 +76,11 @@ class _Space:
     height: int
 
     def check(self, x: int, width: int) -> None:
-        """Refuse a null address, and a pitch that is too small for the rows or too large."""
+        """Refuse a null address, and a pitch that is too large or too small.
+
+        A pitch is too small if rows of the memory overlap, or if a row of the box ends after it.
+        A row of the box has ``width`` bytes, from byte ``x`` of a row of the memory on.
+        """
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.pitch < self.width:
@@ -88,10 +94,11 @@ class _Space:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def plane(self, start: tuple[int, int, int], extent: tuple[int, int, int]) -> Plane:
-        """Return the box of this memory that a copy or a fill uses.
+        """Return a box in this memory, for a copy or a fill. Refuse a box that exceeds a plane.
 
-        ``start`` is the box's first byte in a row, first row and first plane. ``extent`` is its
-        number of bytes in a row, of rows in a plane, and of planes.
+        ``start`` is the box's position in this memory: the byte in the row, the row in the plane,
+        and the plane, all counted from 0. ``extent`` is the box's size: the bytes in a row, the
+        rows in a plane, and the planes.
         """
         (x, y, z), (width, height, depth) = start, extent
         pitch, rows = self.pitch or x + width, self.height or y + height
@@ -103,12 +110,12 @@ class _Space:
 
 
 def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[Work, bool] | None:
-    """Check a copy whose parameters lie at the address ``place``.
+    """Check a copy. A :class:`_Parms` with its parameters lies at the address ``place``.
 
     Return its work and whether the host waits for the work, or None if there is nothing to copy.
     """
     if not place:
-        raise Refused(Status.INVALID_VALUE, "there are no parameters", "HIP-X4")
+        raise Refused(Status.INVALID_VALUE, "the address of the parameters is null", "HIP-X4")
     parms = _Parms.from_address(place)
     if parms.srcArray or parms.dstArray:
         raise Refused(Status.NOT_SUPPORTED, "arrays are not emulated")
@@ -130,7 +137,8 @@ def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[W
 def _add_copies(name: str, stream: int | None) -> None:
     """Register a function for synchronous copies.
 
-    ``stream`` is the handle of the copies' stream; None is the legacy stream of the current device.
+    ``stream`` is the handle of the stream of the copies. If it is None, they use the legacy stream
+    of the current device.
     """
 
     @entry(f"{name}(intptr_t Memcpy3DParmsPtr)", hip_answers=Status.UNKNOWN)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling conventions of ``cupy.cuda.runtime``: the argument conversion of a compiled module.
+"""The registration of the emulated functions, and the conversion of their arguments.
 
-A function of the emulation follows the conventions of Python: it returns its result, or raises
-:class:`Refused`. :func:`entry` registers the function with a signature. As in CuPy's docstrings,
-the signature names the arguments and their C types.
+An emulated function returns its result, or raises :class:`Refused`. :func:`entry` registers the
+function with a signature. As in CuPy's docstrings, the signature has the names of the parameters
+and their C types. :func:`parse` converts arguments like the compiled module ``cupy.cuda.runtime``.
 """
 
 import re
@@ -46,8 +46,8 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     text
         The reason, for the record of a violation.
     rule
-        Id of the violated rule, such as ``"HIP-E6"``. If None, no violation is recorded: a program
-        that breaks no rule can also get this code.
+        Id of the violated rule, such as ``"HIP-E6"``. None if a program that breaks no rule can
+        get this code, too: then no violation is recorded.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:
@@ -85,16 +85,17 @@ class Entry:
     name
         The function's name.
     signature
-        The function's signature, in the form of the first line of a docstring of CuPy.
+        The function's signature, in the form of the first line of CuPy's docstrings.
     parameters
         The function's parameters.
     function
         The implementation; its first argument is the process's state.
     needs_device
-        Whether the function fails if no device is visible. A call of such a function counts as a
-        use of the library, after which a forked child cannot use the library.
+        Whether the function fails if no device is visible. After a call of such a function, calls
+        of these functions fail in forked children (HIP-E18).
     is_checked
-        Whether a failure raises an exception; otherwise, the function returns the error code.
+        Whether a Python program gets the function's result, or an exception for a failure. If
+        False, the program gets the code of success or failure.
     hip_lacks
         The text of the error that CuPy for ROCm raises instead of calling the vendor's function;
         empty if CuPy calls the function.
@@ -215,7 +216,7 @@ def _number(kind: str, value: Any) -> Any:
         return value
     is_signed, bits, too_large = _INTEGERS[kind]
     # CuPy's wheel is compiled by a Cython that calls __int__, not __index__, so the wheel accepts a
-    # float. For an address, the wheel accepts an int, but no integer of NumPy.
+    # float for most types. For an address (intptr_t), it accepts an int, but no integer of NumPy.
     if not isinstance(value, int):
         if kind == "intptr_t" or not hasattr(value, "__int__"):
             raise TypeError("an integer is required")

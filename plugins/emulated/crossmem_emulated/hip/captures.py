@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures: a captured stream records its work instead of executing it.
+"""Captures of streams.
 
-A call that waits for captured work breaks the capture.
+On a real device, a captured stream records its work in a graph instead of executing the work. The
+emulation discards this work, because it launches no graphs. A call that waits for captured work
+breaks the capture.
 """
 
 import threading
@@ -62,7 +64,7 @@ def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
 def _capture_of(process: HipProcess, handle: int) -> Capture | None:
     stream = find_stream(process, handle)
     if stream.is_legacy and is_capture_in_way(process, stream.device):
-        # The query is no violation, and does not break the capture.
+        # This query does not break the capture, and its refusal is no violation.
         raise Refused(
             Status.CAPTURE_IMPLICIT, "the legacy stream waits for a stream that is captured"
         )
@@ -94,7 +96,7 @@ def _graph_destroy(process: HipProcess, graph: int) -> None:
 def _thread_exchange_stream_capture_mode(process: HipProcess, mode: int) -> int:
     """Set this thread's capture mode, and return the old mode.
 
-    The mode decides which captures forbid calls that may wait for a device.
+    The mode decides which captures forbid this thread to make calls that may wait for a device.
     """
     if mode not in CAPTURE_MODES:
         raise Refused(Status.INVALID_VALUE, f"there is no mode {mode}", "HIP-X6")

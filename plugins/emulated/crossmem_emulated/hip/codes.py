@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of HIP's and CUDA's headers that the emulation uses, and the classes of errors."""
+"""The numbers of HIP's and CUDA's headers that the emulation uses, and the exception classes."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -23,7 +23,7 @@ __all__ = [
 
 HANDLE_NBYTES: Final = 64
 LARGEST_NBYTES: Final = 1 << 46
-"""Requests for more bytes are refused."""
+"""Requests for more bytes of memory are refused."""
 
 
 class Status(IntEnum):
@@ -69,7 +69,7 @@ class Kind(IntEnum):
     DEVICE_TO_DEVICE = 3
     DEFAULT = 4
     DEVICE_TO_DEVICE_NO_CU = 1024
-    """Only AMD has this kind, since ROCm 6."""
+    """A copy without compute units. Only AMD has this kind, since ROCm 6."""
 
 
 class MemoryType(IntEnum):
@@ -222,7 +222,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "streamNonBlocking": 1,
     "streamPerThread": 2,
 }
-"""The constants of the module ``cupy.cuda.runtime``, by name."""
+"""The constants of the module ``cupy.cuda.runtime`` in its build for CUDA, by name."""
 
 _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrIntegrated": 25,
@@ -232,7 +232,7 @@ _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrPciDeviceId": 22,
     "cudaDevAttrWarpSize": 9,
 }
-"""The numbers of the device attributes in CuPy for ROCm, which has no other attributes."""
+"""The numbers of the device attributes in CuPy for ROCm, which names no other attributes."""
 
 
 def constants_of(*, is_hip: bool) -> dict[str, int]:

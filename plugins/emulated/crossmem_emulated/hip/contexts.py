@@ -26,10 +26,10 @@ def _find(process: HipProcess, handle: int) -> Context:
 
 
 def _choose(process: HipProcess, context: Context) -> None:
-    """Make a context's device the current device of the thread.
+    """Make a context's device the current device of the thread, if a device has only one context.
 
     A later pop of the context does not restore the earlier device. In profiles in which a device
-    can have several contexts, do nothing, because the top of the stack determines the device.
+    can have several contexts, do nothing: the top of the context stack determines the device.
     """
     if not process.profile.has_contexts:
         process.thread.context = context.handle
@@ -43,8 +43,8 @@ def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
     if process.profile.has_contexts:
         context = process.new_context(device, is_primary=False)
     else:
-        # In the other profiles, ctxCreate returns the only context of the device and pushes it. The
-        # thread's current device stays the same.
+        # If a device has only one context, ctxCreate returns this context and pushes it on the
+        # stack. The thread's current device stays the same.
         context = process.primary_of(device)
     process.stack().append(context.handle)
     return context.handle
@@ -58,7 +58,7 @@ def _ctx_get_current(process: HipProcess) -> int:
 @entry("ctxSetCurrent(intptr_t context)")
 def _ctx_set_current(process: HipProcess, handle: int) -> None:
     context = _find(process, handle) if handle else None
-    # The context replaces the top of the stack.
+    # The context replaces the top of the stack. The null context only removes the top.
     del process.stack()[-1:]
     if context is not None:
         process.stack().append(handle)
@@ -143,8 +143,8 @@ def _device_reset(process: HipProcess) -> None:
 def _reset(process: HipProcess, call: str, device: int) -> None:
     """Release this process's allocations, imports, streams and pools on a device.
 
-    Also reset the device's limits and flags. In documented profiles, also destroy the device's
-    events. Physical memory and its mappings stay.
+    Also reset the device's limits and flags. In profiles that follow the vendor's documents, also
+    destroy the device's events. Physical memory and its mappings stay.
     """
     finish_device(process, device)
     index = process.setup.visible[device]
@@ -170,8 +170,8 @@ def _is_reset(process: HipProcess, block: HostBlock, device: int) -> bool:
     """Whether the reset of a device releases a block of host memory.
 
     In a profile that follows the vendor's documents, the reset releases the block if this device
-    was current when the block was allocated. In AMD's runtime, host memory belongs to all devices.
-    So the runtime releases it in a reset only if the process sees exactly one device.
+    was current when the block was allocated or pinned. In AMD's runtime, host memory belongs to all
+    devices. So a reset releases it only if the process sees exactly one device.
     """
     if process.profile.is_documented:
         return block.device == device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of memory, at once or as work of a stream."""
+"""Copies of memory, as work of streams. The host waits for some of them."""
 
 import ctypes
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ _SIDES: Final = {
     Kind.DEVICE_TO_DEVICE: (True, True),
     Kind.DEVICE_TO_DEVICE_NO_CU: (True, True),
 }
-"""For each kind of copy: whether the source is on a device, and whether the target is."""
+"""For each kind of copy: whether the source and the target are on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class Side:
     is_device
         Whether this end is on a device. None: on the host, but accessible to devices.
     parts
-        The bytes of this end.
+        The memory ranges of this end.
     is_synchronous
         Whether a call that the vendor names synchronous waits for the copy even if both ends are on
         devices.
     kept
-        The memory that the parts belong to, if they are a copy of the caller's bytes.
+        A reference that keeps the parts alive, if the emulation has copied the caller's bytes.
     """
 
     pointer: int
@@ -81,7 +81,10 @@ class Side:
 
 
 def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
-    """Return one end of a copy, or refuse it. ``device`` needs ``access`` to the memory."""
+    """Return one end of a copy. Refuse a range that the copy cannot access.
+
+    If the range is virtual memory, ``device`` must have the access ``access`` to it.
+    """
     if process.space.region_of(pointer) is None:
         block = find_host_block(process, pointer)
         if block is not None and pointer + nbytes > block.start + block.nbytes:
@@ -90,7 +93,8 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
                 f"{nbytes} bytes at {pointer:#x} end after the allocation",
                 "HIP-X4",
             )
-        # Without this check, an access to device memory that was freed would cause a page fault.
+        # Freed device memory is in no region either. Without this check, a copy would take it for
+        # host memory, and would cause a page fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
             text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -121,22 +125,23 @@ def _is_pageable(process: HipProcess, pointer: int) -> bool:
 
 
 def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, int]) -> None:
-    """Finish a stream's copy if one end is memory that is not pinned.
+    """Finish an asynchronous copy if one end is host memory that is not pinned.
 
-    ``ends`` are the first addresses of both ends. The caller may reuse memory that is not pinned as
-    soon as the call returns. So the copy must be complete before the call returns, even if a
-    function of the application precedes the copy in the stream. With slow streams, this function
-    does nothing: the copy is late on purpose. See :func:`staged` for its source.
+    ``ends`` are the first addresses of both ends. A program may reuse memory that is not pinned as
+    soon as the copy function returns. So the copy must be complete before that, even if a function
+    of the application precedes the copy in the stream. With slow streams, do nothing, because they
+    delay copies on purpose; :func:`staged` has then copied the source.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
 
 
 def staged(process: HipProcess, source: Side, nbytes: int) -> Side:
-    """Return the source of a copy that slow streams delay.
+    """Return the source of a copy, with its bytes copied now if slow streams delay the copy.
 
-    The caller may reuse memory that is not pinned as soon as the call returns. So the bytes are
-    taken during the call, unless earlier work may still write any of them.
+    A program may reuse host memory that is not pinned as soon as the copy function returns. So
+    slow streams need a copy of the bytes, unless earlier work may still write some of them. Other
+    sources are returned unchanged.
     """
     if (
         not process.setup.slow_streams
@@ -160,7 +165,7 @@ def _check_peers(process: HipProcess, opened: Import) -> None:
 
 
 def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
-    """Refuse if a device does not have the necessary access to a mapping."""
+    """Refuse a device that does not have the access ``access`` to a mapping."""
     found = access_of(piece, device)
     if found & access != access:
         text = f"device {device} has access {found} at {piece.start:#x}, and needs {access}"
@@ -176,7 +181,11 @@ def check_kind(process: HipProcess, kind: int) -> None:
 
 
 def check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
-    """Refuse a copy if its kind does not fit the locations of its ends."""
+    """Refuse a copy if its kind does not fit the locations of its ends.
+
+    If the kind claims host memory at a device address, the editions that follow AMD's source code
+    do not refuse the copy; a violation is recorded.
+    """
     check_kind(process, kind)
     if kind == Kind.DEFAULT:
         return
@@ -185,7 +194,7 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
         # If the kind claims device memory at a host address, the program may have freed device
-        # memory there. So every edition refuses the copy.
+        # memory at this address. So every edition refuses the copy.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)
@@ -221,7 +230,7 @@ def _prepared(
     nbytes: int,
     kind: int,
 ) -> tuple[Work, bool]:
-    """Check a copy. Return its work, and whether the host waits for the work.
+    """Check a copy. Return its work, and whether the host waits for the work of a synchronous copy.
 
     ``target`` and ``source`` are pairs: an address, and the device that must access the address.
     """
@@ -237,10 +246,9 @@ def _prepared(
 
 
 def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
-    """Submit the work of a copy or a fill, and wait for the work if the vendor's function waits.
+    """Submit the work of a copy or a fill. If ``waits``, return only after the work is done.
 
-    ``waits`` says whether the call returns only when the work is done. Some functions that the
-    vendor calls synchronous return earlier.
+    ``waits`` can be False even in a function that the vendor calls synchronous.
     """
     submit(process, stream, work, is_awaited=waits)
     if waits:
@@ -282,7 +290,7 @@ def _memcpy_async(
 def _memcpy_with_stream(
     process: HipProcess, target: int, source: int, nbytes: int, kind: int, handle: int
 ) -> None:
-    """Copy in a stream. The call is synchronous, like a copy in the legacy stream."""
+    """Copy in a stream. The call is synchronous, like ``memcpy``."""
     stream = find_stream(process, handle)
     check_wait(process, stream)
     _copy(process, "memcpyWithStream", stream, (target, source), nbytes, kind)

@@ -22,8 +22,8 @@ _ABOUT_VALUES: Final = {
     # CAN_USE_STREAM_WAIT_VALUE_NOR.
     False: {98: 0, 122: 1, 123: 1},
 }
-"""The device attributes, in HIP (True) and in CUDA's driver API (False), that say how streams can
-write values and wait for values."""
+"""The device attributes that say how streams can write values and wait for values, with their
+results. The key is True for HIP, and False for CUDA's driver API."""
 
 
 def _bus_of(index: int) -> tuple[int, int, int]:
@@ -32,7 +32,10 @@ def _bus_of(index: int) -> tuple[int, int, int]:
 
 
 def _uuid_of(index: int) -> bytes:
-    """Return a device's UUID. The UUIDs of devices with odd indices contain a zero byte."""
+    """Return a device's UUID. In a UUID of a device with an odd index, one byte is 0.
+
+    A program that reads the UUID as a C string, as CuPy does, gets only the bytes before this byte.
+    """
     digest = hashlib.blake2b(b"crossmem emulated GPU %d" % index, digest_size=_UUID_NBYTES).digest()
     plain = bytes(byte or 1 for byte in digest)
     return plain[:9] + b"\0" + plain[10:] if index % 2 else plain
@@ -165,7 +168,7 @@ def _device_enable_peer_access(process: HipProcess, peer: int) -> None:
     if peer in context.peers:
         raise Refused(
             Status.PEER_ACCESS_ALREADY_ENABLED,
-            f"device {context.device} has access to {peer} already",
+            f"device {context.device} has access to device {peer} already",
         )
     context.peers.add(peer)
 

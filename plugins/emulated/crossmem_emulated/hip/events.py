@@ -35,7 +35,7 @@ _LOOK_AGAIN_S: Final = 0.002
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A record of an event: a place in a stream, and the time at which the stream reached it."""
+    """One recording of an event in a stream, and the time at which the stream reached it."""
 
     stream: Stream
     is_captured: bool
@@ -59,7 +59,8 @@ class Event:
     """The current device when the event was created or opened."""
     record: Record | None = None
     token: bytes | None = None
-    """The handle by which other processes open the event, or by which this process opened it."""
+    """The handle by which other processes open the event, or by which this process opened it. None
+    before the first export of an event of this process."""
 
 
 def _find(process: HipProcess, handle: int) -> Event:
@@ -91,7 +92,7 @@ def _event_destroy(process: HipProcess, handle: int) -> None:
 
 
 def destroy_event(process: HipProcess, event: Event) -> None:
-    """Remove an event. If this process created it, later opens by other processes fail."""
+    """Remove an event. If this process created the event, other processes can no longer open it."""
     del process.events[event.handle]
     with process.machine.transaction() as tables:
         me = process.machine.me(tables)
@@ -113,7 +114,7 @@ def _event_record(process: HipProcess, handle: int, stream: int) -> None:
 
 
 def _check_captured(process: HipProcess, event: Event) -> None:
-    """With CUDA, refuse an event whose last record is part of a graph."""
+    """With CUDA, refuse an event whose last record was made in a captured stream."""
     record = event.record
     if record is not None and record.is_captured and not process.profile.is_hip:
         raise Refused(Status.INVALID_VALUE, "the event was recorded in a capture")
@@ -151,7 +152,7 @@ def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
     for one in events:
         _check_captured(process, one)
     if events[0].device != events[1].device:
-        raise Refused(Status.INVALID_HANDLE, "the events are of two devices", "HIP-X3")
+        raise Refused(Status.INVALID_HANDLE, "the events belong to two devices", "HIP-X3")
     if not all(map(_is_done, events)):
         raise Refused(Status.NOT_READY, "the event's work is not done")
     first_ns, last_ns = map(_time_of, events)
@@ -165,7 +166,7 @@ def _time_of(event: Event) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing. A wait for an event only delays the later work of the stream."""
+    """Do nothing: the work of a wait for an event only delays the later work of the stream."""
 
 
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
@@ -197,7 +198,7 @@ def _ipc_get_event_handle(process: HipProcess, handle: int) -> bytes:
     event = _find(process, handle)
     if not event.flags & _INTERPROCESS:
         raise Refused(
-            Status.INVALID_HANDLE, "the event's flags do not admit other processes", "HIP-E24"
+            Status.INVALID_HANDLE, "the event was not created for other processes", "HIP-E24"
         )
     if event.token is None:
         pid = os.getpid().to_bytes(_PID_NBYTES, "little")
@@ -235,7 +236,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
     # Another process that waits for the record cannot start the work of this process's streams. So
     # the stream executes its work now, up to the first function of the application. A slow stream
-    # executes its work after SLOW_S, in `tell`.
+    # executes its work after SLOW_S, in the thread that runs `tell`.
     is_slow = process.queues.is_slow
     if not is_slow:
         process.queues.drain([record.stream])
@@ -259,12 +260,15 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
                 tables.execute(statement, (event.token, process.machine.me(tables), number))
 
     if number:
-        # A new thread waits for the rest of the work, because perhaps no other thread does.
+        # A new thread finishes the work up to the record, because perhaps no other thread does.
         threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
 
 
 def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
-    """Return another process's incomplete record of an event as (process, number), or None."""
+    """Return an incomplete record of an event by another living process, or None.
+
+    The result is the process's number on the emulated host, and the record's sequence number.
+    """
     if event.token is None:
         return None
     with process.lock, process.machine.transaction() as tables:

@@ -21,7 +21,7 @@ _TOKEN: Final = struct.Struct("<QIIIIII")
 zero, fragment, random number."""
 TOKEN_NBYTES: Final = _TOKEN.size
 _REST: Final = struct.Struct("<QQii8x")
-"""The rest of a handle: size, offset, pid, and the device's number in the exporter."""
+"""The rest of a handle: size, offset, pid, and the number of the exporter's current device."""
 
 
 class Handle(NamedTuple):
@@ -41,7 +41,7 @@ def take_apart(handle: bytes) -> Handle:
 
 
 def is_intact(profile: Profile, handle: bytes, parts: Handle, nbytes: int, pid: int) -> bool:
-    """Whether the parts of a handle that the edition checks are unchanged.
+    """Whether a handle is unchanged in all parts that the edition checks.
 
     ``nbytes`` is the original size in bytes, and ``pid`` is the exporter's pid.
     """
@@ -80,7 +80,8 @@ def _exportable(process: HipProcess, pointer: int) -> Piece:
         if piece.origin is Origin.MALLOC:
             return piece
         rule = "HIP-E2" if piece.origin is Origin.IPC else "HIP-E16"
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was made by {piece.origin}", rule)
+        text = f"the memory at {pointer:#x} was made by {piece.origin}"
+        raise Refused(Status.INVALID_VALUE, text, rule)
     for start, block in process.host_blocks.items():
         if start <= pointer < start + block.nbytes:
             text = f"{pointer:#x} is in host memory or in managed memory"
@@ -117,8 +118,8 @@ def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current
 def withdraw(process: HipProcess, call: str, piece: Piece) -> bool:
     """Delete the exports of memory that is being freed. Return whether the memory had exports.
 
-    Later opens are refused. Processes that have the memory open keep it, although the vendors leave
-    this undefined (HIP-E10).
+    Later opens do not find the exports. Processes that have the memory open keep it, although the
+    vendors leave this undefined (HIP-E10). ``call`` names the program's function in the violation.
     """
     numbers = process.exports.pop(piece.start, [])
     if not numbers:

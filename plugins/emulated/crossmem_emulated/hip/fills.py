@@ -21,13 +21,13 @@ __all__ = ["fill", "filled_side", "give_fill"]
 
 
 def fill(parts: Parts, pattern: bytes) -> None:
-    """Write a repeated pattern into the parts, one after the other."""
+    """Fill the parts, in their order, with a repeated pattern."""
     done = 0
     for place, size in parts:
         if len(pattern) == 1:
             ctypes.memset(place, pattern[0], size)
         else:
-            # A part may begin in the middle of a pattern.
+            # The previous part may have ended in the middle of a pattern.
             first = done % len(pattern)
             data = pattern[first:] + pattern * (size // len(pattern) + 1)
             ctypes.memmove(place, data, size)
@@ -35,7 +35,7 @@ def fill(parts: Parts, pattern: bytes) -> None:
 
 
 def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> Side:
-    """Return the memory that a device fills, or refuse an address that no device can access."""
+    """Return the range that a device fills. Refuse a range that the device cannot access."""
     if not pointer:
         raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
     side = side_of(process, pointer, nbytes, device, READ_WRITE)
@@ -51,7 +51,7 @@ def give_fill(
     """Submit a fill to a stream.
 
     A synchronous call waits for the fill only if the host can access the memory, or if the program
-    has made the memory synchronous. An asynchronous call never waits.
+    has set the memory's attribute ``SYNC_MEMOPS``. An asynchronous call never waits.
     """
     is_seen = side.is_device is None or side.is_synchronous
     do_now(process, stream, work, waits=is_seen and not is_async)
@@ -60,7 +60,7 @@ def give_fill(
 def _add_fill(name: str, nbytes: int, size: str) -> None:
     """Register a function that fills memory with a value of ``nbytes`` bytes, and its variants.
 
-    ``size`` names the number of values in the function's signature.
+    ``size`` is the name of the parameter that has the number of values.
     """
     mask = (1 << 8 * nbytes) - 1
 

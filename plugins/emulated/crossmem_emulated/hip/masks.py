@@ -18,9 +18,9 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
     environ
         The environment variables.
     is_hip
-        If True, ``ROCR_VISIBLE_DEVICES`` selects devices first. Then ``HIP_VISIBLE_DEVICES``
-        selects some of these; if this variable is not set, ``CUDA_VISIBLE_DEVICES`` does. If False,
-        only ``CUDA_VISIBLE_DEVICES`` selects devices.
+        Whether the runtime is AMD's. AMD's runtime first applies ``ROCR_VISIBLE_DEVICES``. To the
+        result, it applies ``HIP_VISIBLE_DEVICES`` or, if this variable is not set,
+        ``CUDA_VISIBLE_DEVICES``. NVIDIA's runtime applies only ``CUDA_VISIBLE_DEVICES``.
     """
     found: Sequence[int] = range(devices)
     if is_hip:
@@ -34,7 +34,7 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
 def _masked(devices: Sequence[int], mask: str | None) -> Sequence[int]:
     """Return the devices that a mask selects, in the order of the mask.
 
-    The first invalid or repeated entry of the mask and all later ones are ignored.
+    The first invalid or repeated entry of the mask and all later entries are ignored.
     """
     if mask is None:
         return devices

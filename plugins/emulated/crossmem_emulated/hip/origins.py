@@ -7,7 +7,7 @@ __all__ = ["Origin"]
 
 
 class Origin(StrEnum):
-    """The function that mapped memory at an address."""
+    """The vendor's function by which the memory at an address became available."""
 
     MALLOC = "malloc"
     POOL = "mallocAsync"

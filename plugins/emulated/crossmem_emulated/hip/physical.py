@@ -52,7 +52,8 @@ class Physical:
     kind
         The requested type of the memory. In an importer, ``PINNED``.
     handle_type
-        The type of the handles that exports make; ``NO_HANDLE``: the memory cannot be exported.
+        The type of the handles by which the memory is exported. If it is ``NO_HANDLE``, the memory
+        cannot be exported.
     is_imported
         Whether the memory was imported, from another process or this one.
     references
@@ -77,7 +78,7 @@ def check_virtual(process: HipProcess) -> None:
 
 
 def granularity_of(process: HipProcess) -> int:
-    """Return the unit in bytes of the sizes and addresses of mappings."""
+    """Return the number of bytes of which sizes and addresses of mappings are multiples."""
     return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
 
 
@@ -92,8 +93,8 @@ def find_physical(process: HipProcess, handle: int) -> Physical:
 def drop(process: HipProcess, physical: Physical) -> None:
     """Release memory that has neither references nor mappings.
 
-    If mappings are left, close only the descriptor of imported memory. If references are left, do
-    nothing.
+    If references are left, do nothing. If only mappings are left, close the descriptor of imported
+    memory.
     """
     if physical.references:
         return
@@ -188,8 +189,9 @@ def _mem_retain_allocation_handle(process: HipProcess, pointer: int) -> int:
             physical: Physical = piece.source.physical
             physical.references += 1
             return physical.handle
-        # Before ROCm 7.14, AMD's libraries crashed on an address of other memory.
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was made by {piece.origin}", "HIP-V11")
+        # Before ROCm 7.14, AMD's libraries crashed on the address of an allocation.
+        text = f"the memory at {pointer:#x} was made by {piece.origin}"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-V11")
     raise Refused(Status.INVALID_VALUE, f"nothing is mapped at {pointer:#x}")
 
 
@@ -217,12 +219,15 @@ def _mem_export_to_shareable_handle(
     physical = find_physical(process, handle)
     if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
         text = (
-            f"handle type {handle_type} is not {physical.handle_type}, or flags {flags} are not 0"
+            f"handle type {handle_type} must be {physical.handle_type} and not 0, "
+            f"and flags {flags} must be 0"
         )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:
-        # Memory that was imported, mapped, released and retained again has no descriptor to export.
-        raise Refused(Status.NOT_SUPPORTED, f"{handle:#x} was imported and released since then")
+        # A release of the last handle closed the descriptor, and a mapping kept the memory. A later
+        # memRetainAllocationHandle() gives no new descriptor.
+        text = f"{handle:#x} was imported, released and retained again, and has no descriptor"
+        raise Refused(Status.NOT_SUPPORTED, text)
     return os.dup(physical.pages.descriptor)
 
 
@@ -232,9 +237,10 @@ def _mem_import_from_shareable_handle(
 ) -> int:
     check_virtual(process)
     if handle_type != _DESCRIPTOR:
-        raise Refused(Status.INVALID_VALUE, f"handle type {handle_type} is not 1", "HIP-V8")
+        text = f"the handle type must be {_DESCRIPTOR}, not {handle_type}"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
     if process.profile.takes_descriptors and not descriptor:
-        raise Refused(Status.INVALID_VALUE, "descriptor 0 stands for no descriptor", "HIP-V8")
+        raise Refused(Status.INVALID_VALUE, "descriptor 0 is refused", "HIP-V8")
     if descriptor < 0:
         text = f"{descriptor} is not a descriptor"
         raise Refused(process.profile.not_descriptor, text, "HIP-V8")

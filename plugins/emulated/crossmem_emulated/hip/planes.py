@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that consists of rows with gaps between them: allocations, copies and fills."""
+"""Allocations, copies and fills of memory that consists of rows, which may have gaps between them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _MOST_NBYTES: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Rows of equal width and distance, in planes of equal distance.
+    """Rows of equal width at equal distances, in one or more planes at equal distances.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Plane:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes from the first byte to the last."""
+        """Number of bytes from the first byte to the last, with the gaps."""
         rows = self.pitch * (self.height - 1) + self.width
         return self.plane_pitch * (self.depth - 1) + rows
 
@@ -79,7 +79,7 @@ class Plane:
         return are_rows_apart or are_planes_apart
 
     def check(self) -> None:
-        """Refuse a null address, and a size that exceeds the address space of a process."""
+        """Refuse a null address, and a size of more than ``LARGEST_NBYTES`` bytes."""
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.nbytes > LARGEST_NBYTES:
@@ -88,7 +88,7 @@ class Plane:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
-        """Yield the parts of each row. If ``is_whole``, yield all parts of the memory at once."""
+        """Yield the parts of each row of ``side``. If ``is_whole``, yield all its parts at once."""
         if is_whole:
             yield side.parts
             return
@@ -128,7 +128,10 @@ def _malloc_pitch(
 def copy_planes(
     process: HipProcess, call: str, stream: Stream, target: Plane, source: Plane, kind: int
 ) -> tuple[Work, bool]:
-    """Check a copy of all rows. Return its work, and whether the host waits for the work."""
+    """Check a copy of all rows, and return its work.
+
+    Also return whether the host waits for the work of a synchronous copy.
+    """
     if target.width > min(target.pitch, source.pitch):
         text = f"rows of {target.width} bytes overlap: pitches {target.pitch} and {source.pitch}"
         raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
@@ -146,7 +149,8 @@ def copy_planes(
             move(targets, sources)
 
     ranges = ((target.pointer, target.nbytes), (source.pointer, source.nbytes))
-    # If there are gaps, not all bytes of the range are written.
+    # The work does not write the gaps between rows. So if there are gaps, the range of the rows
+    # must not count as written.
     written = () if target.has_gaps else ranges[:1]
     return Work(call, ranges, run, written=written), is_waiting(to, start)
 
@@ -159,7 +163,11 @@ _ENDS: Final = (
 
 
 def _add_copies(name: str, stream: int | None) -> None:
-    """Register a function for synchronous copies in a stream (None: the current legacy stream)."""
+    """Register a function for synchronous copies.
+
+    ``stream`` is the handle of the stream of the copies. If it is None, they use the legacy stream
+    of the current device.
+    """
 
     @entry(f"{name}({_ENDS})", hip_answers=_CUPY_ANSWERS)
     def _memcpy_2d(  # noqa: PLR0917 - CuPy's parameters
@@ -210,7 +218,7 @@ def _memcpy_2d_async(  # noqa: PLR0917 - CuPy's parameters
 def fill_plane(
     process: HipProcess, call: str, stream: Stream, plane: Plane, value: int, *, is_async: bool
 ) -> None:
-    """Fill all rows with the byte ``value``, as work of a stream."""
+    """Fill all rows with the lowest byte of ``value``, as work of a stream."""
     if plane.width > plane.pitch:
         text = f"rows of {plane.width} bytes overlap: they begin every {plane.pitch} bytes"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X7")

@@ -251,7 +251,7 @@ def test_what_raises_becomes_the_unknown_error(built: dict[str, str]) -> None:
     out, err = python(built, "print(toy.toyBroken(ctypes.byref(ctypes.c_int(1))))")
 
     assert out == "999\n"
-    assert "libtoy.so.2: the emulation failed in toyBroken; it returns 999" in err
+    assert "libtoy.so.2: the emulation failed in toyBroken; its error code (if any) is 999" in err
     assert "ZeroDivisionError" in err
 
 

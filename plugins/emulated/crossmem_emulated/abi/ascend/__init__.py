@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``libascendcl.so``: Huawei's ACL for C and C++ programs.
+"""Describes the emulated ``libascendcl.so``: Huawei's ACL for C and C++ programs.
 
 ``types.h`` and ``functions.h`` are this project's own declarations of the emulated functions.
-``plain.c`` defines functions that need no device. The functions in ``unsupported.txt`` only report
-that they are not supported.
+``plain.c`` defines functions that need no device. The functions in ``unsupported.txt`` have no
+effect, and return an error code, a null pointer, 0 or nothing.
 """
 
 from importlib import resources
@@ -39,7 +39,7 @@ def _prototypes() -> str:
 
 
 def _bind(ffi: Any, soname: str) -> Binding:
-    # Imported late: the build of the library does not need the emulation.
+    # This import is not at the top, because the build of the library does not need the emulation.
     from crossmem_emulated.abi.ascend.binding import AclBinding  # noqa: PLC0415
 
     return AclBinding(ffi, soname)
@@ -48,16 +48,16 @@ def _bind(ffi: Any, soname: str) -> Binding:
 LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
-    # Loaders fall back to the first of these names. Programs for newer editions link with the
-    # second, and programs that make memory groups with the third. All names refer to one file.
-    # Otherwise a program that loads several of them would have several emulations.
+    # Some programs load libascendcl.so.1 if they do not find libascendcl.so. Programs for newer
+    # editions of ACL link with libacl_rt.so, and programs that make memory groups with
+    # libruntime.so. All names refer to one file, so that a process has only one emulation.
     links=("libascendcl.so.1", "libacl_rt.so", "libruntime.so"),
     types=_read("types.h"),
     prototypes=_prototypes(),
     code=_read("plain.c"),
-    # The vendor's "internal error".
+    # The vendor's code for an internal error.
     unknown=500000,
-    # "No context", because the process has no state any more.
+    # The vendor's code for "no context". After Python has ended, the process has no contexts.
     ended=107002,
     profiles=tuple(PROFILES),
     profile_field="acl_profile",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python side of ``libascendcl.so`` in one process: calls the emulation for the C functions."""
+"""The Python functions behind ``libascendcl.so`` in one process, which call the emulation."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ __all__ = ["AclBinding"]
 class AclBinding:
     """The Python functions that implement the C functions in one process.
 
-    The name of the loaded library is not used, because all names mean the same edition.
+    The name of the loaded library is not used, because all names mean the same edition of ACL.
     """
 
     def __init__(self, ffi: Any, _soname: str) -> None:
@@ -53,16 +53,22 @@ class AclBinding:
     # Calls ------------------------------------------------------------------------------------
 
     def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Call the emulation's function for a C function. Return the outputs and the code."""
+        """Call the emulation's function for a C function. Return the outputs and the code.
+
+        The outputs are None if the call leaves the C program's variables unchanged.
+        """
         outputs, code = self.acl.answer(CALLED[name], *values)
         return outputs, self.finish(name, code, None)
 
     def missing(self, name: str) -> int:
-        """Return the code of a call with a null argument that must not be null."""
+        """Record that a required argument of a call is null. Return the error code."""
         return self.finish(name, Code.INVALID_PARAM, "an argument is null")
 
     def finish(self, name: str, code: int, text: str | None) -> int:
-        """Return the code of a call. Record a failure for queries of the last error."""
+        """Return ``code`` as an integer. If it is not 0, record it as the thread's last error.
+
+        ``text`` is the reason of the failure. If it is None, the emulation's own reason stays.
+        """
         if code:
             self._thread.last = int(code)
             self.acl.rename_error(name, text)
@@ -74,8 +80,9 @@ class AclBinding:
     def _convert(self, name: str) -> Callable[..., int]:
         """Return the Python function for a C function whose C types determine the conversion.
 
-        Pointers to numbers or to pointers receive the emulation's outputs, in their order.
-        ``char *`` is text. Every other parameter is an input.
+        A pointer to a number or to a pointer receives an output of the emulation. The outputs have
+        the order of these parameters. For ``char *``, the emulation gets the text, and for any
+        other pointer the address. It gets numbers unchanged.
         """
         ffi = self.ffi
         shapes = self._shapes[name].type.args
@@ -109,7 +116,7 @@ class AclBinding:
         text = self.acl.get_recent_err_msg()
         if not text:
             return self.ffi.NULL
-        # The text must stay valid until the caller's next query.
+        # The text must stay valid until the thread's next call of this function.
         self._thread.text = self.ffi.new("char[]", text.encode())
         return self._thread.text
 
@@ -129,7 +136,7 @@ _NUMBER, _POINTER, _TEXT, _OUTPUT = "number", "pointer", "text", "output"
 
 
 def _kind(shape: Any) -> str:
-    """Return the role of a parameter, from its C type."""
+    """Return how a parameter of a C type is converted."""
     if shape.kind != "pointer":
         return _NUMBER
     if shape.item.cname == "char":

@@ -247,7 +247,7 @@ aclError acltdtAppendBufChain(acltdtBuf headBuf, acltdtBuf buf);
 aclError acltdtGetBufChainNum(acltdtBuf headBuf, uint32_t *num);
 aclError acltdtGetBufFromChain(acltdtBuf headBuf, uint32_t index, acltdtBuf *buf);
 
-/* Memory groups: functions of the vendor's runtime. The types of cfg and attr differ between
- * versions of the runtime; the first four bits of attr are the rights. */
+/* Memory groups: functions of the vendor's runtime. The types to which cfg and attr point differ
+ * between versions of the runtime. In each version, the lowest four bits at attr are the rights. */
 int32_t rtMemGrpCreate(const char *name, const void *cfg);
 int32_t rtMemGrpAddProc(const char *name, int32_t pid, const void *attr);

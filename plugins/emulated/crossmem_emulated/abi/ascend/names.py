@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of the emulation's functions that implement the C functions."""
+"""The names of the emulation's functions that implement the C functions of ACL."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -182,5 +182,5 @@ CALLED: Final[Mapping[str, str]] = {
     "rtMemGrpCreate": "c.mem_grp_create",
     "rtMemGrpAddProc": "c.mem_grp_add_proc",
 }
-"""The name of the emulation's function. The key is the C function's name. C functions share a name
-if the emulation does the same for them."""
+"""The name of the emulation's function that implements a C function. The key is the C function's
+name. One function of the emulation can implement several C functions."""

@@ -76,7 +76,7 @@ EXPORTED size_t aclDataTypeSize(aclDataType dataType)
         return 8;
     case ACL_COMPLEX128:
         return 16;
-    default: /* an undefined type, a string, or less than a byte */
+    default: /* an undefined type, a string, or a type smaller than a byte */
         return 0;
     }
 }
@@ -122,7 +122,8 @@ EXPORTED aclFloat16 aclFloatToFloat16(float value)
     return sign | (kept + (cut > half || (cut == half && kept & 1)));
 }
 
-/* Prints a log entry if the user requests logs. By default, the real library prints none, too. */
+/* Prints a log entry if ASCEND_SLOG_PRINT_TO_STDOUT is 1, and if the level of the entry is at least
+ * ASCEND_GLOBAL_LOG_LEVEL (default: errors). By default, the real library prints nothing, too. */
 EXPORTED void aclAppLog(aclLogLevel logLevel, const char *func, const char *file, uint32_t line,
                         const char *fmt, ...)
 {

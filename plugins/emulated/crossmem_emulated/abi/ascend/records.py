@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C functions of ACL with structures, lists or text as parameters."""
+"""The C functions of ACL whose C types do not determine the conversion of the arguments.
+
+Most of them have structures, lists, buffers or pointers that may be null as parameters.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
@@ -13,26 +16,32 @@ __all__ = ["FUNCTIONS", "Caller", "text_of"]
 _DEVICE_ATTRIBUTE, _MODULE_ATTRIBUTE = 2, 1
 _MOST_PIDS: Final = 65535
 _MOST_PIDS_OF_KEYS: Final = 31
-# Arbitrary limits, above the needs of any program.
+# The emulation's own limits, which are above the needs of any program.
 _MOST_PLACES: Final = 64
 _MOST_SERVERS: Final = 1024
 
 
 class Caller(Protocol):
-    """Calls the emulation for C functions."""
+    """The methods of ``AclBinding`` that the functions of this package use."""
 
     ffi: Any
 
     def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Call the emulation's function for a C function. Return the outputs and the code."""
+        """Call the emulation's function for a C function. Return the outputs and the code.
+
+        The outputs are None if the call leaves the C program's variables unchanged.
+        """
         ...
 
     def missing(self, name: str) -> int:
-        """Return the code for a null argument that must not be null."""
+        """Record that a required argument of a call is null. Return the error code."""
         ...
 
     def finish(self, name: str, code: int, text: str | None) -> int:
-        """Return the code of a call. Record a failure for queries of the last error."""
+        """Return ``code`` as an integer. If it is not 0, record it as the thread's last error.
+
+        ``text`` is the reason of the failure. If it is None, the emulation's own reason stays.
+        """
         ...
 
 
@@ -42,13 +51,14 @@ def text_of(ffi: Any, pointer: Any) -> str:
 
 
 def _check_count(binding: Caller, name: str, count: int, most: int) -> int:
-    """Return an error code for a list of more than ``most`` entries, and otherwise 0.
+    """Return an error code if ``count`` is larger than ``most``. Otherwise, return 0.
 
-    The list is not read before this check, because a wrong count could cause a page fault.
+    The caller reads the list only after this check, because a read with a wrong count could cause a
+    page fault.
     """
     if count <= most:
         return 0
-    return binding.finish(name, Code.RT_PARAM_INVALID, f"{count} entries are more than {most}")
+    return binding.finish(name, Code.RT_PARAM_INVALID, f"{count} entries exceed the limit {most}")
 
 
 def _numbers(ffi: Any, pointer: Any, count: int) -> list[int]:
@@ -146,7 +156,10 @@ def _ipc_open_event_handle(binding: Caller, name: str, handle: Any, event: Any) 
 
 
 def _config(binding: Caller, config: Any) -> dict[str, Any] | None:
-    """Return a configuration, None if its attributes are null and their count is not 0."""
+    """Return a configuration as the dict that pyACL takes.
+
+    Return None if the pointer to the attributes is null but their number is not 0.
+    """
     if config == binding.ffi.NULL or not config.numAttrs:
         return {}
     if config.attrs == binding.ffi.NULL:
@@ -202,8 +215,8 @@ def _pointer_get_attributes(binding: Caller, name: str, pointer: Any, attributes
 def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     """Copy in a batch.
 
-    Without the suffix ``V2``, the ninth argument is the output for the index of the failed copy.
-    The last argument of an asynchronous function is the stream.
+    If ``name`` does not end with ``V2``, the ninth argument is the output for the index of the copy
+    that failed. The last argument of an asynchronous function is the stream.
     """
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]
@@ -218,7 +231,8 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
         (_address(ffi, to), room, _address(ffi, start), size)
         for to, room, start, size in zip(targets, rooms, sources, sizes, strict=True)
     ]
-    # The emulation refuses more attributes than copies, so at most one attribute too many is read.
+    # The emulation refuses a batch with more attributes than copies. It needs only one attribute
+    # too many for this, so no further attributes are read.
     listed = [
         Places(
             int(indexes[one]),
@@ -231,7 +245,7 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     stream = [_address(ffi, places[-1])] if "Async" in name else []
     outputs, code = binding.call(name, copies, listed, *stream)
     if fail is not None:
-        # The output is -1 after a success, and after a failure that names no copy.
+        # The output is SIZE_MAX after a success, and after a failure that names no copy.
         fail[0] = outputs[0] if code and outputs else int(ffi.cast("size_t", -1))
     return code
 
@@ -321,7 +335,10 @@ def _mem_set_pid_to_shareable_handle(
 
 
 def _share_of(ffi: Any, share: Any, kind: int) -> int | bytes:
-    """Return a program's shareable handle; 0 for an unknown kind, which the emulation refuses."""
+    """Return the shareable handle at ``share``.
+
+    For an unknown kind, return 0. The emulation then refuses the call because of its kind.
+    """
     if kind == PLAIN:
         return int(ffi.cast("uint64_t *", share)[0])
     return bytes(ffi.buffer(share, FABRIC_HANDLE_NBYTES)) if kind == FABRIC else 0
@@ -385,8 +402,8 @@ def _export_key(
 ) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
-    # pyACL refuses a long buffer, but the C function accepts it. So the emulation gets at most
-    # the length of a key.
+    # The emulation follows pyACL, which refuses long buffers, but the C function accepts them. So
+    # the emulation gets at most the length of a key.
     room = min(length, KEY_NBYTES)
     outputs, code = binding.call(name, *exported, room, flags)
     if outputs is not None:
@@ -467,4 +484,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "aclrtNotifySetImportPid": _notify_set_import_pid,
     "aclrtIpcMemImportPidInterServer": _ipc_mem_import_pid_inter_server,
 }
-"""The Python function for each C function."""
+"""The Python function that converts the arguments of a C function. The key is the C name."""

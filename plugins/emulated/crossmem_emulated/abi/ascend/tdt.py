@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C functions of TDT and memory groups that return no code, or need a special conversion."""
+"""C functions of ACL's queues (TDT) and memory groups that need a conversion of their own.
+
+The functions of TDT in this module return an object or a number instead of a code.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -10,7 +13,7 @@ __all__ = ["FUNCTIONS"]
 
 
 def _create(binding: Caller, name: str, *values: int) -> Any:
-    """Return a new object, null after a failure."""
+    """Make an object and return its handle. Return a null pointer after a failure."""
     outputs, _ = binding.call(name, *values)
     return binding.ffi.cast("void *", outputs[0] if outputs else 0)
 
@@ -42,4 +45,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "rtMemGrpCreate": _mem_grp_create,
     "rtMemGrpAddProc": _mem_grp_add_proc,
 }
-"""The Python function for each C function."""
+"""The Python function that converts the arguments of a C function. The key is the C name."""

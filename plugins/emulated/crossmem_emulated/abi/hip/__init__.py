@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD's ``libamdhip64``: its types, functions and symbol versions, and the emulation behind it.
+"""Describes the emulated ``libamdhip64`` of AMD: its types, functions and symbol versions.
 
 ``types.h`` and ``functions.h`` declare the emulated functions. ``registration.c`` and ``plain.c``
 define functions that need no emulation. ``symbols.txt`` names all exports of AMD's library with
-their versions. Functions that only ``symbols.txt`` names are refused.
+their versions. A call of a function that only ``symbols.txt`` names is refused.
 """
 
 from importlib import resources
@@ -57,12 +57,13 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The entries of C functions that share an entry with others. The keys lack the prefix ``hip`` and
-the suffix ``_spt``."""
+"""The name of the emulation's entry for a C function. A C function without a key here has an entry
+of its own name, such as ``malloc`` for ``hipMalloc``, or no entry. The keys lack the prefix ``hip``
+and the suffix ``_spt``."""
 
 
 def _entry_of(name: str) -> str | None:
-    """Return the name of the entry that implements a C function; None if there is no entry."""
+    """Return the name of the emulation's entry for a C function, None if there is no entry."""
     rest = name.removeprefix("hip")
     for one in (rest, rest.removesuffix("_spt")):
         entry = _ENTRIES.get(one, one[:1].lower() + one[1:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python side of ``libamdhip64`` in one process: calls the emulation for the C functions."""
+"""The Python functions behind ``libamdhip64`` in one process, which call the emulation."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
 _INTERNAL_ERROR: Final = 11
-"""The kernel compiler has no code for "not supported". This code is the nearest."""
+"""The code of refused functions of the kernel compiler (hiprtc), which lacks "not supported"."""
 _UNKNOWN: Final = 999
 _PROFILE_VARIABLE: Final = "CROSSMEM_EMULATED_HIP_PROFILE"
 _OF_ROCM_5: Final = "libamdhip64.so.5"
@@ -29,7 +29,8 @@ _OF_ROCM_5: Final = "libamdhip64.so.5"
 def _runtime(soname: str) -> Runtime:
     options = Options.from_environ(os.environ)
     profile = options.hip_profile
-    # A program that was linked with this name uses the constants of ROCm 5, whatever the profile.
+    # A program that was linked with the library of ROCm 5 uses the constants of ROCm 5, even if the
+    # profile is another edition.
     is_old = soname == _OF_ROCM_5
     if is_old and not os.environ.get(_PROFILE_VARIABLE, "").strip():
         profile = "rocm5"

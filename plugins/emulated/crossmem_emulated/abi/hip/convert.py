@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes functions with C's conventions, which return a code and write results through pointers."""
+"""Makes the Python functions behind C functions that return a code and write to pointers."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,7 +13,7 @@ Function = Callable[..., Any]
 
 
 class Converter:
-    """Makes C functions from the entries of a runtime."""
+    """Makes Python functions from a runtime's entries, with the parameters of the C functions."""
 
     def __init__(self, ffi: Any, runtime: Runtime) -> None:
         self.ffi = ffi
@@ -28,7 +28,10 @@ class Converter:
         return self.runtime.refuse(name, INVALID_VALUE)
 
     def plain(self, name: str, *more: Any) -> Function:
-        """Return a function that returns only a code. It appends ``more`` to its arguments."""
+        """Return a function that calls an entry and returns only the code.
+
+        The arguments of the entry are those of the function, followed by ``more``.
+        """
 
         def function(*arguments: Any) -> int:
             return self.runtime.call(name, *arguments, *more)[0]

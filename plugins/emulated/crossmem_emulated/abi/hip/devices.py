@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions for initialisation, versions, devices, peers and contexts."""
+"""HIP's C functions for initialisation, versions, devices, peers and contexts."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _INVALID_DEVICE = 101
 
 
 class _Devices:
-    """Functions with code of their own. The :class:`Converter` makes the others."""
+    """The functions that need code of their own. :class:`Converter` makes the others."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -28,7 +28,7 @@ class _Devices:
         runtime = self._convert.runtime
         more = {
             "virtualMemoryManagementSupported": runtime.has_virtual_memory,
-            # A bit mask of the types of handles. Descriptors (bit 0) are the only type.
+            # A bit mask of the types of handles. Bit 0 stands for descriptors, the only type here.
             "memoryPoolSupportedHandleTypes": int(runtime.shares_pools),
         }
         return 0, {**FACTS, **found, **more, "uuid": {"bytes": uuid}}
@@ -94,7 +94,7 @@ class _Devices:
         return self._convert.runtime.refuse("deviceGetPCIBusId", INVALID_VALUE)
 
     def _write(self, place: Any, room: int, text: bytes) -> None:
-        """Write as much of a string as fits, and a terminating zero."""
+        """Write a text and a terminating zero. If ``room`` bytes are too few, cut the text."""
         cut = text[: room - 1] + b"\0"
         self._ffi.memmove(place, cut, len(cut))
 
@@ -160,14 +160,17 @@ class _Devices:
         return int(self._convert.into("ctxCreate")(place, flags, device))
 
     def pop_context(self, place: Any) -> int:
-        """Pop the current context, and write it. The pointer may be null."""
+        """Pop the current context, and write its handle. The pointer may be null."""
         status, handle = self._call("ctxPopCurrent")
         if place and not status:
             place[0] = handle
         return status
 
     def context_state(self, device: int, flags: Any, active: Any) -> int:
-        """Write the flags and the state of a device's context. Each pointer may be null."""
+        """Write the flags of a device's primary context, and whether the context is active.
+
+        Each pointer may be null.
+        """
         status, found = self._call("devicePrimaryCtxGetState", device)
         if not status:
             self._put((flags, active), found)

@@ -53,8 +53,8 @@ FACTS: Final[Mapping[str, Any]] = {
     "unifiedAddressing": 1,
     "wallClockRate": 100_000,
 }
-"""The values of properties. The key is a field of ``hipDeviceProp_t``, or an attribute without a
-field. A property without an entry is 0, unless ``devices.py`` adds it."""
+"""The values of properties. The key is a field of ``hipDeviceProp_t``, or the name of an attribute
+that is not a field. A property without an entry is 0, unless ``devices.py`` adds a value."""
 
 _FIRST_OF_AMD: Final = 10_000
 # The names of the attributes in the order of their numbers. The numbers begin at 0 in _COMMON, and
@@ -101,4 +101,5 @@ ATTRIBUTES: Final[Mapping[int, str]] = {
 attribute's number in ``hipDeviceAttribute_t``."""
 
 POINTERS: Final = frozenset({"hdpMemFlushCntl", "hdpRegFlushCntl"})
-"""The fields that hold addresses of a device's registers. Emulated devices have no registers."""
+"""The fields that hold addresses of a device's registers. Emulated devices have no registers, so
+these addresses are null."""

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * HIP's emulated functions, and refused functions whose result is not an error code. symbols.txt
- * has the names of all other refused functions.
+ * HIP's emulated functions, and the refused functions whose result is not an error code.
+ * symbols.txt also names the refused functions that return an error code.
  */
 
 /* Library and errors */
@@ -203,7 +203,7 @@ hipError_t hipEventQuery(hipObject event);
 hipError_t hipEventSynchronize(hipObject event);
 hipError_t hipEventElapsedTime(float *milliseconds, hipObject start, hipObject end);
 
-/* With the calling thread's own default stream */
+/* Functions whose default stream is the calling thread's own */
 hipError_t hipMemcpy_spt(hipAddress target, hipAddress source, size_t size, int kind);
 hipError_t hipMemcpyAsync_spt(hipAddress target, hipAddress source, size_t size, int kind, hipObject stream);
 hipError_t hipMemcpy2D_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind);
@@ -230,7 +230,7 @@ hipError_t hipStreamGetCaptureInfo_spt(hipObject stream, int *status, unsigned l
 hipError_t hipStreamGetCaptureInfo_v2_spt(hipObject stream, int *status, unsigned long long *number, hipObject *graph, hipAddress *nodes, size_t *count);
 hipError_t hipEventRecord_spt(hipObject event, hipObject stream);
 
-/* Not emulated, with results that are not error codes */
+/* Functions that are not emulated, and whose result is not an error code */
 const char *hipApiName(uint32_t id);
 const char *hipGetCmdName(unsigned int op);
 const char *hipKernelNameRef(hipObject function);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions for memory of devices, memory of the host, shared memory, and copies."""
+"""The Python side of HIP's functions for device memory, host memory, IPC memory and copies."""
 
 from typing import Any, Final
 
@@ -11,13 +11,14 @@ _ELEMENTS: Final = frozenset({4, 8, 16})
 """Valid element sizes of :c:func:`hipMemAllocPitch`, in bytes."""
 _DEVICE_POINTER, _HOST_POINTER = 3, 4
 _MANAGED: Final = frozenset({3, 4})
-"""The numbers of the type "managed memory": 3 since ROCm 6, and 4 before."""
-# Size in bytes of each attribute of an address, except the two pointers.
+"""The values of ``hipMemoryTypeManaged``: 3 since ROCm 6, and 4 in earlier releases."""
+# Size in bytes of the value of each pointer attribute. The key is the attribute's number. The
+# device pointer and the host pointer are missing, because pointerGetAttributes returns them.
 _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
 
 
 class _Memory:
-    """The functions that need more than a :class:`Converter`, except copies and fills."""
+    """Functions that a :class:`Converter` cannot make, except copies and fills."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -167,7 +168,7 @@ def _copies(convert: Converter) -> dict[str, Function]:
         "hipMemcpyPeerAsync": convert.plain("memcpyPeerAsync"),
         "hipMemcpy2D": convert.plain("memcpy2D"),
         "hipMemcpy2DAsync": convert.plain("memcpy2DAsync"),
-        # The argument is the address of a struct, as in CuPy.
+        # The argument is the address of a struct, which the emulation reads itself.
         "hipMemcpy3D": convert.plain("memcpy3D"),
         "hipMemcpy3DAsync": convert.plain("memcpy3DAsync"),
         "hipMemset": convert.plain("memset"),
@@ -185,7 +186,7 @@ def _copies(convert: Converter) -> dict[str, Function]:
 
 
 def _boxed(convert: Converter, name: str) -> Function:
-    """Return a function that takes structs, and fills a three-dimensional area."""
+    """Return a function that fills a three-dimensional area of memory, which structs describe."""
 
     def function(place: Any, value: int, extent: Any, *stream: int) -> int:
         where = place.ptr, place.pitch, place.xsize, place.ysize
@@ -196,7 +197,7 @@ def _boxed(convert: Converter, name: str) -> Function:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions. The key is the C name."""
+    """Return the functions of this module. The key is the name of the C function."""
     memory = _Memory(convert)
     into, plain = convert.into, convert.plain
     return {

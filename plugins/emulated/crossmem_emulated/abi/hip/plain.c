@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Functions of HIP that use no device, or whose result is not an error code. Functions that only
- * compute have their full effect. Queries of features that are not emulated return an empty result.
+ * Functions of AMD's library that need no emulated device. The conversions of numbers,
+ * hipCreateChannelDesc and hiprtcGetErrorString work in full. The other functions belong to
+ * features that are not emulated, and return an empty result.
  */
 
 /* The functions that compilers call to convert half-precision numbers. */
@@ -89,7 +90,7 @@ EXPORTED void __hipGetPCH(const char **pch, unsigned int *size)
     *size = 0;
 }
 
-/* Debuggers read the id of AMD's build. The emulation has no such id. */
+/* Debuggers read the name, hash and id of AMD's build. The emulation has none of them. */
 EXPORTED const char *amd_dbgapi_get_build_name(void)
 {
     return "";
@@ -105,7 +106,8 @@ EXPORTED size_t amd_dbgapi_get_build_id(void)
     return 0;
 }
 
-/* Switches reports of calls on or off. The emulation has no such reports. */
+/* In AMD's library, this function switches reports of calls to a profiler on or off. The emulation
+ * makes no reports. */
 EXPORTED _Bool hipEnableActivityCallback(unsigned int op, _Bool enable)
 {
     (void)op;

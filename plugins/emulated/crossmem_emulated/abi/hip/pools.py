@@ -13,7 +13,7 @@ _THRESHOLD: Final = 4
 
 
 class _Pools:
-    """Functions with structs, or values of several types, as arguments."""
+    """Functions whose arguments must be converted for the emulation."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -30,7 +30,7 @@ class _Pools:
         return int(self._convert.into("memPoolCreate")(place, props))
 
     def _typed(self, attribute: int, place: Any) -> Any:
-        """Return ``place`` as a pointer to the type of an attribute's value."""
+        """Return ``place`` as a pointer to the type of the attribute's value."""
         kind = "uint64_t *" if attribute >= _THRESHOLD else "int *"
         return self._ffi.cast(kind, place)
 
@@ -55,8 +55,9 @@ class _Pools:
     def set_access(self, pool: int, access: Any, count: int) -> int:
         if not access:
             return self._convert.null("memPoolSetAccess")
-        # The emulation refuses more entries than devices. So at most one entry too many is read,
-        # even if the count is wrong.
+        # The emulation refuses a list with more entries than there are devices. So one entry more
+        # than there are devices is enough for the refusal. If the count is wrong, this limit also
+        # keeps the read from running far beyond the array.
         _, devices = self._call("getDeviceCount")
         listed = access[0 : min(count, (devices or 0) + 1)]
         wanted = [(one.location.type, one.location.id, one.flags) for one in listed]
@@ -65,8 +66,8 @@ class _Pools:
     def import_(self, place: Any, descriptor: int, kind: int, flags: int) -> int:
         if not descriptor:
             return self._convert.null("memPoolImportFromShareableHandle")
-        # The argument is the descriptor itself. The vendors read 32 bits of it, so a program may
-        # pass a word whose other bits are uninitialised.
+        # The argument is a pointer whose lower 32 bits are the descriptor. The vendor ignores the
+        # upper 32 bits, so a program may leave them uninitialised.
         number = int(self._ffi.cast("int", descriptor))
         name = "memPoolImportFromShareableHandle"
         return int(self._convert.into(name)(place, number, kind, flags))
@@ -87,7 +88,7 @@ class _Pools:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions. The key is the C name."""
+    """Return the functions of this module. The key is the name of the C function."""
     pools, into, plain = _Pools(convert), convert.into, convert.plain
     return {
         "hipDeviceGetDefaultMemPool": into("deviceGetDefaultMemPool"),

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A program with kernels registers its code objects before main. These functions succeed without
- * starting Python, because a later fork would copy the interpreter. The kernels cannot run: their
- * launches are refused.
+ * A program with kernels registers its code objects before main, by the functions below. They
+ * succeed without starting Python. If they started Python, the child of a program that forks in
+ * main would get a copy of a running interpreter. The kernels cannot run: the emulation refuses
+ * each launch.
  */
 static void *cm_fat_binary;
 static _Thread_local struct {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions about streams, captures and events."""
+"""The Python side of HIP's functions for streams, captures and events."""
 
 from typing import Any
 
@@ -42,7 +42,8 @@ class _Streams:
         try:
             status, is_active = self._call("streamIsCapturing", stream)
         except RuntimeError:
-            # The capture is invalidated. CuPy raises an exception, but C gets this status.
+            # The capture is invalidated. CuPy's function raises an exception. The C function
+            # succeeds, and writes this status of the capture.
             place[0] = _INVALIDATED
             return 0
         if not status:
@@ -50,10 +51,10 @@ class _Streams:
         return status
 
     def capture_info(self, stream: int, place: Any, *places: Any) -> int:
-        """Write a capture's status, number, graph, nodes, and the number of nodes.
+        """Write a capture's status, its number, its graph, its nodes, and the count of its nodes.
 
-        The pointer for the status is required. Each other pointer may be null or missing. If no
-        capture is active, only the status is written.
+        ``place`` is the pointer for the status, and ``places`` are the other pointers. A pointer of
+        ``places`` may be null or missing. If no capture is active, only the status is written.
         """
         if not place:
             return self._convert.null("streamGetCaptureInfo")
@@ -78,7 +79,7 @@ class _Streams:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions. The key is the C name."""
+    """Return the functions of this module. The key is the name of the C function."""
     streams = _Streams(convert)
     into, into_last, plain = convert.into, convert.into_last, convert.plain
     return {

@@ -13,7 +13,7 @@ from crossmem_emulated.abi.hip.convert import Converter, Function
 __all__ = ["functions"]
 
 _PER_THREAD: Final = 2
-# The index of the stream among the arguments.
+# The index of the stream among the arguments. The key is the C name without the suffix.
 _PLACES: Final = {
     "hipMemcpyAsync": 4,
     "hipMemcpy2DAsync": 7,
@@ -47,9 +47,9 @@ def _with_own_stream(function: Function, place: int) -> Function:
 
 
 def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Function]:
-    """Return the functions. The key is the C name.
+    """Return the functions of this module. The key is the name of the C function.
 
-    ``usual`` has the functions without the suffix ``_spt``.
+    ``usual`` has the functions without the suffix ``_spt``, also by C name.
     """
     return {
         "hipMemcpy_spt": convert.plain("memcpy_spt"),

@@ -49,7 +49,8 @@ typedef union {
 typedef void (*hipStreamCallback_t)(hipObject stream, hipError_t status, void *userData);
 typedef void (*hipHostFn_t)(void *userData);
 
-/* The layout up to ROCm 5. Functions without R0600 in their name still use it. */
+/* The layout of the device properties up to ROCm 5. Functions without R0600 in their name still use
+ * it. */
 typedef struct {
     char name[256];
     size_t totalGlobalMem;

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions for virtual memory. The emulation gets each field of a struct as an argument."""
+"""The Python side of HIP's functions for virtual memory.
+
+The emulation gets the fields of structs as separate arguments.
+"""
 
 from typing import Any, Final
 
@@ -19,15 +22,15 @@ class _Virtual:
         self._ffi = convert.ffi
         self._call = convert.call
         self._is_old = False
-        """Whether the latest struct of the program had the layout of ROCm 5.2."""
+        """Whether the program's latest hipMemAllocationProp had the layout of ROCm 5.2."""
 
     def _fields(self, properties: Any) -> tuple[int, int, int, int]:
         """Return the memory's type, the type of its handles, and its location's type and number.
 
         The struct may have the layout of ROCm 5.2, or the later one.
         """
-        # No memory has type 0. If only the later layout gives type 0, the struct has the older
-        # layout.
+        # No memory has type 0. If the type is 0 in the later layout, but not in the older layout,
+        # the struct has the older layout.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
         location = described.location
@@ -73,13 +76,14 @@ class _Virtual:
         if not descriptor:
             return self._convert.null("memImportFromShareableHandle")
         if descriptor >= _LOWEST_ADDRESS:
-            # Before ROCm 7.1, the argument points to the descriptor.
+            # Since ROCm 7.1, the argument is the descriptor itself. Before, it points to the
+            # descriptor.
             descriptor = self._ffi.cast("int *", descriptor)[0]
         return int(self._convert.into("memImportFromShareableHandle")(place, descriptor, kind))
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions. The key is the C name."""
+    """Return the functions of this module. The key is the name of the C function."""
     virtual = _Virtual(convert)
     into, plain = convert.into, convert.plain
     return {

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TDT: shared buffers, and the queues that hand them over or copy data (``acl_tdt_queue.h``)."""
+"""TDT, ACL's part for the transfer of data: buffers and queues (``acl_tdt_queue.h``)."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of buffers, mapped at the same address in every process if the address is free.
+"""Blocks: allocations that contain the data of buffers.
 
-The allocating process keeps a block as long as any buffer refers to the block. Another process
-keeps the block as long as a buffer of that process refers to the block.
+Each process maps a block at the same address if the address is free there. The process that
+allocated a block keeps it as long as any buffer refers to the block. Another process keeps the
+block as long as a buffer of that process refers to the block.
 """
 
 import os
@@ -28,7 +29,7 @@ _FIRST_ADDRESS: Final = 1 << 45
 def allocate_block(
     process: AclProcess, tables: sqlite3.Connection, pool: tuple[int, int], nbytes: int
 ) -> Block:
-    """Allocate a block. ``pool`` is the pool's number and its device."""
+    """Allocate a block. ``pool`` has the pool's number and the host-wide index of its device."""
     number, device = pool
     span = -(-nbytes // memory.PAGE_NBYTES) * memory.PAGE_NBYTES
     try:
@@ -76,7 +77,7 @@ def open_block(process: AclProcess, tables: sqlite3.Connection, number: int) -> 
 
 
 def _receive(process: AclProcess, pid: int, descriptor: int) -> Pages | None:
-    # The other process may end at any moment, and its descriptors with it.
+    # The other process may end at any moment. Then its descriptors cannot be opened any more.
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -132,8 +133,8 @@ def _hide(process: AclProcess, block: Block) -> None:
 def release_unused(process: AclProcess, tables: sqlite3.Connection) -> None:
     """Unmap and release the blocks that this process need not keep.
 
-    The process keeps its own blocks for other processes after it has handed them over. A strict
-    emulation unmaps these blocks, so that a later use by the process ends with SIGSEGV.
+    After a hand-over, the process still keeps a block that it allocated, for other processes. A
+    strict emulation unmaps such a block, so that an access by this process causes SIGSEGV.
     """
     unused = [one for one in process.tdt.blocks.values() if not one.headers]
     for block in unused:

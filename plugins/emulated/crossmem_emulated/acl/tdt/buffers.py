@@ -82,7 +82,10 @@ def digest_of(block: Block) -> bytes:
 def check_unwritten(
     process: AclProcess, tables: sqlite3.Connection, call: str, head: Buffer
 ) -> None:
-    """Record a violation if routed data, which all consumers share, was written."""
+    """Record a violation if the data of a chain changed after the router had taken the data.
+
+    All consumers of routed data share the data, so none of them may write it.
+    """
     for block in {one.block.number: one.block for one in head.chain}.values():
         query = "SELECT digest FROM acl_block WHERE number = ?"
         (digest,) = tables.execute(query, (block.number,)).fetchone()
@@ -98,7 +101,7 @@ def check_unwritten(
 @entry("tdt.alloc_buf", "kI", 0)
 def _alloc_buf(process: AclProcess, size: int, kind: int) -> int:
     if kind not in _TYPES:
-        raise Refused(Code.INVALID_PARAM, f"there is no type {kind} of buffers")
+        raise Refused(Code.INVALID_PARAM, f"the type of a buffer must be 0 or 1, not {kind}")
     check_processor(process, lacking=(Processor.HOST,))
     if not 0 < size <= _LARGEST_NBYTES:
         text = f"the size must be 1 to {_LARGEST_NBYTES} bytes, not {size}"
@@ -150,7 +153,7 @@ def _check_user_data(handle: int, pointer: int, size: int, offset: int) -> None:
     if not handle or not pointer:
         raise Refused(Code.INVALID_PARAM, "the buffer or the address is null")
     if size + offset > _VISIBLE_USER_NBYTES:
-        text = f"{size} bytes at {offset} are beyond the {_VISIBLE_USER_NBYTES} of user data"
+        text = f"{size} bytes at {offset} are beyond the {_VISIBLE_USER_NBYTES} bytes of user data"
         raise Refused(Code.INVALID_PARAM, text, "ACL-B7")
 
 
@@ -171,6 +174,6 @@ def _get_buf_user_data(
     _check_user_data(handle, pointer, size, offset)
     buffer = find_buffer(process, handle)
     if not buffer.is_user_set:
-        text = "the user data is read, and was never set"
+        text = "the user data is read before it was set"
         process.violate("tdt.get_buf_user_data", "ACL-B7", text)
     write(process, pointer, bytes(buffer.user[offset : offset + size]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues that copy data in and out. Programs on the host have only these queues."""
+"""Enqueues and dequeues that copy data. Programs on the host have no other enqueues or dequeues."""
 
 import sqlite3
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class _Area(NamedTuple):
 
 def _check(process: AclProcess, data: _Area, user: _Area) -> None:
     if not data.pointer or not data.nbytes:
-        raise Refused(Code.INVALID_PARAM, "the data is null, or its size is 0")
+        raise Refused(Code.INVALID_PARAM, "the address or the size of the data is 0")
     check_processor(process)
     largest = _DOCUMENTED_USER_NBYTES if process.profile.is_documented else USER_NBYTES
     if bool(user.pointer) != bool(user.nbytes) or user.nbytes > largest:
@@ -159,7 +159,7 @@ def _take(
         return None
     size = headers[0].length
     if size > data.nbytes:
-        text = f"the element has {size} bytes, and there is room for {data.nbytes}"
+        text = f"the element has {size} bytes, but the program's memory has room for {data.nbytes}"
         raise Refused(Code.RT_PARAM_INVALID, text, outputs=(size,))
     block = open_block(process, tables, headers[0].block)
     if block is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The elements of queues: chains of headers in the tables."""
+"""The elements of queues: chains of headers in the tables. A header describes one buffer."""
 
 import sqlite3
 from typing import NamedTuple
@@ -8,7 +8,7 @@ __all__ = ["Header", "first_element", "is_full", "next_element"]
 
 
 class Header(NamedTuple):
-    """One header of an element."""
+    """One header of an element. It refers to the block that contains the data."""
 
     number: int
     block: int

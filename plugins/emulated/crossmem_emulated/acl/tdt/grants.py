@@ -58,7 +58,7 @@ def _attach_queue(process: AclProcess, qid: int, timeout_ms: int) -> int:
         )
         queue = find_queue(process, tables, pool, qid)
         if queue.bits is None:
-            text = "this process was granted no permission of the queue"
+            text = "this process was granted no permission for the queue"
             if process.profile.is_documented:
                 raise Refused(Code.RT_NO_PERMISSION, text, "ACL-Q26")
             process.violate("tdt.attach_queue", "ACL-Q26", text)

@@ -22,7 +22,7 @@ _Object = TypeVar("_Object")
 
 @dataclass(slots=True, eq=False)
 class RouteQuery:
-    """The routes that a program queries. A field that the program has not set is None."""
+    """A description of the routes that a program queries. A field that is not set is None."""
 
     mode: int | None = None
     source: int | None = None
@@ -54,14 +54,17 @@ def _destroy(process: AclProcess, handle: int, kind: type) -> None:
 def _check_parameter(kind: int, nbytes: int, pointer: int, sizes: dict[int, int]) -> None:
     """Refuse to set a parameter if its type, its size or the address of its value is invalid."""
     if kind not in sizes or not pointer or not 0 < nbytes <= sizes[kind]:
-        text = f"type {kind} with {nbytes} bytes at {pointer:#x} is no parameter"
+        text = f"type {kind}, size {nbytes} or address {pointer:#x} of the parameter is invalid"
         raise Refused(Code.INVALID_PARAM, text)
 
 
 def _check_room(kind: int, nbytes: int, pointer: int, sizes: dict[int, int]) -> None:
-    """Refuse to return a parameter if its type or the address is invalid, or the room too small."""
+    """Refuse to return a parameter if its type is unknown.
+
+    Also refuse if the caller's memory for the parameter is null or too small.
+    """
     if kind not in sizes or not pointer or nbytes < sizes[kind]:
-        text = f"type {kind} does not fit into {nbytes} bytes at {pointer:#x}"
+        text = f"a parameter of type {kind} cannot be written into {nbytes} bytes at {pointer:#x}"
         raise Refused(Code.INVALID_PARAM, text)
 
 

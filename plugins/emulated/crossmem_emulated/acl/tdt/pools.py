@@ -62,7 +62,10 @@ def _processor(process: AclProcess) -> Processor:
 
 
 def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ()) -> None:
-    """Refuse a function that the implementation or the driver lacks."""
+    """Refuse a function that the implementation or the driver lacks.
+
+    ``lacking`` names the implementations that lack the function.
+    """
     processor = _processor(process)
     if processor in lacking:
         text = f"the processor {processor.value!r} has no such function"
@@ -215,7 +218,10 @@ def _mem_grp_create(process: AclProcess, name: str) -> None:
 
 @entry("c.mem_grp_add_proc", "siI")
 def _mem_grp_add_proc(process: AclProcess, name: str, pid: int, attributes: int) -> None:
-    """Add a process to a group, with the rights ADMIN 1, READ 2, WRITE 4 and ALLOC 8."""
+    """Add a process to a group.
+
+    ``attributes`` has a bit for each right: ADMIN 1, READ 2, WRITE 4, ALLOC 8.
+    """
     started = process_start_time(pid) if pid > 0 else None
     if started is None:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no process {pid}")
@@ -232,7 +238,7 @@ def _mem_grp_add_proc(process: AclProcess, name: str, pid: int, attributes: int)
             )
         }
         if not members.get(me, 0) & (ADMIN | _CREATOR):
-            text = "only the group's creator, or a member with the right ADMIN, adds processes"
+            text = "only the group's creator, or a member with the right ADMIN, can add processes"
             raise Refused(Code.RT_NO_PERMISSION, text)
         groups = "SELECT count(*) FROM acl_pool_member WHERE pid = ? AND start_time = ?"
         (count,) = tables.execute(groups, (pid, started)).fetchone()

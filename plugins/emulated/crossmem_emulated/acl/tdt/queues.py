@@ -68,7 +68,7 @@ def _free_id(process: AclProcess, tables: sqlite3.Connection, pool: Pool) -> int
     for one in (number % ids for number in range(first, first + ids)):
         if not tables.execute(query, (pool.number, one)).fetchone():
             return one
-    raise Refused(Code.RT_OVER_LIMIT, f"the device has {ids} queues already")
+    raise Refused(Code.RT_OVER_LIMIT, f"this process or its memory group has {ids} queues already")
 
 
 @entry("tdt.destroy_queue", "I")
@@ -80,8 +80,7 @@ def _destroy_queue(process: AclProcess, qid: int) -> None:
             "SELECT number FROM acl_route WHERE pool = ? AND ? IN (source_id, target_id) "
             "AND source IS NOT NULL AND target IS NOT NULL"
         )
-        # Only a process that has bound a route knows the router, and asks it for routes of the
-        # queue.
+        # Only a process that has bound a route asks the router whether routes use the queue.
         if process.tdt.has_router and tables.execute(query, (pool.number, qid)).fetchone():
             raise Refused(Code.FAILURE, f"routes use the queue {qid}", "ACL-Q7")
         tables.execute("DELETE FROM acl_queue WHERE pool = ? AND id = ?", (pool.number, qid))

@@ -35,7 +35,10 @@ def pump(process: AclProcess, tables: sqlite3.Connection, pool: int) -> None:
 
 
 def _deliver(tables: sqlite3.Connection, source: int) -> bool:
-    """Give all targets the element taken from a source. Return False if a target is full."""
+    """Give the element that was taken from a source to all targets that do not have it yet.
+
+    Return False if a full target did not get the element.
+    """
     pending = tables.execute(
         "SELECT acl_route.number, target, depth "
         "FROM acl_route JOIN acl_queue ON acl_queue.number = target "

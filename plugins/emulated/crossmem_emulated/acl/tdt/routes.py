@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes, which pass the elements of a queue on to other queues. The queues share the data."""
+"""Routes, which pass the elements of a queue on to other queues without copying the data."""
 
 import sqlite3
 from enum import IntEnum
@@ -66,7 +66,7 @@ def _bind(process: AclProcess, tables: sqlite3.Connection, pool: Pool, route: Ro
         "SELECT 1 FROM acl_route WHERE source = ? OR target = ?", (ends[1], ends[0])
     )
     if route.source == route.target or layers.fetchone():
-        text = f"the route {route.source} to {route.target} makes a second layer of routes"
+        text = f"a route from {route.source} to {route.target} would be a second layer of routes"
         raise Refused(Code.FAILURE, text, "ACL-Q29")
     same = "SELECT 1 FROM acl_route WHERE source = ? AND target = ?"
     if tables.execute(same, ends).fetchone():

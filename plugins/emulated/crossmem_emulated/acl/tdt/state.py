@@ -24,8 +24,8 @@ __all__ = [
 LONGEST_NAME: Final = 127
 """Longest name of a queue in bytes, without the NUL at its end."""
 USER_NBYTES: Final = 256
-"""Size of the driver's area for user data in bytes. Programs can access the first 96. With the
-published drivers, ``enqueue_data`` and ``dequeue_data`` can access the whole area."""
+"""Size of the driver's area for user data in bytes. Programs can access the first 96 bytes. With
+the published drivers, ``enqueue_data`` and ``dequeue_data`` can access the whole area."""
 _DEFAULT_DEPTH: Final = 8
 _REMEMBERED: Final = 4096
 

@@ -68,7 +68,7 @@ def find_queue(process: AclProcess, tables: sqlite3.Connection, pool: Pool, qid:
         (pool.number, qid, process.machine.me(tables)),
     ).fetchone()
     if row is None:
-        text = f"this process has not attached a queue {qid}, or the queue was destroyed"
+        text = f"this process did not create or attach a queue {qid}, or the queue was destroyed"
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
     return Queue(*row)
 
@@ -84,7 +84,7 @@ def grant(tables: sqlite3.Connection, number: int, identity: tuple[int, int], bi
 def check_right(pool: Pool, right: int) -> None:
     """Refuse the use of a queue if this process lacks a right in its memory group."""
     if not pool.attributes & right:
-        text = "this process lacks the right in its memory group"
+        text = f"this process lacks the right {right} in its memory group"
         raise Refused(Code.RT_NO_PERMISSION, text)
 
 
@@ -94,7 +94,7 @@ def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
     The published drivers allow a use without permission.
     """
     if not (queue.bits or 0) & bit and process.profile.is_documented:
-        text = f"this process was not granted the permission {bit} of the queue"
+        text = f"this process was not granted the permission {bit} for the queue"
         raise Refused(Code.RT_NO_PERMISSION, text, "ACL-Q26")
     if queue.busy & bit:
         text = "the queue is busy: a process died while it used the queue"
@@ -104,14 +104,14 @@ def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
 def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
     """Record a violation if this process uses a queue without the permission."""
     if not (queue.bits or 0) & bit:
-        text = f"this process was not granted the permission {bit} of the queue"
+        text = f"this process was not granted the permission {bit} for the queue"
         process.violate(call, "ACL-Q26", text)
 
 
 def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
-    """Kill this process while it uses a queue, if a fault was injected for that.
+    """Kill this process while it uses a queue, if the fault ``CALL.inside`` was injected.
 
-    The fault's code is the number of the signal.
+    ``CALL`` stands for the name of the call. The fault's code is the number of the signal.
     """
     number = process.faults.take(f"{call}.inside")
     if number is not None:
