@@ -26,10 +26,11 @@ def _find(process: HipProcess, handle: int) -> Context:
 
 
 def _choose(process: HipProcess, context: Context) -> None:
-    """Make a context's device the current device of the thread, if a device has only one context.
+    """Make a context's device the current device of the thread.
 
-    A later pop of the context does not restore the earlier device. In profiles in which a device
-    can have several contexts, do nothing: the top of the context stack determines the device.
+    In profiles in which a device can have several contexts, do nothing: the top of the context
+    stack determines the device. In the other profiles, a later pop of the context does not restore
+    the earlier device.
     """
     if not process.profile.has_contexts:
         process.thread.context = context.handle
@@ -43,8 +44,8 @@ def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
     if process.profile.has_contexts:
         context = process.new_context(device, is_primary=False)
     else:
-        # If a device has only one context, ctxCreate returns this context and pushes it on the
-        # stack. The thread's current device stays the same.
+        # In these profiles, a device has only one context. ctxCreate returns this context and
+        # pushes it on the stack. The thread's current device stays the same.
         context = process.primary_of(device)
     process.stack().append(context.handle)
     return context.handle

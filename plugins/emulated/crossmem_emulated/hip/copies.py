@@ -93,8 +93,8 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
                 f"{nbytes} bytes at {pointer:#x} end after the allocation",
                 "HIP-X4",
             )
-        # Freed device memory is in no region either. Without this check, a copy would take it for
-        # host memory, and would cause a page fault.
+        # Freed device memory is in no region, like host memory. Without this check, a copy would
+        # access its addresses and cause a page fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
             text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -128,9 +128,9 @@ def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, 
     """Finish an asynchronous copy if one end is host memory that is not pinned.
 
     ``ends`` are the first addresses of both ends. A program may reuse memory that is not pinned as
-    soon as the copy function returns. So the copy must be complete before that, even if a function
-    of the application precedes the copy in the stream. With slow streams, do nothing, because they
-    delay copies on purpose; :func:`staged` has then copied the source.
+    soon as the copy function returns. So the copy must be complete before the function returns,
+    even if a function of the application precedes the copy in the stream. With slow streams, do
+    nothing, because they delay copies on purpose. :func:`staged` handles the source of such a copy.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
@@ -139,9 +139,9 @@ def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, 
 def staged(process: HipProcess, source: Side, nbytes: int) -> Side:
     """Return the source of a copy, with its bytes copied now if slow streams delay the copy.
 
-    A program may reuse host memory that is not pinned as soon as the copy function returns. So
-    slow streams need a copy of the bytes, unless earlier work may still write some of them. Other
-    sources are returned unchanged.
+    A program may reuse host memory that is not pinned as soon as the copy function returns. So a
+    slow stream needs a copy of the bytes, unless earlier work may still write some of them. If
+    streams are not slow, or the source is other memory, return ``source`` unchanged.
     """
     if (
         not process.setup.slow_streams
@@ -184,7 +184,7 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
     """Refuse a copy if its kind does not fit the locations of its ends.
 
     If the kind claims host memory at a device address, the editions that follow AMD's source code
-    do not refuse the copy; a violation is recorded.
+    record a violation instead.
     """
     check_kind(process, kind)
     if kind == Kind.DEFAULT:

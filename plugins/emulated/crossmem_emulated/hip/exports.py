@@ -80,8 +80,9 @@ def _exportable(process: HipProcess, pointer: int) -> Piece:
         if piece.origin is Origin.MALLOC:
             return piece
         rule = "HIP-E2" if piece.origin is Origin.IPC else "HIP-E16"
-        text = f"the memory at {pointer:#x} was made by {piece.origin}"
-        raise Refused(Status.INVALID_VALUE, text, rule)
+        raise Refused(
+            Status.INVALID_VALUE, f"the memory at {pointer:#x} was made by {piece.origin}", rule
+        )
     for start, block in process.host_blocks.items():
         if start <= pointer < start + block.nbytes:
             text = f"{pointer:#x} is in host memory or in managed memory"

@@ -190,8 +190,11 @@ def _mem_retain_allocation_handle(process: HipProcess, pointer: int) -> int:
             physical.references += 1
             return physical.handle
         # Before ROCm 7.14, AMD's libraries crashed on the address of an allocation.
-        text = f"the memory at {pointer:#x} was made by {piece.origin}"
-        raise Refused(Status.INVALID_VALUE, text, "HIP-V11")
+        raise Refused(
+            Status.INVALID_VALUE,
+            f"the memory at {pointer:#x} was made by {piece.origin}",
+            "HIP-V11",
+        )
     raise Refused(Status.INVALID_VALUE, f"nothing is mapped at {pointer:#x}")
 
 
@@ -226,8 +229,10 @@ def _mem_export_to_shareable_handle(
     if physical.pages.descriptor is None:
         # A release of the last handle closed the descriptor, and a mapping kept the memory. A later
         # memRetainAllocationHandle() gives no new descriptor.
-        text = f"{handle:#x} was imported, released and retained again, and has no descriptor"
-        raise Refused(Status.NOT_SUPPORTED, text)
+        raise Refused(
+            Status.NOT_SUPPORTED,
+            f"{handle:#x} was imported, released and retained again, and has no descriptor",
+        )
     return os.dup(physical.pages.descriptor)
 
 
@@ -237,8 +242,9 @@ def _mem_import_from_shareable_handle(
 ) -> int:
     check_virtual(process)
     if handle_type != _DESCRIPTOR:
-        text = f"the handle type must be {_DESCRIPTOR}, not {handle_type}"
-        raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
+        raise Refused(
+            Status.INVALID_VALUE, f"the handle type must be 1, not {handle_type}", "HIP-V8"
+        )
     if process.profile.takes_descriptors and not descriptor:
         raise Refused(Status.INVALID_VALUE, "descriptor 0 is refused", "HIP-V8")
     if descriptor < 0:

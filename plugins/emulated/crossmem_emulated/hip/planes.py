@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations, copies and fills of memory that consists of rows, which may have gaps between them."""
+"""Allocations, copies and fills of rows of memory, which may have gaps between them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -20,14 +20,14 @@ __all__: list[str] = []
 
 _DESCRIPTOR: Final = 1
 _NOTE: Final = struct.Struct("<16sQQiI")
-"""The start of the file that describes a shared pool: magic, the host's identity in two numbers,
-the host-wide index of the pool's device, and the number of devices whose access was set."""
+"""The header of the file that describes a shared pool: magic bytes, the identity of the emulated
+host (two numbers), the host-wide index of the pool's device, and the number of access entries."""
 _ACCESS: Final = struct.Struct("<iI")
-"""One entry in the rest of the file: a device's host-wide index, and its access to the pool."""
+"""One access entry, after the header: a device's host-wide index, and its access to the pool."""
 _MAGIC: Final = b"crossmem a pool "
 _DATA: Final = struct.Struct("<QQ")
-"""The start of a handle of pooled memory: offset and size. The memory's token follows. This is the
-format of AMD's runtime."""
+"""The start of a handle of pooled memory: the offset of the exported address in its allocation, and
+the size of the allocation. The token of the export follows. AMD's runtime uses the same format."""
 
 
 def _check_release(process: HipProcess) -> None:
@@ -36,7 +36,7 @@ def _check_release(process: HipProcess) -> None:
 
 
 def _missing(process: HipProcess, text: str, rule: str | None = None) -> Refused:
-    """Return the refusal for a pool or memory that cannot be shared."""
+    """Return the exception for a pool or memory that cannot be exported or imported."""
     status = Status.OUT_OF_MEMORY if process.profile.is_hip else Status.INVALID_VALUE
     return Refused(status, text, rule)
 
@@ -51,7 +51,8 @@ def _mem_pool_export_to_shareable_handle(
     pool = find_pool(process, handle)
     _check_release(process)
     if flags or handle_type == NO_HANDLE or handle_type != pool.handle_type:
-        text = f"handle type {handle_type} is not {pool.handle_type}, or flags {flags} are not 0"
+        text = f"a pool of handle type {pool.handle_type} has no export of type {handle_type}"
+        text = f"{text} with flags {flags}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     visible = process.setup.visible
     access = [(visible[device], flags) for device, flags in pool.access.items()]
@@ -91,9 +92,10 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Read the file of a pool. Return the pool's device, and the access that the exporter set.
+    """Read the file that describes a pool. Return the pool's device, and each device's access.
 
-    Devices are host-wide indices. The result is None if the file describes no pool of this host.
+    The devices are host-wide indices. The access of a device is the one that the exporter set. The
+    result is None if the file describes no pool of this emulated host.
     """
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None

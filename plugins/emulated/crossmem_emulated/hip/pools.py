@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory pools. An allocation is complete at once; a free is work of a stream."""
+"""Memory pools. An allocation is complete when its call returns. A free is work of a stream."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -59,16 +59,20 @@ def find_pool(process: HipProcess, handle: int) -> Pool:
 
 
 def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> Pool:
-    """Make a pool. ``handle_type`` is the type of the handles by which the pool can be shared."""
+    """Return a new pool of a device.
+
+    ``handle_type`` is the type of the handles by which the pool can be shared.
+    """
     pool = Pool(next(process.handles), device, handle_type)
     process.pools[pool.handle] = pool
     return pool
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse an imported pool as a source of allocations.
+    """Refuse a call that needs a pool for allocations, if the pool was imported.
 
-    In profiles whose runtime allows allocations from imported pools, record a violation instead.
+    AMD's runtimes allow allocations from imported pools. In the profiles that follow a runtime,
+    only record a violation.
     """
     if pool.is_imported:
         text = f"the pool {pool.handle:#x} was imported"
@@ -89,7 +93,7 @@ def _current_of(process: HipProcess, device: int) -> Pool:
 
 
 def forget_pools(process: HipProcess, device: int) -> None:
-    """Remove the pools of a device. The next use of its default pool makes a new default pool."""
+    """Remove the pools of a device, which then gets a new default pool when one is needed."""
     for pool in [one for one in process.pools.values() if one.device == device]:
         _end(process, pool)
     process.default_pools.pop(device, None)
@@ -213,7 +217,8 @@ def _mem_pool_set_access(
         process.check_device(device)
         if device == pool.device and flags != READ_WRITE:
             status = Status.NOT_SUPPORTED if flags else Status.INVALID_DEVICE
-            raise Refused(status, "a pool's own device must have access to it", "HIP-X11")
+            text = "a pool's own device always has access for reading and writing"
+            raise Refused(status, text, "HIP-X11")
     pool.access.update((device, flags) for _, device, flags in wanted)
 
 
@@ -265,12 +270,16 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     # Imported memory is not marked as freed: a program that opened the memory several times must
     # free it the same number of times.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # Even a slow stream does its work now, up to work that waits for a function of the program.
+    # Even a slow stream does its work now. It stops at work that must wait for a function of the
+    # program.
     process.queues.drain([where])
 
 
 def _give_back(process: HipProcess, piece: Piece) -> None:
-    """Free memory as work of a stream, unless another call has freed it before."""
+    """Free an allocation, or undo one open of imported memory, as work of a stream.
+
+    Do nothing if another call has released the memory in the meantime.
+    """
     if process.space.pieces.get(piece.start) is not piece:
         return
     if piece.origin is Origin.IPC:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the vendor's library and driver for one process."""
+"""The state of the emulated library and driver in one process."""
 
 import itertools
 import sqlite3
@@ -55,26 +55,26 @@ class Again(Exception):  # noqa: N818 - a retry, not a fault
 
 
 class Quirk:
-    """The names of defects of some releases. A test selects the defects to emulate (HIP-E23)."""
+    """The names of defects and special cases that the option ``hip_quirks`` selects (HIP-E23)."""
 
     LEAK_ON_CLOSE: Final = "leak-on-close"
     """Closed imports stay mapped until the process ends (up to ROCm 6.2.0)."""
     PIN_AFTER_FREE: Final = "pin-after-free"
     """Exported memory stays allocated when the program frees it (ROCm 7)."""
     NO_EXPORT: Final = "no-export"
-    """No memory can be exported (legacy mode on a kernel without AMD's module)."""
+    """``ipcGetMemHandle`` exports no memory (AMD's legacy IPC on a kernel without AMD's driver)."""
     SLOW_OPEN: Final = "slow-open"
-    """Each open of a handle takes half a second."""
+    """Each open of a handle of memory takes half a second longer."""
     IGNORED_FLAG: Final = "ignored-flag"
-    """The flag of an open does not give access to another device's memory (before ROCm 7.0)."""
+    """An open ignores its flag, and gives no access to another device's memory (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
     """A handle also opens a later allocation at the same address (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
     """Each export of the same memory returns a new handle (releases of 2025 and 2026)."""
     NEW_ADDRESSES: Final = "new-addresses"
-    """A second open of a handle maps the memory again, as AMD's documents allow."""
+    """A second open of a handle maps the memory at a new address, as AMD's documents allow."""
     FOREIGN_NAMESPACE: Final = "foreign-namespace"
-    """This process is in another pid namespace than the exporters."""
+    """Opens fail as if the exporters were in another pid namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,14 @@ class Setup:
     Parameters
     ----------
     profile
-        Edition of the rules.
+        The edition of the rules that the emulation keeps.
     strict, capacity_nbytes, slow_streams
         See :class:`crossmem_emulated.options.Options`.
     folder
         The folder of the emulated host.
     visible
-        The host-wide index of each device. The position is the device's number in this process.
+        The host-wide index of each visible device. The position of a device in this tuple is the
+        device's number in this process.
     has_peers
         Whether devices can access each other's memory.
     quirks
@@ -109,18 +110,18 @@ class Setup:
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """A context of a device. A thread makes it current, and then uses the device."""
+    """A context of a device. A thread that makes the context current uses the device."""
 
     handle: int
     device: int
     """The device's number in this process."""
     is_primary: bool
     peers: set[int] = field(default_factory=set)
-    """The devices whose memory the context's device may use, by their numbers in this process."""
+    """The numbers, in this process, of the other devices whose memory the context may use."""
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams that wait for ``stream`` and for which ``stream`` waits.
+    """Return the streams that are coupled with ``stream``: each waits for the other's earlier work.
 
     On each device, the legacy stream and every other blocking stream wait for each other.
     """
@@ -134,7 +135,7 @@ def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
 
 
 class HipProcess:
-    """The state of the emulated library in this process, guarded by its lock."""
+    """The state of the emulated library in this process, guarded by the attribute ``lock``."""
 
     def __init__(self, setup: Setup) -> None:
         forks.expect()
@@ -175,7 +176,8 @@ class HipProcess:
         self.host_blocks: dict[int, Any] = {}
         """The pinned and the managed memory, which the host can use. The key is the address."""
         self.exports: dict[int, list[int]] = {}
-        """The numbers of each allocation's exports. The key is the allocation's address."""
+        """The numbers of each allocation's rows in the table ``hip_share``. The key is the address
+        of the allocation."""
         self.imports: list[Any] = []
         self.pools: dict[int, Any] = {}
         self.default_pools: dict[int, Any] = {}
@@ -183,8 +185,8 @@ class HipProcess:
         """The pool that the program chose for a device. A device without an entry uses its default
         pool."""
         self.limits: dict[tuple[int, int], int] = {}
-        """The values of the limits that the program set. The key is the device, and the limit's
-        number."""
+        """The values of the limits that the program set. The key is the pair of the device and the
+        number of the limit."""
         self.device_flags: dict[int, int] = {}
         self.physical: dict[int, Any] = {}
         """Physical memory, including released memory that still has mappings. The key is the
@@ -194,10 +196,10 @@ class HipProcess:
     # Calls ------------------------------------------------------------------------------------
 
     def call(self, called: Entry, values: list[Any]) -> tuple[int, Any]:
-        """Call a function as C does; return its code, and its result if the code is 0.
+        """Call a function of the emulation. Return its result code, and its result or None.
 
-        The code of a failure is kept for ``getLastError``, except "not ready" in some editions
-        (HIP-E20).
+        If the function fails, the result is None, and the code is kept for ``getLastError``. Some
+        editions do not keep the code "not ready" (HIP-E20).
         """
         fault: CrossmemError | None = None
         try:
@@ -220,9 +222,10 @@ class HipProcess:
         return status, None
 
     def refuse(self, name: str, status: int) -> int:
-        """Make a call that fails with ``status`` after the checks that each call makes.
+        """Make a call that always fails, and return the code of its failure.
 
-        Return the call's code.
+        The checks of each call come first. If a check fails, the result is the code of this check,
+        otherwise ``status``.
         """
 
         def function(_process: "HipProcess") -> None:
@@ -246,8 +249,8 @@ class HipProcess:
                     "HIP-E18",
                 )
             if self.is_used:
-                # Another thread may have held the old lock at the fork. No thread of this child
-                # would release it.
+                # Another thread may have held the old lock at the fork. No thread of this child can
+                # release that lock, so the call gets a new one.
                 return threading.RLock()
             self._generation = forks.generation()
             self._begin()
@@ -258,8 +261,9 @@ class HipProcess:
 
     def _work(self, called: Entry, values: list[Any]) -> Any:
         if called.needs_device:
-            # The flag is set before the call reads the emulated host's state. A child that another
-            # thread forks during this call cannot use the host, and must see the flag.
+            # Another thread may fork a child during this call. The child cannot use the emulated
+            # host, and refuses calls only if the flag is set. So the flag is set before the call
+            # reads the host's state.
             self.is_used = True
             if called.name not in _WITHOUT_CONTEXT:
                 self.thread.has_context = True
@@ -280,13 +284,13 @@ class HipProcess:
                 continue
 
     def _check_callback(self, called: Entry) -> None:
-        """Refuse or record a call by a function of the application that is work of a stream.
+        """Refuse or record the call if a host function of a stream makes it.
 
-        The vendors forbid such calls.
+        The vendors forbid such calls. CUDA refuses them. The editions of AMD only record them.
         """
         if getattr(self.thread, "callback", None) is None:
             return
-        text = "a function that is work of a stream calls the library"
+        text = "a function that a stream runs on the host calls the library"
         if not self.profile.is_hip:
             raise Refused(Status.NOT_PERMITTED, text, "HIP-E25")
         self.violate(called.name, "HIP-E25", text)
@@ -294,7 +298,7 @@ class HipProcess:
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a call that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.setup.strict:
-            # A forked child may be unable to use the emulated host.
+            # A process that cannot use the emulated host, such as a forked child, loses the record.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
@@ -303,13 +307,16 @@ class HipProcess:
 
     @property
     def fault(self) -> CrossmemError | None:
-        """The error of this thread's last failed call, if the emulation itself failed."""
+        """The emulation's own error in this thread's last failed call.
+
+        None if the call failed with a code of the vendor.
+        """
         return getattr(self.thread, "fault", None)
 
     def last_error(self, *, is_cleared: bool) -> int:
-        """Return the code of this thread's last failure. If ``is_cleared``, forget the code."""
+        """Return the code of this thread's last failure, or 0. If ``is_cleared``, forget it."""
         if self.profile.is_hip and not self.setup.visible:
-            # AMD's functions for the last error fail, too, if no device is visible.
+            # If no device is visible, AMD's functions for the last error also fail with this code.
             return int(self.profile.no_device)
         status: int = getattr(self.thread, "last_error", 0)
         if is_cleared:
@@ -317,7 +324,7 @@ class HipProcess:
         return status
 
     def last_status(self) -> int:
-        """Return the code of this thread's last call, and forget it."""
+        """Return the code of this thread's last call, which may be 0, and forget the code."""
         status: int = getattr(self.thread, "last_status", 0)
         self.thread.last_status = 0
         return status
@@ -325,7 +332,7 @@ class HipProcess:
     # Checks and look-ups that most functions need ---------------------------------------------
 
     def has(self, quirk: str) -> bool:
-        """Whether a defect is selected."""
+        """Whether the option ``hip_quirks`` selects a quirk."""
         return quirk in self.setup.quirks
 
     @property
@@ -334,14 +341,14 @@ class HipProcess:
         return getattr(self.thread, "has_context", False)
 
     def primary_of(self, device: int) -> Context:
-        """Return the primary context of a device."""
+        """Return the primary context of a device. The first call for the device makes it."""
         context = self.primary.get(device)
         if context is None:
             context = self.primary[device] = self.new_context(device, is_primary=True)
         return context
 
     def new_context(self, device: int, *, is_primary: bool) -> Context:
-        """Make a context."""
+        """Return a new context of a device."""
         context = Context(next(self.handles), device, is_primary)
         self.contexts[context.handle] = context
         return context
@@ -350,7 +357,7 @@ class HipProcess:
         """Return this thread's current context, by default the primary context of device 0."""
         handle = getattr(self.thread, "context", 0)
         if self.profile.has_contexts:
-            # Another thread may have destroyed some contexts of the stack.
+            # Another thread may have destroyed some contexts of the stack. They are skipped.
             bound = [one for one in self.stack() if one in self.contexts]
             handle = bound[-1] if bound else handle
         context = self.contexts.get(handle)
@@ -368,7 +375,7 @@ class HipProcess:
         if not 0 <= device < len(self.setup.visible):
             raise Refused(
                 Status.INVALID_DEVICE,
-                f"there is no device {device}; there are {len(self.setup.visible)}",
+                f"there is no device {device}; this process sees {len(self.setup.visible)} devices",
             )
         return self.setup.visible[device]
 
