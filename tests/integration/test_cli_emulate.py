@@ -272,8 +272,8 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         (
             ("hip", "--state", "/nodir/x", "--", "true"),
             (
-                "the emulated host '/nodir/x' does not exist, nor its parent folder\n"
-                "hint: the command that made it has ended; set --state to another folder"
+                "the parent folder of the emulated host '/nodir/x' does not exist\n"
+                "hint: set --state to a folder whose parent exists; `crossmem emulate` removes "
             ),
         ),
     ],

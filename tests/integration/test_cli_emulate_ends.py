@@ -177,7 +177,7 @@ def test_programs_that_survive_their_command(start: Start) -> None:
         assert one.stderr is not None
         said = one.stderr.read()
         assert "Traceback" not in said
-        assert "does not exist, nor its parent folder" in said
+        assert "the parent folder of the emulated host" in said
     assert abandoned() <= before
 
 

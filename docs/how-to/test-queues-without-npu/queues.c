@@ -25,7 +25,7 @@ static void give_up(const char *why, int code)
             give_up(#call, code);                                                 \
     } while (0)
 
-/* The number of the frame is the user data of its buffer. */
+/* Enqueues one frame. The user data of its buffer is the number of the frame. */
 static void hand_over(uint32_t qid, int32_t number)
 {
     acltdtBuf buffer;
@@ -64,7 +64,8 @@ static void primary(const pid_t *pids, int pipe)
     CHECK(acltdtCreateQueue(NULL, &qid));
     for (int one = 0; one < SECONDARIES; ++one)
         CHECK(acltdtGrantQueue(qid, pids[one], ACL_TDT_QUEUE_PERMISSION_DEQUEUE, 0));
-    for (int one = 0; one < SECONDARIES; ++one) /* after the grants: any secondary may read first */
+    /* All grants come first, because any secondary may be the first to read the pipe. */
+    for (int one = 0; one < SECONDARIES; ++one)
         if (write(pipe, &qid, sizeof qid) != sizeof qid)
             give_up("no secondary", 0);
     for (int32_t number = 0; number < FRAMES; ++number)
@@ -85,7 +86,7 @@ static void secondary(int pipe)
 
     if (read(pipe, &qid, sizeof qid) != sizeof qid)
         give_up("no queue", 0);
-    CHECK(acltdtAttachQueue(qid, 0, &permission)); /* only after the grant */
+    CHECK(acltdtAttachQueue(qid, 0, &permission)); /* succeeds only after the grant */
     while (take(qid) != LAST)
         ;
 }
@@ -98,7 +99,7 @@ int main(void)
     if (pipe(ends))
         return 4;
     for (int one = 0; one < SECONDARIES && pid; ++one)
-        pids[one] = pid = fork(); /* before the first call: a device does not survive a fork */
+        pids[one] = pid = fork(); /* before the first ACL call: a device does not survive a fork */
     close(ends[!pid]);
     CHECK(aclInit(NULL));
     CHECK(aclrtSetDevice(0));

@@ -23,7 +23,8 @@ def consume(pipe: Connection) -> None:
 
 
 def test_the_consumer_reads_what_the_producer_wrote() -> None:
-    # CuPy's pool cuts one allocation into many arrays. A handle stands for a whole allocation.
+    # CuPy's pool puts many arrays into one allocation, and a handle stands for a whole allocation.
+    # Without the pool, the array has an allocation of its own.
     cupy.cuda.set_allocator(None)
     array = cupy.asarray(np.arange(COUNT, dtype="float32"))
     cupy.cuda.get_current_stream().synchronize()

@@ -77,7 +77,7 @@ int main(void)
 
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
         return 4;
-    pid_t child = fork(); /* before the first call: a device does not survive a fork */
+    pid_t child = fork(); /* before the first ACL call: a device does not survive a fork */
     peer = sockets[!child];
     close(sockets[!!child]);
     if (!child) {

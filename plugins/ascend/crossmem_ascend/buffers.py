@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's buffers, and their hand-over by queues.
 
-This module adds typed errors, exact time limits, and retries while another process uses the queue.
+This module adds typed errors and exact time limits to the vendor's calls, and repeats a call while
+another process uses the queue.
 """
 
 import ctypes
@@ -36,15 +37,16 @@ _NORMAL: Final = 0
 _USER_NBYTES: Final = 96
 _PAUSE_S: Final = 1e-3
 _BUSY_S: Final = 0.02
-"""The shortest time for which a call is repeated on a busy queue, even if the time limit is 0. A
-living process keeps a queue busy for microseconds only."""
+"""A call on a busy queue is repeated at least for this time, even if its time limit is 0. If the
+queue is still busy then, a process has probably died in it: a living process keeps a queue busy for
+microseconds only."""
 
 
 class About(Protocol):
-    """Makes a device current, or only names the device in errors."""
+    """Makes a device current for vendor calls, or only names the device in their errors."""
 
     def __call__(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Return the context manager for a call."""
+        """Return the context manager for the vendor calls of one operation."""
         ...
 
 
@@ -56,7 +58,7 @@ class Attached:
     is_own: bool
     """Whether this process created the queue."""
     granted: dict[tuple[int, int | None], int] = field(default_factory=dict)
-    """The permissions of other processes. The key is pid and start time."""
+    """The vendor's permission bits of other processes. The key is pid and start time."""
 
 
 def attached_in(queue: VendorQueue) -> Attached:
@@ -77,8 +79,8 @@ def attached_in(queue: VendorQueue) -> Attached:
 class HandOvers:
     """The driver's methods for buffers.
 
-    ``about`` names the device in errors. The vendor's calls for buffers need an opened device, but
-    not a current one.
+    ``about`` names the device in errors. The vendor's calls for buffers need an opened device,
+    which need not be current.
     """
 
     def __init__(self, vendor: Vendor, tdt: Any, about: About) -> None:
@@ -108,7 +110,7 @@ class HandOvers:
         """Free a buffer."""
         free = self._tdt.free_buf
         with self._about(buffer.ordinal, "release"):
-            # Neither a signal handler nor another thread runs between this statement and the call.
+            # No signal handler and no other thread runs between this statement and the call.
             pointer, buffer.pointer = buffer.pointer, 0
             if pointer:
                 code = free(buffer.reference)
@@ -129,7 +131,7 @@ class HandOvers:
         made: list[int] = []
         with self._about(buffer.ordinal, "put"):
             number = attached_in(queue).number
-            # The vendor's call refuses the length 0, but a new buffer has this length already.
+            # The vendor's call refuses the length 0. A new buffer has this length without a call.
             if length:
                 buffer.length = length
                 code = tdt.set_buf_data_len(handle, length)
@@ -152,7 +154,7 @@ class HandOvers:
                     buffer.pointer = 0
 
     def dequeue(self, queue: VendorQueue, timeout_s: float) -> VendorBuffer | None:
-        """Return the next buffer with its length and user data, None if the queue stayed empty."""
+        """Return the next buffer, or None if the queue stayed empty."""
         tdt, value = self._tdt, self._vendor.value
         buffer, made = VendorBuffer(queue.ordinal), list[tuple[int, int]]()
         try:
@@ -185,8 +187,8 @@ class HandOvers:
         """Free the buffer that the vendor's last call returned, if that call succeeded."""
         if made and made[-1][1] == SUCCESS:
             buffer.reference = made[-1][0]
-            # free_buffer() does nothing if the pointer is 0. If the address of the data is still
-            # unknown, the reference takes its place.
+            # free_buffer() does nothing if the pointer is 0. So if the address of the data is still
+            # unknown, the pointer gets the value of the reference.
             buffer.pointer = buffer.pointer or buffer.reference
             with noting(error):
                 self.free_buffer(buffer)
@@ -194,7 +196,7 @@ class HandOvers:
     # Waits --------------------------------------------------------------------------------
 
     def _repeat(self, call: str, once: Callable[[int], int], timeout_s: float) -> bool:
-        """Repeat a waiting call until it succeeds. Return False if the time is up.
+        """Repeat a waiting call until it succeeds. Return False if the queue stays full or empty.
 
         If another process uses the queue at the same moment, the vendor does not wait, and returns
         the same code as for a destroyed queue. So this method raises the error of this code only

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of device and context on any thread, and their restoration afterwards (law C19).
+"""Makes a device current on the calling thread, and restores its context afterwards (law C19).
 
 A process opens a device once, in a separate thread, because ``set_device`` changes the context of
 the calling thread. If that thread had no context before, only a reset of the device would undo this
@@ -31,7 +31,8 @@ class _Debt:
     current
         The context that crossmem made current.
     previous
-        The thread's previous context, None if it had none.
+        The thread's previous context. None: the thread had no context, so ``current`` is destroyed
+        to detach it.
     """
 
     current: int
@@ -39,7 +40,7 @@ class _Debt:
 
 
 class Contexts:
-    """The devices that this process has opened."""
+    """Opens devices, and makes them current for the duration of a call."""
 
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
@@ -57,9 +58,9 @@ class Contexts:
     def on(self, ordinal: int) -> AbstractContextManager[bool]:
         """Make a device current for this thread, and restore the previous context afterwards.
 
-        A thread of this device keeps its own context. Every other thread gets the default context,
-        to which the streams of torch_npu and of most programs belong. The ``with`` statement
-        returns whether the context was replaced.
+        If the device is current already, the thread keeps its own context. In all other cases, the
+        thread gets the device's default context, to which the streams of torch_npu and of most
+        programs belong. The target of the ``with`` statement is whether the context was replaced.
         """
         return self._switched(self._enter, ordinal)
 
@@ -90,10 +91,10 @@ class Contexts:
         return debts
 
     def _pay_all(self) -> None:
-        """Restore this thread's context. If the vendor refuses, the thread's next call retries.
+        """Restore this thread's context. If the vendor refuses, raise, and keep the debt.
 
-        Without the retry, the next call would mistake the current context for the application's
-        choice.
+        :meth:`_settle` retries at the thread's next use of a device. Without the retry, that use
+        would mistake the context that crossmem made current for the application's choice.
         """
         debts = self._debts
         while debts:
@@ -108,7 +109,8 @@ class Contexts:
             name, call, context = "rt.destroy_context", rt.destroy_context, debt.current
         else:
             name, call, context = "rt.set_context", rt.set_context, debt.previous
-        # No signal handler runs between these two statements, so no context is destroyed twice.
+        # No signal handler runs between the removal of the debt and the call, so no context is
+        # destroyed twice.
         del debts[0]
         code = call(context)
         if code != SUCCESS:
@@ -131,8 +133,9 @@ class Contexts:
             try:
                 self._pay_first(debts)
             except CrossmemError as error:
-                # PARAM_INVALID: the application has destroyed the context. A context that is not
-                # current may have ended with a reset of the device.
+                # The debt is dropped in two cases. PARAM_INVALID means that the application has
+                # destroyed the context. If the context is not current, a reset of the device may
+                # have ended it.
                 if is_current and not (
                     isinstance(error, DriverError) and error.code == PARAM_INVALID
                 ):
@@ -148,7 +151,8 @@ class Contexts:
         if previous is not None:
             is_current = vendor.value("rt.get_device", rt.get_device()) == ordinal
             return [] if is_current else self._exchange(previous, opened)
-        # The new context only serves to detach the default context from the thread later.
+        # The thread has no context, and no call of ACL detaches the default context from it. So the
+        # debts replace the default context by a new context, and then destroy the new context.
         made: list[tuple[int, int]] = []
         try:
             call_into(made, rt.create_context, ordinal)

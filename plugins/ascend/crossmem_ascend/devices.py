@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The visible devices of this process, and their names in every process of the host."""
+"""The visible devices of this process, with identities that all processes of the host use."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -17,15 +17,15 @@ MASK: Final = "ASCEND_RT_VISIBLE_DEVICES"
 
 
 def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo, ...]:
-    """Return the devices by ordinal, without opening any of them.
+    """Return the devices in the order of their ordinals, without opening any of them.
 
     Raises
     ------
     ConfigurationError
         A device has no UUID, and the mask does not identify it.
     """
-    # Some editions of pyACL lack the call. With them, a device must still have the same identity as
-    # in a process that uses the library.
+    # Some editions of pyACL lack the function. Then the UUID comes from the library, so that the
+    # device has the same identity as in a process that uses the library without pyACL.
     uuids = vendor.rt if vendor.has("device_get_uuid") else beside(vendor.acl).rt
     count = vendor.value("rt.get_device_count", vendor.rt.get_device_count())
     soc_name = getattr(vendor.acl, "get_soc_name", None)
@@ -35,7 +35,8 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
             ordinal=ordinal,
             identity=_uuid_of(uuids, ordinal) or f"npu:{_physical_id(ordinal, environ)}",
             name=name,
-            # The vendor reports the size only for an open device, and an open device uses memory.
+            # The size stays unknown. The vendor reports it only for an open device, and an open
+            # device uses memory.
             total_nbytes=None,
         )
         for ordinal in range(count)
@@ -43,7 +44,7 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
 
 
 def _uuid_of(rt: Rt, ordinal: int) -> str | None:
-    """Return a device's UUID, None if the driver reports no UUID."""
+    """Return a device's identity with its UUID, or None if the driver reports no UUID."""
     if not hasattr(rt, "device_get_uuid"):
         return None
     uuid, code = rt.device_get_uuid(ordinal)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver for Ascend NPUs: it prepares device, context and peer access for the mechanisms."""
+"""The driver for Ascend NPUs: it makes devices current, and calls the mechanisms and queues."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -47,12 +47,12 @@ _MAX_TGID: Final = (1 << 31) - 1
 class AscendDriver(VendorDriver):
     """Memory of Ascend NPUs, through pyACL or a binding with pyACL's interface.
 
-    Some methods exist only with certain runtimes:
+    Some methods exist only under a condition:
 
     - :class:`crossmem.driver.AddressRanges`: the runtime has shareable handles
     - :class:`crossmem.driver.StreamWords`: streams can write values
     - :class:`crossmem.driver.VendorQueues`: the vendor's queues work between processes
-    - ``violations``: the runtime is a checking emulation
+    - ``violations``: the runtime is an emulation that records API misuse
 
     Raises
     ------
@@ -166,7 +166,7 @@ class AscendDriver(VendorDriver):
                 for one in others
             )
         except CrossmemError:
-            # A product without the feature refuses the call.
+            # A product without peer access refuses the query.
             return False
 
     # Own memory ---------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class AscendDriver(VendorDriver):
             kinds = ("with leases", "raw")
             raise UnsupportedError(
                 f"this memory was exported {kinds[owned.raw]}, so it cannot be exported "
-                f"{kinds[raw]}: the vendor switches its whitelist off for all exports or for none",
+                f"{kinds[raw]}: the vendor's whitelist is on or off for the whole allocation",
                 hint="allocate separate memory for raw exports",
                 operation="export",
                 backend=BACKEND,
@@ -207,23 +207,24 @@ class AscendDriver(VendorDriver):
                 raise AccessDeniedError(
                     f"{mechanism.whitelist_limit} processes have imported this allocation, the "
                     "limit of the vendor; processes that have ended count, too",
-                    hint="copy the memory to another allocation and export that",
+                    hint="copy the memory to another allocation, and export that allocation",
                     backend=BACKEND,
                 )
-            # On the lease server's thread, which calls this method, no device is current.
+            # No device is current on the lease server's thread, which calls this method.
             with self._current.on(block.ordinal):
                 mechanism.admit(block, tgids)
             owned.admitted.update(tgids)
 
     def _check_peer(self, peer: Peer) -> int:
-        """Return the driver's number of a process, or raise if the reported number is false."""
+        """Return the vendor's number of a peer, or raise if the peer's report is false."""
         own = self.peer_identity()
         fault = None
         if not 0 < peer.reported <= _MAX_TGID:
             fault = "which is not a process number"
         elif peer.reported == own:
             fault = "which is the exporter's"
-        # The driver's numbers equal the pids only outside of containers.
+        # The vendor's numbers equal the pids only outside of containers, so only there this check
+        # works.
         elif own == os.getpid() and peer.pid and peer.pid != peer.reported:
             fault = f"but is process {peer.pid}"
         if fault is not None:
@@ -264,8 +265,8 @@ class AscendDriver(VendorDriver):
             )
         if home != ordinal and way is not self._shareable:
             raise UnsupportedError(
-                f"mechanism {mechanism!r} shares memory only between processes on one device: "
-                "copies with the host fail on another device",
+                f"mechanism {mechanism!r} shares memory only between processes on one device: on "
+                "another device, copies from and to the host fail",
                 hint=f"allocate with mechanism {self._shareable.name!r}",
                 operation="import",
                 backend=BACKEND,
@@ -294,7 +295,8 @@ class AscendDriver(VendorDriver):
                 return
             if self.capabilities(ordinal, None).peer_access:
                 self._peers.enable_all(ordinal)
-            # A synchronous copy within one device refuses imported memory (error 207000).
+            # The copy needs a stream, because a synchronous copy within one device refuses imported
+            # memory (error 207000).
             stream = vendor.value("rt.create_stream", rt.create_stream())
             with in_any_case(lambda: self._destroy(stream)):
                 code = rt.memcpy_async(target, nbytes, source, nbytes, _DEVICE_TO_DEVICE, stream)

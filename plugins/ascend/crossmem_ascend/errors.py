@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Result codes of ACL, and crossmem's error for each of them.
 
-The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. The runtime returns code 507899
-for every result of the driver that has no code of its own. The meaning of 507899 therefore depends
-on the call.
+The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. If a result of the vendor's
+kernel driver has no code of its own, the runtime returns code 507899. The meaning of 507899
+therefore depends on the call.
 """
 
 from typing import Final, NamedTuple
@@ -60,7 +60,7 @@ class Code(NamedTuple):
 
 
 _ARGUMENT = "ACL refused an argument: this may be a fault in crossmem; report it"
-_INIT = "other code finalized or re-initialised ACL: do that after the last use of crossmem"
+_INIT = "other code finalised or re-initialised ACL: let it do so after the last use of crossmem"
 _FOREIGN = (
     "crossmem's own calls do not cause this code: earlier work of other code in this process may "
     "have failed"
@@ -114,7 +114,7 @@ CODES: Final = {
     107002: Code(
         "ACL_ERROR_RT_CONTEXT_NULL",
         "the device or its context is gone: other code in this process reset the device, or this "
-        "is a forked child, which must be spawned instead",
+        "process is a forked child and must be started with spawn",
     ),
     107003: Code(
         "ACL_ERROR_RT_STREAM_CONTEXT",
@@ -150,8 +150,8 @@ CODES: Final = {
     207005: Code("ACL_ERROR_RT_RESOURCE_ALLOC_FAIL", _RESOURCES),
     207006: Code(
         "ACL_ERROR_RT_NO_PERMISSION",
-        "the driver does not permit it: the memory may have been exported without a whitelist, or "
-        "the device's files may belong to another user",
+        "the driver does not permit this call: the memory may have been exported without a "
+        "whitelist, or the device's files may belong to another user",
         AccessDeniedError,
     ),
     207007: Code("ACL_ERROR_RT_NO_EVENT_RESOURCE", _RESOURCES),
@@ -165,7 +165,8 @@ CODES: Final = {
     207020: Code("ACL_ERROR_RT_TIMEOUT", _TASK),
     207021: Code(
         "ACL_ERROR_RT_LINK_TYPE_NOT_SUPPORTED",
-        "the link between the devices does not support this: import on the memory's own device",
+        "the link between the devices does not support this call: import on the memory's own "
+        "device",
     ),
     507000: Code("ACL_ERROR_RT_INTERNAL_ERROR", _TASK),
     507006: Code("ACL_ERROR_RT_EVENT_NOT_COMPLETE", _FOREIGN),
@@ -180,8 +181,8 @@ CODES: Final = {
     507053: Code("ACL_ERROR_RT_DEVICE_MEM_ERROR", _TASK),
     507899: Code(
         "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
-        "the driver refused without a reason: see the plog files of CANN (~/ascend/log); after "
-        "a fault on the device, every call can return this",
+        "the driver gave no reason: see the plog files of CANN (~/ascend/log); after a fault on "
+        "the device, every call can return this code",
     ),
     507901: Code("ACL_ERROR_RT_SOCKET_CLOSE", _TASK),
     507910: Code("ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED", _FOREIGN),
@@ -193,25 +194,25 @@ _IMPORTS: Final = frozenset({"rt.mem_import_from_shareable_handle", "rt.ipc_mem_
 
 _REFUSALS: Final = {
     "rt.mem_import_from_shareable_handle": "this process is the exporter, is not on the whitelist, "
-    "or started after its pid was put there; or the exporter is freeing the memory",
-    "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead, or this process is not on "
-    "the whitelist or started after its pid was put there",
+    "or started after its pid was put on it; or the exporter is freeing the memory",
+    "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead; or this process is not on "
+    "the whitelist, or started after its pid was put on it",
     "rt.mem_export_to_shareable_handle": "other code exported the memory before, or the memory was "
     "imported",
     "rt.ipc_mem_get_export_key": "the memory does not begin at a page of its own, or was opened "
     "from another process",
-    "rt.mem_set_pid_to_shareable_handle": "no such process runs",
-    "rt.ipc_mem_set_import_pid": "no such process runs",
-    "rt.map_mem": "something is mapped there, the addresses were used for another device, or the "
+    "rt.mem_set_pid_to_shareable_handle": "no process has this pid",
+    "rt.ipc_mem_set_import_pid": "no process has this pid",
+    "rt.map_mem": "memory is mapped at these addresses, they were used for another device, or the "
     "memory is smaller than its exporter says",
-    "rt.unmap_mem": "nothing is mapped there, or a key of this memory was not closed",
-    "rt.release_mem_address": "something is still mapped there",
+    "rt.unmap_mem": "no memory is mapped at this address, or a key of the memory was not closed",
+    "rt.release_mem_address": "memory is still mapped at these addresses",
     "tdt.attach_queue": "the queue was destroyed, or belongs to another memory group",
     "tdt.grant_queue": "the queue was destroyed",
     "tdt.enqueue": "another process died during a put, or the queue was destroyed",
     "tdt.dequeue": "another process died during a get, or the queue was destroyed",
 }
-"""The usual cause of code 507899. The key is the call."""
+"""The usual causes of code 507899. The key is the call."""
 
 _DEVICE_MEM_ERROR: Final = 507053
 _LOST: Final = (
@@ -236,7 +237,8 @@ _HINTS: Final = {
     ("tdt.dequeue", _RESOURCE_ALLOC_FAIL): _LOST,
     ("tdt.create_queue", FAILURE): _NO_GROUP,
     ("tdt.attach_queue", FAILURE): _NO_GROUP,
-    # The application chooses the stream, and crossmem all other arguments of these calls.
+    # The stream is the only argument of these calls that the application chooses, so it causes
+    # these codes.
     **{
         (f"rt.{function}", code): hint
         for function in ("synchronize_stream", "value_wait", "value_write")
@@ -247,7 +249,7 @@ _HINTS: Final = {
         for function in ("memcpy", "memcpy_async", "synchronize_device", "synchronize_stream")
     },
 }
-"""The usual causes of other codes. The key is the call and the code."""
+"""Hints for other codes. The key is the call and the code."""
 
 
 def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
@@ -260,7 +262,7 @@ def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
     code
         The result code.
     detail
-        CANN's text about the failure, empty if there is none.
+        CANN's text about the failure; empty if CANN has no text.
     """
     known = CODES.get(code)
     name, hint, kind = known or Code(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hook of the plugin. A probe may open CANN's library, but it never imports pyACL."""
+"""The hook of the plugin. The backend's probe may open CANN's library, but never imports pyACL."""
 
 import sys
 from functools import partial
@@ -35,7 +35,8 @@ def _probe() -> Availability:
     if not any(_DEV.glob(_DEVICE_FILES)) and not _has_devices():
         return Availability(
             "unusable",
-            f"no NPU found: no file {_DEV / _DEVICE_FILES}, and aclrtGetDeviceCount finds none",
+            f"no NPU found: there is no file {_DEV / _DEVICE_FILES}, and aclrtGetDeviceCount finds "
+            "no device",
         )
     return Availability("available")
 
@@ -63,7 +64,7 @@ def _fault_of_both() -> tuple[str, str]:
     """
     if "acl" in sys.modules or find_spec("acl") is not None:
         return "", ""
-    # Imported here, because every process runs discovery, which must stay cheap.
+    # The import comes late, because each process that uses any backend imports this module.
     with PLUGINS:
         from crossmem_ascend.library import acl_library  # noqa: PLC0415
 

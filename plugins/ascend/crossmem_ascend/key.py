@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing of ``malloc`` memory by key.
+"""Shares memory of ``acl.rt.malloc`` by key.
 
 The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
-the key before it frees the memory. The memory is lost when the exporter ends. On another device
-than the memory's, the vendor refuses copies from or to the host. So crossmem imports memory only on
-the device that holds it.
+the key before it frees the memory. The memory is lost when the exporter ends. If an importer uses
+another device than the memory's, the vendor refuses copies from or to the host. So crossmem imports
+memory only on the device that holds it.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _PIDS_IN_A_CALL: Final = 31
 
 @dataclass(slots=True)
 class _Keyed(Reference):
-    """Memory with a key."""
+    """Memory that this process has allocated, or that it imports by a key."""
 
     key: str = ""
     """In the exporter, the open key; empty if there is none. In an importer, the key to open."""
@@ -125,8 +125,8 @@ class Key(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # The vendor opens a key at the map and closes it at the unmap. If a mapping and its undo
-        # both failed, only this call can retry the undo.
+        # map() opens the key and unmap() closes it, so an import that is not mapped has no
+        # resource. If a map and its undo both failed, only this call can retry the undo.
         self.unmap(imported)
 
     @override
@@ -144,7 +144,7 @@ class Key(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: the mapping is the only resource."""
+        """Do nothing: the mapping is the only resource of the import."""
 
     @override
     def unmap(self, imported: Imported) -> None:

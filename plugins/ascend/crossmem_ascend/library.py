@@ -2,7 +2,8 @@
 """``libascendcl`` through ctypes, with the interface of pyACL.
 
 This binding needs no pyACL, and releases the GIL during calls. It has functions that pyACL lacks:
-access to mappings, handles of mapped memory, version 2 of shareable handles, and queues.
+those for access to mappings, for handles of mapped memory, for version 2 of shareable handles, and
+for queues.
 """
 
 import ctypes
@@ -31,7 +32,7 @@ _NUMBER_NBYTES: Final = 8
 
 
 class _Module:
-    """A module of ``acl``."""
+    """A module of ``acl``, such as ``acl.rt``. Its attributes are functions of the library."""
 
     def __init__(self, name: str, functions: Functions) -> None:
         self._name = name
@@ -66,7 +67,8 @@ class _Rt(_Module):
         try:
             return key.value.decode("ascii"), code
         except UnicodeDecodeError:
-            # Ascend 950 is said to have keys that are not text, which pyACL cannot return either.
+            # Ascend 950 is said to have keys that are not text. This interface, like pyACL, cannot
+            # return them.
             self._functions.call("ipc_mem_close", key.value)
             return "", FEATURE_NOT_SUPPORT
 
@@ -76,7 +78,8 @@ class _Rt(_Module):
         try:
             return key.value.decode("ascii"), code
         except UnicodeDecodeError:
-            # pyACL cannot return such a key either. The export ends with the notify.
+            # This interface, like pyACL, cannot return such a key. It need not be closed: the
+            # export ends with the notify.
             return "", FEATURE_NOT_SUPPORT
 
     def _export_v2(self, handle: int, flags: int, kind: int) -> tuple[int | bytes, int]:
@@ -100,7 +103,7 @@ class LibraryAcl:
         return code
 
     def get_soc_name(self) -> str | None:
-        """Return the name of the device type, None if the library does not know it."""
+        """Return the name of the device type, or None if the library does not know it."""
         return self._text("get_soc_name") or None
 
     def get_recent_err_msg(self) -> str:
@@ -152,7 +155,7 @@ def open_acl() -> Acl:
 def beside(acl: Acl) -> Any:
     """Return the library that pyACL has loaded, because pyACL lacks some of its functions.
 
-    Another runtime, or a pyACL whose library is not found, is returned itself.
+    If ``acl`` is not pyACL, or if the library is not found, return ``acl`` itself.
     """
     if not isinstance(acl, ModuleType):
         return acl
@@ -163,5 +166,5 @@ def beside(acl: Acl) -> Any:
 
 
 def open_tdt(acl: Acl) -> object | None:
-    """Return a runtime's functions for queues and buffers, None if there are none."""
+    """Return a runtime's functions for queues and buffers, or None if it has none."""
     return getattr(acl if hasattr(acl, "tdt") else beside(acl), "tdt", None)

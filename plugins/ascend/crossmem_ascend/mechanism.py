@@ -10,11 +10,11 @@ from crossmem.models import Access
 __all__ = ["GRANULARITY_NBYTES", "Mechanism", "Reference"]
 
 GRANULARITY_NBYTES: Final = 2 << 20
-"""Size of a huge page, the unit of device memory that can be shared."""
+"""Size of a huge page. The capacity of shared memory is a multiple of this size."""
 
 
 class Mechanism(Protocol):
-    """One mechanism. Its callers manage device and context.
+    """One mechanism. The callers of its methods make the device current.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Mechanism(Protocol):
         ...
 
     def export(self, block: Block, *, raw: bool) -> bytes:
-        """Return the bytes for importers. The vendor exports an allocation only once."""
+        """Return the bytes for importers. Only the first call for a block makes a vendor export."""
         ...
 
     def admit(self, block: Block, tgids: list[int]) -> None:
@@ -81,7 +81,8 @@ class Reference:
     raw
         Whether the vendor's export is raw; None before the export.
     admitted
-        The tgids of the processes on the whitelist. The vendor removes none of them.
+        The processes on the whitelist, as tgids, which are the vendor's process numbers. The vendor
+        removes no process.
     """
 
     mechanism: Mechanism

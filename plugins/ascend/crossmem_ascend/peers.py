@@ -34,7 +34,7 @@ class PeerAccess:
         Raises
         ------
         DriverError
-            The driver enables the access in the background, and does not finish in time.
+            The vendor enables the access in the background, and has not finished in time.
         """
         if (ordinal, peer) in self._enabled:
             return
@@ -58,7 +58,7 @@ class PeerAccess:
         self._enabled.add((ordinal, peer))
 
     def enable_all(self, ordinal: int) -> None:
-        """Enable access in both directions between a device and all other devices in use."""
+        """Enable access in both directions between a device and each other device that is open."""
         for peer in self._contexts.opened:
             if peer != ordinal:
                 self.enable(ordinal, peer)

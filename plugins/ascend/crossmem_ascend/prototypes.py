@@ -174,9 +174,9 @@ RT: Final = {
     "value_wait": Prototype("aclrtValueWait", _POINTER, _U64, _UINT, _POINTER),
     "value_write": Prototype("aclrtValueWrite", _POINTER, _U64, _UINT, _POINTER),
     "wait_and_reset_notify": Prototype("aclrtWaitAndResetNotify", _POINTER, _POINTER, _UINT),
-    # Functions that pyACL lacks, with names in its style. mem_set_access takes one tuple for each
-    # device: flags, device number, type of location. The device number is the vendor driver's,
-    # whatever ASCEND_RT_VISIBLE_DEVICES is.
+    # Functions that pyACL lacks, with names in pyACL's style. mem_set_access takes one tuple for
+    # each device: flags, device number, type of location. The device number is the number in the
+    # vendor's driver, which ASCEND_RT_VISIBLE_DEVICES does not change.
     "mem_export_to_shareable_handle_v2": Prototype(
         "aclrtMemExportToShareableHandleV2",
         _POINTER,

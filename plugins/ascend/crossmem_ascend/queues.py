@@ -46,7 +46,7 @@ _BITS: Final[Mapping[QueueRole, int]] = {"produce": 4, "consume": 2}
 def obstacle(
     vendor: Vendor, tdt: object | None, ordinal: int, environ: Mapping[str, str]
 ) -> UnsupportedError | None:
-    """Return why processes cannot use the vendor's queues on a device, None if they can."""
+    """Return the error if processes cannot use the vendor's queues on a device, else None."""
     code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
     hint = (
         f"crossmem.device('{BACKEND}:{ordinal}').queue(...) makes a queue of crossmem's own, over "
@@ -63,7 +63,8 @@ def obstacle(
         reason = f"{code} buffers of acltdt in run mode host"
     elif _SHARE_GROUP not in environ:
         reason = f"{code} acltdtGrantQueue without a share group ({_SHARE_GROUP})"
-        # Products that run programs on the device have no shareable handles.
+        # Products that run programs on the device have no shareable handles, so the first hint
+        # does not help there.
         hint = f"set {_SHARE_GROUP}=1 in all processes, and put them into one memory group"
     elif ordinal:
         reason = "acltdt can use only device 0"
@@ -161,7 +162,7 @@ class QueueMechanism(HandOvers):
         """Destroy a queue that this process created. Do nothing for an attached queue."""
         destroy = self._tdt.destroy_queue
         with self._about(queue.ordinal, "close"):
-            # Neither a signal handler nor another thread runs between this statement and the call.
+            # No signal handler and no other thread runs between this statement and the call.
             attached, queue.reference = queue.reference, None
             if attached is not None and attached.is_own:
                 code = destroy(attached.number)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a runtime: the part of pyACL that the driver uses.
 
-Arguments are positional. A function with a result returns it together with the code, which is 0 for
-success. Pointers, handles, contexts and streams are integers.
+Arguments are positional. A function with a result returns the result together with the code, which
+is 0 for success. Pointers, handles, contexts and streams are integers.
 """
 
 from collections.abc import Callable, Mapping
@@ -100,7 +100,7 @@ feature, the export returns 207000."""
 
 
 class Rt(Protocol):
-    """The functions of ``acl.rt`` in use. Functions outside of `COMMON` may be missing."""
+    """The functions of ``acl.rt`` that the driver uses. Only those of `COMMON` always exist."""
 
     # Devices and contexts.
     def get_run_mode(self) -> tuple[int, int]: ...
@@ -159,7 +159,7 @@ class Rt(Protocol):
 
     # Values and notifies.
     def host_register(self, pointer: int, size: int, kind: int, /) -> tuple[int, int]:
-        """Register memory of the program; return the address for devices. The usual kind is 0."""
+        """Register memory of the program; return its device address. The usual kind is 0."""
         ...
 
     def host_unregister(self, pointer: int, /) -> int: ...
@@ -186,8 +186,8 @@ class Rt(Protocol):
 class Acl(Protocol):
     """The module ``acl``.
 
-    A runtime may also have ``get_soc_name``, ``get_recent_err_msg`` and ``tdt``, and an emulation
-    ``crossmem_fault`` and ``violations``.
+    A runtime may also have ``get_soc_name``, ``get_recent_err_msg`` and ``tdt``. An emulation may
+    also have ``crossmem_fault`` and ``violations``.
     """
 
     @property
@@ -251,7 +251,7 @@ class Vendor:
             if fault is not None:
                 raise fault
             recent = getattr(self.acl, "get_recent_err_msg", None)
-            # The text has several lines with names of source files, but an error has only one line.
+            # The text has several lines, but a message has only one.
             detail = " ".join((recent() or "").split()) if recent is not None else ""
             raise error_for(call, code, detail)
 

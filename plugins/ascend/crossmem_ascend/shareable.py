@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing by shareable handles of physical memory.
+"""Shares physical memory by the vendor's shareable handles.
 
-The vendor's rules: a physical handle is exported once, mapped whole, and freed after it is
-unmapped. The pages live until every process has freed its handle. An export checks a whitelist or
-admits all processes, and this choice is final.
+The vendor's rules: the memory of a physical handle is exported once, mapped whole, and freed after
+it is unmapped. The pages live until every process has freed its handle. An export checks a
+whitelist or admits all processes, and this choice is final.
 """
 
 import struct
@@ -44,7 +44,7 @@ class _Physical(Reference):
     is_mapped: bool = False
     """Whether the memory is mapped at these addresses."""
     pieces: dict[int, bool] = field(default_factory=dict)
-    """The addresses of the memory's mappings in address ranges."""
+    """The keys are the addresses of the memory's mappings in address ranges."""
     share: int | None = None
     """The value of the memory's only export. 0 is a valid value."""
 
@@ -137,7 +137,8 @@ class Shareable(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # If a mapping and its undo both failed, the caller has no mapping that it could unmap.
+        # If a map and its undo both failed, core has no mapping to unmap, so only this call can
+        # retry the undo.
         self.unmap(imported)
         self._free_physical(owned)
 
@@ -155,7 +156,7 @@ class Shareable(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: physical memory is unmapped before it is freed, so the close frees it."""
+        """Do nothing: the physical handle must stay until the memory is unmapped."""
 
     @override
     def unmap(self, imported: Imported) -> None:

@@ -198,8 +198,8 @@ class Space:
     def spans(self, pointer: int, nbytes: int) -> Iterator[tuple[Piece, int, int]]:
         """Yield each piece that overlaps a range, with the address and the size of the overlap.
 
-        At this address, the emulation itself uses the memory. If some addresses of the range have
-        no memory, the sum of the sizes is less than ``nbytes``.
+        The address is the emulation's own address of the memory, and not a device address. If some
+        of the range has no memory, the sum of the sizes is less than ``nbytes``.
         """
         for piece in self.overlapping(pointer, nbytes):
             first = max(pointer, piece.start)

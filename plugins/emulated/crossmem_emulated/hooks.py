@@ -18,10 +18,10 @@ __all__ = ["crossmem_backends", "crossmem_emulate", "crossmem_runtime"]
 
 def _probe() -> Availability:
     if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-        reason = "memory is shared through memfds, which need Linux and a Python with memfd_create"
+        reason = "it shares memory by memfds, which need Linux and a Python with os.memfd_create"
         return Availability("unusable", reason)
-    # Modules of the emulations are imported inside functions: every process that uses crossmem
-    # imports this module, and most processes need no emulation.
+    # Every process that uses crossmem imports this module, and most processes need no emulation. So
+    # the modules of the drivers and emulations are imported only inside functions.
     with PLUGINS:
         from crossmem_emulated.memory import creation_flags  # noqa: PLC0415
 
@@ -80,7 +80,7 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation":
 
 @hookimpl
 def crossmem_backends() -> tuple[Backend, ...]:
-    """Offer host memory and simulated devices. Each backend is used only if the caller names it."""
+    """Offer host memory and simulated devices. crossmem uses them only if the caller names them."""
     return (
         Backend(
             name="host",
@@ -91,7 +91,7 @@ def crossmem_backends() -> tuple[Backend, ...]:
         ),
         Backend(
             name="emulated",
-            summary="Simulated devices of a set capacity, in host memory",
+            summary="Simulated devices with a fixed capacity, in host memory",
             api_version=1,
             probe=_probe,
             load=_load_emulated,

@@ -16,20 +16,21 @@ from crossmem_emulated.memory import PAGE_NBYTES
 __all__ = ["CHECKED_NBYTES", "HostDriver"]
 
 CHECKED_NBYTES: Final = 64 << 20
-"""The smallest allocation that checks the limits. Smaller allocations are too frequent to check."""
+"""The smallest size in bytes of an allocation for which the driver reads the limits. Smaller
+allocations are too frequent."""
 
 _FRESH_S: Final = 0.1
-"""The time for which one reading of the limits is valid, in seconds."""
+"""The time in seconds for which one reading of the limits is valid."""
 
 _MAX_ALLOCATION_NBYTES: Final = 1 << 46
-"""The largest request in bytes: half of the addresses of a process on x86-64."""
+"""The largest request in bytes: half of the address space of a process on x86-64."""
 
 _MAX_NAME: Final = 50
-"""The most characters of a limit's name that fit into one line with the numbers."""
+"""The most characters of a limit's name that fit into an error message of one line."""
 
 
 class HostDriver(MemfdDriver):
-    """The host's memory in pages, within the limits of the machine and the process's cgroups.
+    """The host's memory as one device, within the limits of the machine and the process's cgroups.
 
     Raises
     ------
@@ -42,8 +43,9 @@ class HostDriver(MemfdDriver):
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         # The bytes that one reading of the limits still permits, and the time at which the reading
-        # expires. If two threads allocate at once, an update of these fields may be lost. This is
-        # harmless: one reading permits at most half of the free memory.
+        # expires. If two threads allocate at once, an update of these fields may be lost, and both
+        # threads may use the same bytes. This is harmless, because one reading permits at most half
+        # of the free memory.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(
@@ -67,10 +69,10 @@ class HostDriver(MemfdDriver):
         block.capacity = capacity
 
     def _check(self, capacity: int) -> None:
-        """Raise if the limits leave too little memory for a capacity.
+        """Raise ``OutOfMemoryError`` if the limits leave too little memory for a capacity.
 
         A reading of the limits takes as long as ten allocations. So one reading also serves later
-        allocations, up to half of the free memory that it found.
+        allocations, until all of them together reach half of the free memory that was read.
         """
         if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
             self._spare_nbytes -= capacity

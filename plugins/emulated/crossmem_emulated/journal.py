@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorded violations and the injected faults of a whole emulated host."""
+"""The recorded violations and the injected faults of all processes of an emulated host."""
 
 import os
 from typing import Final, NamedTuple
@@ -14,7 +14,7 @@ class Violation(NamedTuple):
     """One call that the vendor forbids or leaves undefined."""
 
     pid: int
-    """The process that made the call."""
+    """Id of the process that made the call."""
     call: str
     """The vendor's function, such as ``"rt.map_mem"``."""
     rule: str
@@ -26,11 +26,12 @@ class Violation(NamedTuple):
 _OF_PROCESS: Final = (
     "(pid IS NULL OR (pid, start_time) = (SELECT pid, start_time FROM process WHERE number = ?))"
 )
-"""The condition for the faults of a process."""
+"""A condition in SQL. It selects the faults for all processes, and those for the process with a
+given number in the table ``process``."""
 
 
 class Journal:
-    """The violations of all processes of one host, in the order in which they happened."""
+    """The violations of all processes of one emulated host, in the order of the calls."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -44,28 +45,28 @@ class Journal:
             )
 
     def read(self, after: int = 0) -> list[Violation]:
-        """Return the violations that were recorded after :meth:`last` returned ``after``."""
+        """Return the violations with larger numbers than ``after``, a result of :meth:`last`."""
         query = "SELECT pid, call, rule, text FROM violation WHERE number > ? ORDER BY number"
         with self._machine.transaction() as tables:
             return [Violation(*row) for row in tables.execute(query, (after,))]
 
     def last(self) -> int:
-        """Return the number of the last violation. Numbers are not used again."""
+        """Return the number of the last violation, or 0. Numbers are not used again."""
         with self._machine.transaction() as tables:
             query = "SELECT COALESCE(MAX(number), 0) FROM violation"
             found: int = tables.execute(query).fetchone()[0]
             return found
 
     def clear(self) -> None:
-        """Forget all violations."""
+        """Delete all violations."""
         with self._machine.transaction() as tables:
             tables.execute("DELETE FROM violation")
 
 
 class Faults:
-    """The injected faults of one host. Each is for one process or for all processes.
+    """The injected faults of one emulated host. A fault makes calls of one function fail.
 
-    A fault ends with the process that added it.
+    Each fault is for one process or for all processes. It ends with the process that added it.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -89,15 +90,15 @@ class Faults:
         count
             Number of calls that fail after the skipped calls.
         pid
-            The living process whose calls fail; None: the calls of all processes, counted
-            together.
+            The id of a living process, whose calls fail. If None, the calls of all processes fail,
+            and ``skip`` and ``count`` apply to all these calls together.
 
         Returns
         -------
         int
-            The number for :meth:`remove`.
+            The fault's number, for :meth:`remove`.
         """
-        # A later process with the same pid is another process.
+        # The start time distinguishes this process from a later process with the same pid.
         started = None if pid is None else process_start_time(pid)
         with self._machine.transaction() as tables:
             made = tables.execute(
@@ -109,7 +110,7 @@ class Faults:
             return int(made.lastrowid or 0)
 
     def remove(self, number: int) -> None:
-        """Remove a fault. Do nothing if all its calls have failed already."""
+        """Remove a fault. Do nothing if the fault has ended already."""
         with self._machine.transaction() as tables:
             tables.execute("DELETE FROM fault WHERE number = ?", (number,))
         self._version = None
@@ -121,7 +122,7 @@ class Faults:
         self._version = None
 
     def take(self, call: str) -> int | None:
-        """Return the code with which a call must fail, or None if the call must not fail."""
+        """Count a call. Return the code with which the call must fail, or None."""
         version = self._machine.version
         if version != self._version:
             with self._machine.transaction() as tables:

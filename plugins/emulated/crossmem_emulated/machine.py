@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of one emulated host: the records of device memory that a real host's kernel keeps.
+"""The tables of one emulated host. On a real host, the kernel has such records of device memory.
 
-An SQLite database has these records. A transaction is atomic, and Linux releases the locks of a
+The tables are in an SQLite database. A transaction is atomic, and Linux releases the locks of a
 killed process. So a process that is killed at any instruction blocks no other process. Other
-processes later remove its entries. The memory itself is a memfd of the process that allocated it.
-Linux frees a memfd that no process has mapped or open.
+processes later remove the entries of the killed process. The memory itself is a memfd of the
+process that allocated it. Linux frees a memfd that no process has mapped or open.
 
-All processes of one emulated host are in one pid namespace and have one user.
+All processes of one emulated host must be in one pid namespace and have the same user.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
 _VERSION: Final = 3
 _SPARE_NBYTES: Final = 128 << 10
-"""If a call of SQLite fails while fewer bytes are free, the disk counts as full: the call may have
-needed several pages."""
+"""If a call of SQLite fails while the file system has fewer free bytes, the file system counts as
+full, because the call may have needed several pages."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -89,15 +89,16 @@ _DELETE_UNHELD: Final = "DELETE FROM pages WHERE number NOT IN (SELECT pages FRO
 
 
 def ticks_since_boot() -> int:
-    """Return the time in the unit of process start times (proc_pid_stat(5), field 22)."""
+    """Return the time since boot in clock ticks, the unit of the start times of processes."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
-    """Run a step as soon as no other process is in a transaction, and return its result.
+    """Call ``step`` again and again while another process has locked the database.
 
-    SQLite's own wait is not used: its pauses become longer and longer, and SQLite does not wait at
-    the first open and the last close of the file.
+    Return the result of ``step``, or raise after 10 seconds. SQLite's own wait is not used: its
+    pauses become longer and longer. Also, SQLite does not wait at the first open and the last close
+    of the file.
     """
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -120,11 +121,11 @@ class Machine:
     Parameters
     ----------
     folder
-        The folder of the tables: one folder is one host. The folder is created if necessary. Its
+        The folder of the database. One folder is one host. The folder is created if necessary. Its
         parent is not created, because another process may have removed the parent on purpose.
     schema
-        SQL that creates the tables of one vendor if they do not exist. A row that must be deleted
-        with a process refers to the table ``process`` with ``ON DELETE CASCADE``.
+        SQL that creates the tables of one vendor if they do not exist. A row that ends with a
+        process must refer to the table ``process`` with ``ON DELETE CASCADE``.
 
     Attributes
     ----------
@@ -134,7 +135,7 @@ class Machine:
     Raises
     ------
     ConfigurationError
-        The folder cannot be used, or belongs to another user.
+        The folder cannot be used or belongs to another user, or its parent does not exist.
     """
 
     def __init__(self, folder: Path, schema: str) -> None:
@@ -159,9 +160,10 @@ class Machine:
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.stat()
         except FileNotFoundError:
-            msg = f"the emulated host {shorten(str(folder))} does not exist, nor its parent folder"
+            msg = f"the parent folder of the emulated host {shorten(str(folder))} does not exist"
             hint = (
-                "the command that made it has ended; set CROSSMEM_EMULATED_STATE to another folder"
+                "set CROSSMEM_EMULATED_STATE to a folder whose parent exists; `crossmem emulate` "
+                "removes its own folder when it ends"
             )
             raise ConfigurationError(msg, hint=hint) from None
         except OSError as error:
@@ -179,7 +181,7 @@ class Machine:
     def boot(self) -> Path:
         """The path of the database.
 
-        Each boot has its own database, because pids of an earlier boot mean nothing.
+        Each boot has its own database, because the processes of an earlier boot have ended.
         """
         path = Path("/proc/sys/kernel/random/boot_id")
         try:
@@ -200,9 +202,9 @@ class Machine:
             )
         if self._connection is None:
             self._connection = _in_time(self._open)
-            # The release of memory at the exit of this process still needs the connection, so only
-            # the kernel closes the connection then. The extra reference keeps Python 3.13 from
-            # warning that an open connection was deleted.
+            # At the exit of this process, the release of memory still needs the connection. So the
+            # finaliser does not run at exit, and the kernel closes the file of the database. Python
+            # 3.13 warns when it deletes an open connection; the extra reference prevents this.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._closing = weakref.finalize(self, _end, self._connection)
             self._closing.atexit = False
@@ -215,16 +217,13 @@ class Machine:
         return self._connection
 
     def _begin(self) -> None:
-        """Enter this process, and remove the entries of dead processes.
-
-        The entries of this process from before an exec are removed too.
-        """
+        """Enter this process into the tables, and remove the entries of dead processes."""
         me = (*self.identity, os.getpid())
         with _beginning:
             with self.transaction() as tables:
                 if me not in _known:
                     # If this program was started by exec, entries with the same pid and start time
-                    # belong to the program before it.
+                    # belong to the earlier program of this process. They are removed, too.
                     started = (os.getpid(), process_start_time("self") or 0)
                     tables.execute("DELETE FROM process WHERE pid = ? AND start_time = ?", started)
                     tables.execute(_DELETE_UNHELD)
@@ -240,7 +239,7 @@ class Machine:
         except FileNotFoundError:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self.identity:
-            # Without this check, SQLite might make a new host in a new folder.
+            # Without this check, SQLite might make a new database in a new folder of the same name.
             raise HostLostError(f"the emulated host {shorten(str(self.folder))} was removed")
         connection = sqlite3.connect(
             self.boot, timeout=0, isolation_level=None, check_same_thread=False
@@ -259,10 +258,10 @@ class Machine:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the tables; changes are kept if the outermost block ends without an exception.
+        """Yield the tables in a transaction. Nested blocks belong to the outermost transaction.
 
-        Other processes wait for the end of the block before they begin a transaction, so the block
-        must be short.
+        The changes are kept if the outermost block ends without an exception. Other processes
+        cannot begin a transaction before the end of the block, so the block must be short.
         """
         with self._lock:
             tables = self._opened()
@@ -281,19 +280,19 @@ class Machine:
                 self._is_inside = False
 
     def _roll_back(self, tables: sqlite3.Connection) -> None:
-        # The rollback may remove the entry of this process, so its number is forgotten.
+        # The rollback may remove the entry of this process. So the entry's number is forgotten.
         self._me = None
         # If the disk is full, SQLite may have rolled the transaction back already.
         if tables.in_transaction:
             tables.execute("ROLLBACK")
 
     def undo(self, step: Callable[..., object], *arguments: object) -> None:
-        """Register a step that is executed if the outermost transaction in progress fails."""
+        """Register a step that runs if the outermost transaction in progress fails."""
         self._undo.callback(step, *arguments)
 
     @property
     def version(self) -> tuple[int, int]:
-        """A value that changes when another process has changed the tables."""
+        """A value that changes when another connection has changed the tables."""
         with self._lock:
             tables = self._opened()
             (number,) = _in_time(tables.execute, "PRAGMA data_version").fetchone()
@@ -314,7 +313,7 @@ class Machine:
         return self._me[1]
 
     def lives(self, tables: sqlite3.Connection, process: int) -> bool:
-        """Whether a process still runs. The entries of a dead process are removed."""
+        """Whether a process is alive. If it is dead, remove its entries."""
         row = tables.execute(
             "SELECT pid, start_time FROM process WHERE number = ?", (process,)
         ).fetchone()
@@ -325,15 +324,15 @@ class Machine:
             if process_start_time(pid) == start_time:
                 return True
         except OSError:
-            # This process has no free descriptor for the query. So the other process counts as
-            # alive.
+            # The start time cannot be read, for example because this process has no free
+            # descriptor. So the other process counts as alive.
             return True
         tables.execute("DELETE FROM process WHERE number = ?", (process,))
         tables.execute(_DELETE_UNHELD)
         return False
 
     def fault_of(self, error: Exception) -> CrossmemError | None:
-        """Return crossmem's error if the system made the database unusable, otherwise None.
+        """Return crossmem's error if the file system makes the database unusable, otherwise None.
 
         The emulated vendor has no result code for an unusable database.
         """
@@ -358,7 +357,7 @@ class Machine:
             found = os.statvfs(self.folder)
         except OSError:
             return False
-        # A file system without a limit on the number of files reports the total 0.
+        # A file system that does not limit the number of files reports 0 as the total number.
         has_no_files = found.f_files > 0 and not found.f_favail
         return has_no_files or found.f_bavail * found.f_frsize < _SPARE_NBYTES
 
@@ -368,10 +367,11 @@ class Machine:
             self.lives(tables, process)
 
     def close(self) -> None:
-        """Close the database; the next use opens it again."""
+        """Close the connection to the database. The next use opens a new connection."""
         with self._lock:
             if self._connection is not None and self._closing is not None:
-                # While the process exits, the finaliser would do nothing.
+                # While the process exits, a call of the finaliser does nothing. So the finaliser is
+                # detached, and this method itself closes the connection.
                 self._closing.detach()
                 _end(self._connection)
                 self._closing = self._connection = None
@@ -380,10 +380,11 @@ class Machine:
     # Fork -------------------------------------------------------------------------------------
 
     def prepare_fork(self) -> None:
-        """Close the connection before a fork, if possible: a connection belongs to one process.
+        """Close the connection before a fork, because a child cannot use its parent's connection.
 
-        The method does not wait for a call of another thread: that call may be waiting for a lock
-        that this thread holds for the fork.
+        The connection stays open if another thread uses it, or during a transaction. This method
+        does not wait for the other thread, which may itself be waiting for a lock that this thread
+        holds for the fork.
         """
         self._is_busy = not self._lock.acquire(blocking=False)
         if not self._is_busy:
@@ -394,7 +395,7 @@ class Machine:
                 self._lock.release()
 
     def renew_after_fork(self) -> None:
-        """Reset the state in a forked child. Connections that crossed the fork are never used."""
+        """Reset the state in a forked child, which never uses a connection of its parent."""
         global _is_sqlite_lost  # noqa: PLW0603 - one value for the process
         # If another thread was using SQLite at the fork, SQLite's own locks may stay held in this
         # child for ever. So the child cannot use any host.
@@ -404,14 +405,18 @@ class Machine:
         self._me = None
         if self._closing is not None:
             self._closing.detach()
-            # A connection crossed the fork, so the child cannot use this host. A new connection
-            # would rely on SQLite's record of the old connection's locks. A close of the old
-            # connection could wait for a lock that no thread of the child releases.
+            # The parent's connection was open at the fork, so the child cannot use this host. A new
+            # connection would rely on SQLite's record of the old connection's locks, which a child
+            # does not inherit. A close of the old connection could wait for a lock that no thread
+            # of the child releases.
             _lost.add(self.identity)
 
 
 def log_fault(fault: CrossmemError | None) -> None:
-    """Log once, for a C program, a fault for which the vendor has no code."""
+    """Log an error of the emulation itself, because a C program gets only the vendor's code.
+
+    Each text is logged once in a process. If ``fault`` is None, nothing is logged.
+    """
     text = str(fault)
     if fault is not None and text not in _told:
         _told.add(text)
@@ -428,15 +433,15 @@ def _end(connection: sqlite3.Connection) -> None:
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
-"""The identities of the hosts that this process cannot use any more: this process or an ancestor
-was forked while a connection was open."""
+"""The identities of the hosts that this process cannot use, because this process or an ancestor was
+forked while a connection to the host was open."""
 _is_sqlite_lost = False
 """Whether this process cannot use any host, because another thread used SQLite at a fork."""
 
 
 _beginning = threading.Lock()
-"""A thread holds this lock while it enters the process into a host. Otherwise another thread could
-mistake the new entries for those of an earlier program, and remove them."""
+"""A thread holds this lock while it enters the process into a host. Without the lock, another
+thread could take the new entries for entries of an earlier program, and remove them."""
 _known: set[tuple[int, int, int]] = set()
 """The hosts that this program has entered, each with the pid of the process at that time."""
 

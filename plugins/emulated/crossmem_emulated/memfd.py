@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of the drivers ``host`` and ``emulated``. It shares memory by system calls on memfds.
 
-The ``reference`` of a block or import is its descriptor. After an import's descriptor was closed,
-the ``reference`` is a :class:`_Kept`.
+The ``reference`` of a block is its descriptor. The ``reference`` of an import is its descriptor or,
+when :meth:`MemfdDriver.map` has closed the descriptor, a :class:`_Kept`.
 """
 
 import errno
@@ -27,7 +27,8 @@ _DLPACK_CPU: Final = 1
 
 _HUGE_PAGE_NBYTES: Final = 2 << 20
 _MIN_FILL_NBYTES: Final = 64 << 10
-"""Size from which new pages are written faster through the descriptor than through a mapping."""
+"""The size in bytes from which a write to new pages is faster through the descriptor than through a
+mapping."""
 _NO_ROOM: Final = frozenset({errno.EFBIG, errno.ENOMEM, errno.ENOSPC})
 _ROOM_HINT: Final = (
     "free memory, or raise the limits on the address space of a process (ulimit -v) and on its "
@@ -53,7 +54,7 @@ class MemfdDriver(Driver):
     granularity_nbytes
         Unit of capacities in bytes: a power of two, and a multiple of the page size.
     max_allocation_nbytes
-        Largest request in bytes that reaches :meth:`allocate`.
+        Largest request in bytes that a caller may pass to :meth:`allocate`.
     peer_access
         Whether devices can map each other's memory.
     hugepages
@@ -94,11 +95,11 @@ class MemfdDriver(Driver):
             timeline_levels=("word", "host"),
         )
         self._is_inherited = self._capabilities.host_visible
-        """Whether forked children have the memory mapped too (law C18)."""
+        """Whether forked children inherit the mappings of the memory (law C18)."""
         self._advise_huge = hugepages and memory.wants_huge_page_advice()
         self._prepares = self._advise_huge
-        """Whether :meth:`_prepare` must be called for new memory. If so, :meth:`fill` writes
-        through the mapping."""
+        """Whether :meth:`allocate` calls :meth:`_prepare` for a new block. If so, :meth:`fill`
+        writes through the mapping."""
         try:
             self._flags = memory.creation_flags()
         except SystemCallError as error:
@@ -133,16 +134,17 @@ class MemfdDriver(Driver):
         return block
 
     def _charge(self, block: Block, capacity: int) -> None:
-        """Set the capacity of a block, or raise ``OutOfMemoryError`` if there is no room."""
+        """Set the capacity of a block. Raise ``OutOfMemoryError`` if a limit leaves no room."""
         block.capacity = capacity
 
     def _refund(self, block: Block) -> None:
-        """Set the capacity of a freed block to 0."""
+        """Undo :meth:`_charge`, and set the capacity of the freed block to 0."""
         block.capacity = 0
 
     def _prepare(self, block: Block) -> None:
         """Prepare a new block for its first use."""
-        # A small allocation gets no huge page, because the kernel would zero the whole huge page.
+        # An allocation below the size of a huge page gets none, because the kernel would zero the
+        # whole huge page.
         if self._advise_huge and block.nbytes >= _HUGE_PAGE_NBYTES:
             memory.advise_huge(block.pointer, block.capacity)
 
@@ -160,8 +162,8 @@ class MemfdDriver(Driver):
         descriptor = block.reference
         if descriptor is not None:
             try:
-                # The kernel closes the descriptor even if close() reports an error, so the
-                # reference is cleared first.
+                # The kernel closes the descriptor even if close() reports an error. So the
+                # reference is cleared first, and a repeated free() does not close it again.
                 block.reference = None
                 close(descriptor)
             except OSError as error:
@@ -239,21 +241,21 @@ class MemfdDriver(Driver):
             except OSError as error:
                 raise self._close_failed(imported.ordinal, error, "unmap") from None
         elif reference is not None and reference.mapped.pointer:
-            # map() was interrupted right after it had made this mapping, so core does not know the
-            # mapping.
+            # An interrupt ended map() after map() had made this mapping. So the core does not know
+            # the mapping.
             self.unmap(reference.mapped)
 
     @override
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:
         if isinstance(imported.reference, _Kept) and imported.reference.mapped.pointer:
-            # An earlier call made this mapping and was interrupted before it returned.
+            # An earlier call made this mapping, but an interrupt ended the call before it returned.
             kept: Mapped = imported.reference.mapped
             return kept
         mapped = Mapped(imported, 0)
         try:
             mapped.pointer = self._map(imported, "rw" if imported.access == "rw" else "ro")
-            # This method does not know the size of the request. If the capacity exceeds one huge
-            # page, so does the request.
+            # This method does not know how many bytes the exporter requested. If the capacity
+            # exceeds one huge page, the request exceeds one huge page, too.
             if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(mapped.pointer, imported.capacity)
             if not remappable:
@@ -297,17 +299,17 @@ class MemfdDriver(Driver):
                 raise self._munmap_failed(source.ordinal, "unmap", capacity) from None
 
     def map_readonly(self, block: Block) -> Mapped:
-        """Map a block a second time, without write access (law C8)."""
+        """Map a block a second time, for reading only (law C8)."""
         mapped = Mapped(block, 0)
         mapped.pointer = self._map(block, "ro")
         return mapped
 
     def unmap_readonly(self, mapped: Mapped) -> None:
-        """Undo :meth:`map_readonly`."""
+        """Unmap a mapping that :meth:`map_readonly` made."""
         self.unmap(mapped)
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
-        """Reserve consecutive addresses, where any access faults."""
+        """Reserve consecutive addresses. Any access to an address without a mapping faults."""
         reserved = Reserved(ordinal, 0, nbytes)
         try:
             reserved.pointer = memory.reserve(nbytes, self._capabilities.granularity_nbytes)
@@ -341,7 +343,7 @@ class MemfdDriver(Driver):
         except CrossmemError:
             raise
         except BaseException:
-            # If nothing was mapped yet, cover() leaves the reservation as it was.
+            # cover() removes the mapping. If nothing was mapped yet, it changes nothing.
             memory.cover(pointer, capacity)
             raise
         return mapped
@@ -351,8 +353,8 @@ class MemfdDriver(Driver):
         source = mapped.source
         if mapped.pointer:
             try:
-                # After an interrupt, a repeated call covers the addresses a second time. This is
-                # harmless, because they are still reserved.
+                # After an interrupt, a repeated call of this method runs cover() a second time for
+                # the same addresses. This is harmless, because the addresses are still reserved.
                 memory.cover(mapped.pointer, source.capacity)
             except SystemCallError as error:
                 raise self._translate(error, "unmap", source.ordinal, source.capacity) from None
@@ -375,8 +377,8 @@ class MemfdDriver(Driver):
 
     @override
     def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
-        # Through the descriptor, the kernel writes a new page without zeroing or mapping it first.
-        # Pages that exist already, and huge pages, are written faster through the mapping.
+        # For a write through the descriptor, the kernel neither zeroes nor maps a new page. For
+        # pages that exist already, and for huge pages, a write through the mapping is faster.
         if self._prepares or nbytes < _MIN_FILL_NBYTES:
             super().fill(block, offset, source, nbytes)
             return
@@ -387,7 +389,7 @@ class MemfdDriver(Driver):
 
     @override
     def synchronize(self, ordinal: int) -> None:
-        # The CPU's work is complete when a call returns, and its caches are coherent.
+        # The CPU's work is complete when a call returns, and the CPU's caches are coherent.
         pass
 
     def _translate(
@@ -423,7 +425,7 @@ class MemfdDriver(Driver):
         if error.code == errno.EMFILE:
             return descriptor_hint()
         if error.code == errno.ENFILE:
-            return "the whole system is out of open files: see `sysctl fs.file-max`"
+            return "the system has too many open files: raise the limit `sysctl fs.file-max`"
         if error.code == errno.EACCES and error.call == "mmap":
             return "the exporter shared this memory read-only: attach with readonly=True"
         return None

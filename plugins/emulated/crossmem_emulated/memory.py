@@ -2,8 +2,8 @@
 """Host memory from the kernel: memfds of a sealed size, and their mappings.
 
 Mappings are made through ctypes, because each of Python's ``mmap`` objects holds a descriptor. An
-address is an integer, and the caller owns its mapping. A function that raises leaves no descriptor
-and no mapping behind.
+address is an integer, and the caller owns the mapping at this address. A function that raises
+leaves no new descriptor and no new mapping behind.
 """
 
 import contextlib
@@ -82,8 +82,8 @@ _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
-# CDLL releases the GIL during a call. These calls can take long, such as the unmapping of large
-# memory, or a mapping while another thread populates memory.
+# CDLL releases the GIL during a call, so other threads run. Some calls take long: the unmapping of
+# large memory, and a mapping while another thread populates memory.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _mmap = _libc.mmap
@@ -91,8 +91,8 @@ _mmap.argtypes = (c_size_t, c_size_t, c_int, c_int, c_int, c_int64)
 _mmap.restype = c_ssize_t
 
 munmap = _libc.munmap
-"""The C function itself. A caller clears its record of the address in the statement before the
-call, so that no signal handler runs in between."""
+"""The C function itself. A caller forgets the address in the statement directly before the call, so
+that no signal handler runs between the statement and the call."""
 munmap.argtypes = (c_size_t, c_size_t)
 munmap.restype = c_int
 
@@ -120,15 +120,15 @@ class SystemCallError(OSError):
 
 
 def libc_error(call: str) -> SystemCallError:
-    """Return the error for the system call that has just failed."""
+    """Return the error for ``call``, a system call of this thread that has just failed."""
     return SystemCallError(call, ctypes.get_errno())
 
 
 def creation_flags() -> int:
     """Return the flags for :func:`create` that this kernel supports.
 
-    The function first tries ``MFD_NOEXEC_SEAL``, because a system may refuse executable memory.
-    Kernels before Linux 6.3 do not know this flag.
+    The function first tries ``MFD_NOEXEC_SEAL``, because a system can be set to refuse memfds
+    without this flag. Kernels before Linux 6.3 do not know the flag.
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
@@ -155,12 +155,13 @@ def create(
     is_inherited
         Whether forked children inherit the mapping, as for :func:`map_shared`.
     unmapped_nbytes
-        Number of bytes of the file after the mapped part.
+        Number of further bytes in the file, after the mapped bytes. They are not mapped.
 
     Returns
     -------
     tuple of int
-        Descriptor, for the caller to close, and address, for the caller to unmap.
+        The descriptor, which the caller closes, and the address of the mapping, which the caller
+        unmaps.
     """
     call = "memfd_create"
     opened: list[int] = []
@@ -190,16 +191,16 @@ def map_shared(
     Parameters
     ----------
     descriptor, nbytes
-        The memory, and its size in bytes. All of it is mapped.
+        The memory, and the number of bytes to map from the first byte on.
     protection
         The access of the mapping: ``READ`` or ``READ_WRITE``.
     is_inherited
         Whether forked children inherit the mapping. If so, each child keeps the pages alive.
     at
-        The address in a reservation of :func:`reserve`; 0 for any address.
+        The address of the mapping, inside a reservation of :func:`reserve`; 0 for any address.
     """
-    # With MAP_FIXED, the new mapping replaces the reservation. If the kernel refuses, for example
-    # at the limit of mappings, the reservation is unchanged.
+    # With MAP_FIXED, the new mapping replaces the reservation of its addresses. If the kernel
+    # refuses, for example because the process has too many mappings, the reservation is unchanged.
     flags = MAP_SHARED | (_MAP_FIXED if at else 0)
     mapped: list[int] = []
     try:
@@ -219,16 +220,16 @@ def map_shared(
 
 
 def unmap(pointer: int, nbytes: int) -> None:
-    """Unmap a whole mapping."""
+    """Unmap ``nbytes`` bytes at an address."""
     if munmap(pointer, nbytes):
         raise libc_error("munmap")
 
 
 def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
-    """Reserve addresses without memory, where any access faults, and return the first address.
+    """Reserve consecutive addresses, and return the first address.
 
-    A forked child inherits the mappings in the reservation that were made with ``is_inherited``. It
-    does not inherit the addresses between the mappings.
+    The addresses have no memory, so any access faults. A forked child inherits the mappings in the
+    reservation that were made with ``is_inherited``. It does not inherit the other addresses.
 
     Parameters
     ----------
@@ -252,11 +253,11 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
             raise libc_error("mmap")
         end = first + nbytes + spare
         if at and first != at:
-            # Kernels before Linux 4.17 ignore the flag and may return another address.
+            # Kernels before Linux 4.17 ignore MAP_FIXED_NOREPLACE and may return another address.
             raise SystemCallError("mmap", EEXIST)
         pointer = (first + alignment - 1) & -alignment if spare else first
-        # The variables are changed before each unmap: after the unmap, another thread may get these
-        # addresses, and an error must not unmap them again.
+        # ``start`` and ``end`` exclude the addresses before each unmap. After the unmap, another
+        # thread may get these addresses, so the handler below must not unmap them again.
         if pointer > first:
             start = pointer
             munmap(first, pointer - first)
@@ -274,9 +275,10 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
 
 
 def duplicate_at(source: int, nbytes: int, target: int) -> None:
-    """Map memory a second time, at reserved addresses, without a descriptor.
+    """Map the memory at ``source`` a second time, at the reserved address ``target``.
 
-    A forked child inherits the second mapping if it inherits the first.
+    The second mapping needs no descriptor. A forked child inherits it if the child inherits the
+    first mapping.
     """
     # If the old size is 0, mremap() makes a second mapping of shared memory and keeps the first.
     if _mremap(source, 0, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _FAILED:
@@ -292,28 +294,32 @@ def cover(pointer: int, nbytes: int) -> None:
 
 
 def populate(pointer: int, nbytes: int) -> None:
-    """Populate all pages of a writable mapping. The call needs Linux 5.14."""
+    """Allocate all pages of a writable mapping now. The call needs Linux 5.14."""
     if _madvise(pointer, nbytes, _MADV_POPULATE_WRITE):
         raise libc_error("madvise(MADV_POPULATE_WRITE)")
 
 
 def advise_huge(pointer: int, nbytes: int) -> None:
-    """Request huge pages. A refusal of the kernel is no error."""
+    """Request huge pages for a mapping. A refusal of the kernel is no error."""
     _madvise(pointer, nbytes, _MADV_HUGEPAGE)
 
 
 def fill(pointer: int, nbytes: int, value: int) -> None:
-    """Set every byte of a writable mapping."""
+    """Set every byte of a range of writable memory to ``value``."""
     ctypes.memset(pointer, value, nbytes)
 
 
 def copy(target: int, source: int, nbytes: int) -> None:
-    """Copy bytes between two addresses of this process, without the GIL."""
+    """Copy ``nbytes`` bytes from address ``source`` to ``target``. Other threads run meanwhile."""
     ctypes.memmove(target, source, nbytes)
 
 
 def write(descriptor: int, offset: int, source: int, nbytes: int) -> None:
-    """Write bytes of this process to memory through its descriptor, without the GIL."""
+    """Write bytes to memory through its descriptor. Other threads run meanwhile.
+
+    ``source`` is the address of the bytes in this process, and ``offset`` their offset in the
+    memory.
+    """
     data = memoryview((ctypes.c_ubyte * nbytes).from_address(source))
     done = 0
     try:
@@ -340,8 +346,8 @@ def sealed_nbytes(descriptor: int) -> int | None:
     """Return the size in bytes of memory with a sealed size, or None for other files.
 
     The seals are read before the size, because only a sealed size cannot change. The file must be
-    on tmpfs: a file of huge pages has the same seals, but an access to a punched hole in it can
-    raise SIGBUS.
+    on tmpfs. A file on hugetlbfs can have the same seals, but an access to a hole that was punched
+    into such a file can raise SIGBUS.
     """
     try:
         if fcntl(descriptor, F_GET_SEALS) & _SIZE_SEALS != _SIZE_SEALS:
@@ -349,18 +355,18 @@ def sealed_nbytes(descriptor: int) -> int | None:
         status = (ctypes.c_long * _STATFS_WORDS)()
         if _fstatfs(descriptor, status) or status[0] != _TMPFS_MAGIC:
             return None
-        # A seek to the end is cheaper than fstat(). No process uses the position in this file.
+        # lseek() is cheaper than fstat(). It moves the position in the file, which no process uses.
         return lseek(descriptor, 0, SEEK_END)
     except OSError:
         return None
 
 
 def reopen_readonly(descriptor: int) -> int:
-    """Return a new descriptor of the same memory that cannot be used for writing.
+    """Return a new, read-only descriptor of the same memory.
 
-    The mode of the file becomes read-only first. Otherwise a process with the new descriptor could
-    open the file for writing through ``/proc``. Only the same user or root can change the mode
-    back. Descriptors that are open for writing stay writable.
+    First, the mode of the file becomes read-only. Without this step, a process with the new
+    descriptor could open the file for writing through ``/proc``. Only the owner of the file or root
+    can change the mode back. Descriptors that are open for writing stay writable.
     """
     call = "fchmod"
     opened: list[int] = []
@@ -390,18 +396,19 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
 def close_inherited() -> None:
     """Close, in a forked child, the parent's descriptors of memory, except inheritable ones.
 
-    The function finds the descriptors by the memory's name. So a number that now belongs to another
-    file is not closed.
+    The function finds the descriptors by the name of their file. So it does not close a descriptor
+    whose number now belongs to another file.
     """
     try:
         # For thousands of descriptors, pathlib would be slow.
         names = os.listdir("/proc/self/fd")  # noqa: PTH208
     except OSError:
-        # Without /proc, the parent has shared no memory, because the identity of a process is read
-        # from /proc.
+        # Without /proc, the parent has shared no memory: to share memory, a process must read its
+        # own identity from /proc.
         return
     for name in names:
-        # One of the names is the descriptor of the listing itself, which os.listdir() has closed.
+        # os.listdir() itself used a descriptor, whose number is one of the names. The descriptor is
+        # closed already, so readlink() fails for this name.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") not in _LINKS:  # noqa: PTH115
                 continue

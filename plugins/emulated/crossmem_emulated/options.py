@@ -54,7 +54,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 
 def _is_mask(value: object) -> bool:
-    """Return whether a value is None, or a tuple of different device numbers."""
+    """Return whether a value is None, or a tuple of one or more different device numbers."""
     if value is None:
         return True
     if not isinstance(value, tuple) or not all(is_within(one, 0, _MAX_DEVICES) for one in value):
@@ -63,16 +63,16 @@ def _is_mask(value: object) -> bool:
 
 
 def _default_capacity() -> int:
-    """Return half of this machine's memory in bytes, a multiple of every granularity."""
+    """Return half of this machine's memory in bytes, rounded down to the largest granularity."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     step = max(_GRANULARITIES.values())
     return max(memory // 2 // step, 1) * step
 
 
 def default_state() -> Path:
-    """Return the folder of the host that processes of this user share if nobody names another."""
-    # A reboot ends the processes of the emulated host. It also deletes a folder in /dev/shm, which
-    # lies in memory, but perhaps not a folder in /tmp.
+    """Return the default folder of the emulated host. All processes of this user share it."""
+    # /dev/shm lies in memory, so a reboot deletes the folder together with the processes of the
+    # emulated host. A folder in /tmp may survive a reboot.
     shared = Path("/dev/shm")  # noqa: S108 - Machine checks the owner of the folder
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
@@ -88,7 +88,7 @@ class Options:
     Raises
     ------
     ConfigurationError
-        A field has a value that its variable could not have.
+        A field has an invalid value.
     """
 
     devices: int = 2
@@ -105,7 +105,7 @@ class Options:
     """
 
     prefault: bool = False
-    """Whether an allocation gets all its pages when it is made (``CROSSMEM_EMULATED_PREFAULT``)."""
+    """Whether a new allocation gets all its pages at once (``CROSSMEM_EMULATED_PREFAULT``)."""
 
     hugepages: bool = True
     """Whether to request huge pages, if the kernel gives them only on request
@@ -114,23 +114,28 @@ class Options:
     poison: bool = False
     """Whether fresh memory is filled with 0xA5 (``CROSSMEM_EMULATED_POISON``).
 
-    Otherwise fresh memory is zero. Programs may rely on neither content (law C2).
+    If not, fresh memory is zero. Programs must not rely on the contents of fresh memory (law C2).
     """
 
     visible_devices: tuple[int, ...] | None = None
-    """Devices that this process sees, in the order of their ordinals in this process; None for all
-    (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). The devices keep their identities (law C24)."""
+    """Host-wide indices of the devices that this process sees, in the order of the ordinals in this
+    process; None for all (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). The devices keep their identities
+    (law C24)."""
 
     state: Path = field(default_factory=default_state)
-    """Folder of the emulated host (``CROSSMEM_EMULATED_STATE``), for all vendors' emulations."""
+    """Folder of the emulated host, for the emulations of all vendors
+    (``CROSSMEM_EMULATED_STATE``)."""
 
     strict: bool = True
     """Whether vendors' emulations record calls that the vendor forbids or leaves undefined, and
     deny the host access to device addresses (``CROSSMEM_EMULATED_STRICT``)."""
 
     slow_streams: bool = False
-    """Whether streams of vendors' emulations execute work only when a thread waits for it, or after
-    50 ms if another process may wait for it (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
+    """Whether streams of vendors' emulations delay their work until a thread waits for the work
+    (``CROSSMEM_EMULATED_SLOW_STREAMS``).
+
+    After 50 ms, a stream also executes work for which another process may wait.
+    """
 
     acl_profile: str = "documented"
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
@@ -139,8 +144,8 @@ class Options:
     """Memory group that a process joins when it first calls ACL's queues or buffers
     (``CROSSMEM_EMULATED_ACL_GROUP``).
 
-    The process must run on the device, have the variable ``SHAREGROUP_PRECONFIG``, and be in no
-    group yet.
+    A process joins only if its profile runs programs on the device, such as ``310b-rc``, if the
+    variable ``SHAREGROUP_PRECONFIG`` is set, and if the process is in no group yet.
     """
 
     acl_recycle_s: float = 0.2
@@ -148,14 +153,15 @@ class Options:
     (``CROSSMEM_EMULATED_ACL_RECYCLE``)."""
 
     hip_profile: str = "documented"
-    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``). Backend ``cuda`` ignores it."""
+    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``). The backend ``cuda`` ignores this
+    field."""
 
     hip_peers: bool = True
     """Whether devices of emulated HIP and CUDA can access each other's memory
     (``CROSSMEM_EMULATED_HIP_PEERS``)."""
 
     hip_quirks: tuple[_Quirk, ...] = ()
-    """Defects of HIP releases to emulate (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""
+    """Defects and special cases of HIP to emulate (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)
@@ -178,16 +184,16 @@ class Options:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Return the options that the variables set. An empty variable counts as unset.
+        """Return the options that the environment variables set. An empty variable counts as unset.
 
         Raises
         ------
         ConfigurationError
-            A value is invalid.
+            A variable has an invalid value.
         """
         options, variables = cls(), {name: variable for variable, name in VARIABLES.items()}
-        # The order of the fields matters: the check of the capacity needs the granularity, and that
-        # of the visible devices needs the number of devices.
+        # The order of the fields matters. The check of the capacity needs the granularity, and the
+        # check of the visible devices needs the number of devices.
         for name in (one.name for one in fields(cls)):
             text = environ.get(variables[name], "").strip()
             if not text:
@@ -234,7 +240,8 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "hip_peers": read_flag,
     "hip_quirks": _parse_names,
 }
-"""The functions that convert a variable's text, or raise ValueError. Other fields keep the text."""
+"""For each field, the function that converts the text of the variable, or raises ValueError. The
+value of a field without a function is the text itself."""
 
 _HINTS: Final = {"hip_quirks": f"quirks: {', '.join(get_args(_Quirk))}"}
 

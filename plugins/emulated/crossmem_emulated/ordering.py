@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for accesses that do not wait for writes in slow streams (HIP-X13, ACL-X8).
+"""The search for accesses to memory that do not wait for a stream's write (HIP-X13, ACL-X8).
 
 On a real device, the write is usually complete before such an access, so the program rarely fails.
-A slow stream delays the write, and this search reports the access even if no code checks the data.
+A slow stream delays the write. This search then reports the access, even if the program does not
+check the data.
 """
 
 import sqlite3
@@ -22,11 +23,11 @@ _Ranges = Iterable[tuple[int, int]]
 class Ordering:
     """The pending writes of the slow streams of this process and of other processes.
 
-    A write counts only if a real device could already have done it. Such a write waits for no
-    function of the program, no value and no other stream.
+    A pending write counts only if a real device could already have done it. Such a write waits for
+    no function of the program, no value and no other stream.
 
-    The object registers itself as the observer of ``queues``. The arguments of ``violate`` are the
-    name of a call and a text.
+    The object registers itself as the observer of ``queues``. It reports a violation by a call of
+    ``violate`` with the name of the vendor's function and a description.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Ordering:
         queues.ordering = self
 
     def submitted(self, stream: Queue, work: Work) -> None:
-        """Publish a write in the tables, so that other processes can check their accesses."""
+        """Publish a pending write in the tables, so that other processes check their accesses."""
         if not work.written or not self._queues.is_free(stream, work):
             return
         lost = suppress(HostLostError, sqlite3.OperationalError)
@@ -58,7 +59,10 @@ class Ordering:
                 work.rows.append(tables.execute(statement, values).lastrowid or 0)
 
     def begins(self, work: Work, stream: Queue | None = None) -> None:
-        """Record a violation if another stream or process still writes memory of ``work``."""
+        """Record a violation if ``work`` accesses memory that a pending write will change.
+
+        The pending write belongs to another stream or to another process.
+        """
         if work.is_over is not None or not work.ranges:
             return
         for earlier in self._queues.pending_before(work, stream):
@@ -73,7 +77,7 @@ class Ordering:
                 self._violate(work.call, text)
 
     def _pending_elsewhere(self, work: Work) -> str | None:
-        """Return another process's call whose write to memory of ``work`` is pending, or None."""
+        """Return the call of a pending write by another process to memory of ``work``, or None."""
         with self._machine.transaction() as tables:
             me = self._machine.me(tables)
             for pages, first, nbytes in self._places(work.ranges):
@@ -88,7 +92,7 @@ class Ordering:
         return None
 
     def ended(self, work: Work) -> None:
-        """Remove a published write that is done or discarded."""
+        """Remove a write from the tables when it is done or discarded."""
         if work.rows:
             lost = suppress(HostLostError, sqlite3.OperationalError)
             with lost, self._machine.transaction() as tables:
@@ -97,7 +101,10 @@ class Ordering:
             work.rows.clear()
 
     def _places(self, ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
-        """Yield the number of the pages, offset and size of each part that is device memory."""
+        """Yield each part of the ranges that is device memory.
+
+        A part is given by the number of its pages, its offset in the pages, and its size.
+        """
         for pointer, nbytes in ranges:
             for piece, place, size in self._space.spans(pointer, nbytes):
                 pages: Any = piece.pages

@@ -163,7 +163,7 @@ def test_a_host_that_was_removed(tmp_path: Path) -> None:
 
     with pytest.raises(HostLostError, match="was removed"), machine.transaction():
         pass
-    with pytest.raises(ConfigurationError, match="does not exist, nor its parent folder"):
+    with pytest.raises(ConfigurationError, match="the parent folder of the emulated host"):
         Machine(folder, "")
     assert not folder.parent.exists()
 

@@ -73,8 +73,9 @@ def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
     for field, shape in ffi.typeof("struct cm_table").fields:
         kind = shape.type.result.kind
         is_number = kind in {"primitive", "enum"}
-        # An error code is an enum or an int. Numbers of other types are results, such as a count.
-        has_code = kind == "enum" or shape.type.result.cname == "int"
+        # An error code is an enum, an int or an int32_t. A number of another type is a result, such
+        # as a count.
+        has_code = kind == "enum" or shape.type.result.cname in {"int", "int32_t"}
         function = known.pop(field, None)
         if function is None:
             nothing = ffi.NULL if kind == "pointer" else None

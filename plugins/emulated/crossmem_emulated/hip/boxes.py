@@ -78,8 +78,8 @@ class _Space:
     def check(self, x: int, width: int) -> None:
         """Refuse a null address, and a pitch that is too large or too small.
 
-        A pitch is too small if rows of the memory overlap, or if a row of the box ends after it.
-        A row of the box has ``width`` bytes, from byte ``x`` of a row of the memory on.
+        A pitch is too small if it is less than the memory's width. A pitch other than 0 is also too
+        small if it is less than ``x + width``, where the box ends in a row.
         """
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")

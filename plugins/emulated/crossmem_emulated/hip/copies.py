@@ -56,7 +56,7 @@ _SIDES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One end of a copy.
+    """One end of a copy, or the range of a fill.
 
     Parameters
     ----------

@@ -51,8 +51,10 @@ def _mem_pool_export_to_shareable_handle(
     pool = find_pool(process, handle)
     _check_release(process)
     if flags or handle_type == NO_HANDLE or handle_type != pool.handle_type:
-        text = f"a pool of handle type {pool.handle_type} has no export of type {handle_type}"
-        text = f"{text} with flags {flags}"
+        text = (
+            f"a pool of handle type {pool.handle_type} has no export of type {handle_type} "
+            f"with flags {flags}"
+        )
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     visible = process.setup.visible
     access = [(visible[device], flags) for device, flags in pool.access.items()]

@@ -66,7 +66,7 @@ class Quirk:
     SLOW_OPEN: Final = "slow-open"
     """Each open of a handle of memory takes half a second longer."""
     IGNORED_FLAG: Final = "ignored-flag"
-    """An open ignores its flag, and gives no access to another device's memory (before ROCm 7.0)."""
+    """An open gives no access to another device's memory, despite its flag (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
     """A handle also opens a later allocation at the same address (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
@@ -250,7 +250,7 @@ class HipProcess:
                 )
             if self.is_used:
                 # Another thread may have held the old lock at the fork. No thread of this child can
-                # release that lock, so the call gets a new one.
+                # release that lock, so the call gets another lock.
                 return threading.RLock()
             self._generation = forks.generation()
             self._begin()

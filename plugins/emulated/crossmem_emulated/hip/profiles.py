@@ -19,7 +19,7 @@ __all__ = ["PROFILES", "Profile", "profile_named"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The behaviour of one edition.
+    """The behaviour of one edition. An open is a call of ``ipcOpenMemHandle``.
 
     Parameters
     ----------
@@ -37,46 +37,50 @@ class Profile:
     dead
         The error code of an open if the exporter is dead.
     foreign
-        The error code of an open in another pid namespace.
+        The error code of an open if the exporter is in another pid namespace.
     not_descriptor
-        The error code of an import if its descriptor is not physical memory.
+        The error code of an import of physical memory if the descriptor names no exported memory.
     unreachable
-        The error code of an open if the device cannot access the memory.
+        The error code of an open if the current device cannot access the memory's device.
     no_device
-        The error code of calls if no device is visible. ``getDeviceCount`` then fails with
-        ``NO_DEVICE`` in every edition. ``runtimeGetVersion`` and ``driverGetVersion`` do not fail.
+        The error code of calls if no device is visible. There are exceptions: ``getDeviceCount``
+        fails with ``NO_DEVICE`` in every edition, and ``runtimeGetVersion`` and
+        ``driverGetVersion`` do not fail.
     knows_own_pid
         Whether a handle contains the exporter's pid. By this pid, the edition recognises a handle
         of the calling process itself.
     looks_first
-        Whether a second open of a handle succeeds without a query of the exporter.
+        Whether an open of memory that is open already succeeds even if the exporter has freed the
+        memory or is dead.
     keeps_ordinals
         Whether a handle contains the device's number in the exporter. If so, an importer that has
         no device with this number refuses the handle.
     closes_inside
         Whether a close accepts each address inside the opened memory.
     refuses_null
-        Whether the edition refuses a query of the null address. Editions before ROCm 6 refuse all
-        unknown addresses anyway.
+        Whether ``pointerGetAttributes`` refuses the null address. Editions before ROCm 6 refuse
+        every unknown address, so they do not need this field.
     has_contexts
-        Whether a device can have several contexts; otherwise a context is the device itself.
+        Whether a device can have several contexts. If not, its primary context is the only one.
     knows_exportable
         Whether the edition can report whether memory can be exported.
     has_virtual
-        Whether the edition has virtual memory.
+        Whether the edition supports the functions for virtual memory.
     no_such_device
         The error code of the creation of physical memory if the device does not exist.
     takes_descriptors
-        Whether an import takes the descriptor itself and not its address, as in AMD's runtimes
-        since ROCm 7.1 and in NVIDIA's driver. Descriptor 0 is then refused.
+        Whether an import of physical memory takes the number of the descriptor, as in AMD's
+        runtimes since ROCm 7.1 and in NVIDIA's driver. Such an import refuses descriptor 0. In the
+        other editions, a C program passes a pointer to the number.
     keeps_not_ready
         Whether the code "not ready" becomes the thread's last error.
     frees_null
         Whether the null address can be freed in a stream, as in HIP 7.
     has_uncached
-        Whether physical memory without caching can be created.
+        Whether uncached physical memory can be created.
     flags_of_write
-        The accepted flags for the write of a value by a stream; None if the flags are ignored.
+        The flags that ``streamWriteValue32`` and ``streamWriteValue64`` accept; None if these
+        functions ignore the flags.
     is_before_6
         Whether the edition is a ROCm before 6.
     has_old_numbers
@@ -112,12 +116,12 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only value of the flags that an open accepts. None: an open accepts any odd value."""
+        """The only flags that an open accepts; None if an open accepts all odd numbers."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property
     def error(self) -> type[CUDARuntimeError]:
-        """The class of the edition's errors."""
+        """The class of the exceptions that a Python program gets."""
         return HipBuildRuntimeError if self.is_hip else CUDARuntimeError
 
 
@@ -179,15 +183,15 @@ PROFILES: Final[dict[str, Profile]] = {
 
 
 def profile_named(name: str) -> Profile:
-    """Return a profile.
+    """Return the profile with a name.
 
     Raises
     ------
     ConfigurationError
-        There is no profile with that name.
+        There is no profile with this name.
     """
     try:
         return PROFILES[name]
     except KeyError:
-        msg = f"there is no HIP profile {shorten(name, 50)}; there are: {', '.join(PROFILES)}"
+        msg = f"there is no HIP profile {shorten(name, 50)}; choose from: {', '.join(PROFILES)}"
         raise ConfigurationError(msg) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a pool."""
+"""A pool of device memory, and the pages that the pool keeps."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ __all__ = ["Pool"]
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """A pool of memory. It keeps the pages of freed allocations for later allocations."""
+    """A pool of device memory. It keeps the pages of freed allocations for later allocations."""
 
     handle: int
     device: int
@@ -25,37 +25,37 @@ class Pool:
     """The largest number of unused bytes that the pool keeps after a free."""
     kept: list[Pages] = field(default_factory=list)
     used_nbytes: int = 0
-    """The sum of the sizes of the allocations."""
+    """The sum of the requested sizes of the allocations that are not freed."""
     taken_nbytes: int = 0
-    """The sum of the sizes of the allocations' pages."""
+    """The sum of the sizes of the pages of these allocations."""
     most_used_nbytes: int = 0
     most_reserved_nbytes: int = 0
 
     @property
     def kept_nbytes(self) -> int:
-        """The unused bytes that the pool keeps."""
+        """The number of bytes in the unused pages that the pool keeps."""
         return sum(pages.nbytes for pages in self.kept)
 
     @property
     def reserved_nbytes(self) -> int:
-        """The bytes in all pages of the pool, used and unused."""
+        """The number of bytes in all pages of the pool, used and unused."""
         return self.taken_nbytes + self.kept_nbytes
 
     def note(self, nbytes: int, pages: Pages) -> None:
-        """Count an allocation."""
+        """Count a new allocation of ``nbytes`` bytes in ``pages``."""
         self.used_nbytes += nbytes
         self.taken_nbytes += pages.nbytes
         self.most_used_nbytes = max(self.most_used_nbytes, self.used_nbytes)
         self.most_reserved_nbytes = max(self.most_reserved_nbytes, self.reserved_nbytes)
 
     def take_back(self, store: PageStore, nbytes: int, pages: Pages) -> None:
-        """Keep the pages of a freed allocation. Release unused pages above the threshold."""
+        """Keep the pages of a freed allocation. Then release unused pages down to the threshold."""
         self.used_nbytes -= nbytes
         self.taken_nbytes -= pages.nbytes
         self.kept.append(pages)
         self.trim(store, self.threshold_nbytes)
 
     def trim(self, store: PageStore, nbytes: int) -> None:
-        """Release unused pages until at most ``nbytes`` are left."""
+        """Release unused pages until at most ``nbytes`` unused bytes are left."""
         while self.kept_nbytes > nbytes:
             store.release(self.kept.pop(0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables for HIP in the emulated host's database: exported memory, importers, and events."""
+"""The tables for HIP in the emulated host's database: exports, imports, and shared events."""
 
 from typing import Final
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that open and close memory of other processes."""
+"""The functions that open and close exported memory."""
 
 import os
 import sqlite3
@@ -25,7 +25,9 @@ class Import:
     """Memory that this process opened."""
 
     share: int
+    """The number of the export in the table ``hip_share``."""
     token: bytes
+    """The bytes that name the export in a handle."""
     owner: int
     """The number of the exporting process in the emulated host's database."""
     pid: int
@@ -37,9 +39,11 @@ class Import:
     """The current device at the last open."""
     context: Context
     record: int
+    """The number of the import in the table ``hip_import``."""
     pool: Pool | None = None
-    """The pool into which the memory was imported; None after ``ipcOpenMemHandle``."""
+    """The pool into which the memory was imported; None if ``ipcOpenMemHandle`` opened it."""
     references: int = 1
+    """The number of opens that are not undone."""
 
 
 @entry("ipcOpenMemHandle(bytes handle, unsigned int flags=cudaIpcMemLazyEnablePeerAccess)")
@@ -71,7 +75,7 @@ def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
 
 
 def open_share(process: HipProcess, token: bytes, pool: Pool) -> int | None:
-    """Open memory that was allocated from a pool and exported. Return its address.
+    """Open memory that was exported from a pool, as memory of ``pool``. Return its address.
 
     If no living process exports memory with this token, return None.
     """
@@ -99,7 +103,10 @@ def _open(
     token: bytes,
     context: Context,
 ) -> Import | None:
-    """Map exported memory and record the open. Return None if the memory was freed."""
+    """Map exported memory, and record the import in the tables.
+
+    Return None if the memory or its owner is gone.
+    """
     pages = process.store.open(row["pages"], hold=True)
     if pages is None:
         return None
@@ -129,7 +136,7 @@ def _check_arguments(process: HipProcess, parts: Handle, flags: int) -> None:
     if process.has(Quirk.FOREIGN_NAMESPACE):
         raise Refused(profile.foreign, "the exporter is in another pid namespace")
     if profile.keeps_ordinals and parts.ordinal >= len(process.setup.visible):
-        raise Refused(Status.INVALID_VALUE, f"device {parts.ordinal} is not visible here")
+        raise Refused(Status.INVALID_VALUE, f"this process has no device {parts.ordinal}")
 
 
 def _find(
@@ -173,7 +180,7 @@ def _check_context(process: HipProcess, owner: int, index: int, context: Context
     for opened in process.imports:
         is_shared = opened.owner == owner and opened.pages.device == index
         if is_shared and opened.context.device == context.device and opened.context is not context:
-            text = f"two contexts of device {context.device} open memory of one process"
+            text = f"another context of device {context.device} has memory of this exporter open"
             raise Refused(Status.INVALID_HANDLE, text, "HIP-E13")
 
 
@@ -191,7 +198,7 @@ def _check_reach(process: HipProcess, context: Context, index: int) -> None:
 def _map(
     process: HipProcess, row: dict[str, Any], token: bytes, pages: Pages, context: Context
 ) -> Import:
-    """Map the whole pages of exported memory, at an address that differs from the exporter's."""
+    """Map all pages that contain exported memory. The address differs from the exporter's."""
     size = -(-pages.nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
     avoided: list[Region] = []
     try:
@@ -235,7 +242,7 @@ def _ipc_close_mem_handle(process: HipProcess, pointer: int) -> None:
 
 
 def check_from_pool(opened: Import) -> None:
-    """Refuse the free of opened memory that is not from a pool. Programs must close that memory."""
+    """Refuse to free memory that ``ipcOpenMemHandle`` opened: a program must close such memory."""
     if opened.pool is None:
         raise Refused(Status.INVALID_VALUE, f"{opened.pointer:#x} was imported", "HIP-E11")
 

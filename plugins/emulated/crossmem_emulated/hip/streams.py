@@ -35,9 +35,10 @@ PER_THREAD: Final = 2
 """The handle that names the calling thread's own stream."""
 _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
-"""The modes of captures and threads. A capture in mode 0 forbids certain calls to all threads, in
-mode 1 only to the thread that began the capture, and in mode 2 to no thread. A thread is in mode 0
-by default. A thread in mode 1 obeys only its own captures, and a thread in mode 2 obeys none."""
+"""The modes of captures and threads. A capture forbids calls that may wait for a device. In mode 0,
+it forbids them to all threads; in mode 1, only to the thread that began the capture; in mode 2, to
+no thread. By default, a thread is in mode 0. A thread in mode 1 obeys only the captures that it
+began. A thread in mode 2 obeys none."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
 """The lowest and the highest priority of a stream, with AMD (True) and with NVIDIA (False)."""
@@ -45,20 +46,26 @@ _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """A capture, during which a stream records its work instead of executing it."""
+    """A capture of a stream.
+
+    On a real device, a captured stream records its work in a graph instead of executing the work.
+    The emulation discards this work.
+    """
 
     mode: int
     thread: int
+    """The identifier of the thread that began the capture."""
     number: int
     """A number that is unique among the captures of this process."""
     graph: int
     """The handle of the resulting graph."""
     is_broken: bool = False
+    """Whether a refused call has broken the capture. The end of a broken capture fails."""
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """Work that is done in order."""
+    """A stream of a device. Its work is done in order."""
 
     handle: int
     device: int
@@ -108,8 +115,9 @@ def find_stream(process: HipProcess, handle: int) -> Stream:
 def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool = False) -> None:
     """Submit work to a stream.
 
-    The stream executes the work at once, unless streams are slow or the work must wait. The work of
-    a captured stream is discarded, because the emulation launches no graphs.
+    The stream executes the work at once, unless streams are slow or the work must wait. If
+    ``is_awaited``, the caller finishes the work before it returns. The work of a captured stream is
+    discarded, because the emulation launches no graphs.
     """
     if stream.capture is not None:
         return
@@ -119,8 +127,11 @@ def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool 
 
 
 def finish(process: HipProcess, streams: Iterable[Stream], until: int = sys.maxsize) -> bool:
-    """Do the work of some streams: see :meth:`Queues.finish`. Return whether the call waited."""
-    text = "a function that is work of a stream waits for the stream"
+    """Do the work of some streams, and return whether this function waited.
+
+    See :meth:`Queues.finish` for the details.
+    """
+    text = "a function waits for the stream in which it runs"
     return process.queues.finish(streams, until, own=Refused(Status.UNKNOWN, text, "HIP-E25"))
 
 
@@ -129,7 +140,7 @@ def _of_device(process: HipProcess, device: int) -> list[Stream]:
 
 
 def finish_device(process: HipProcess, device: int) -> None:
-    """Wait until all work of a device is done. After a wait, raise :class:`Again`."""
+    """Do all work of a device. If this function had to wait, raise :class:`Again` afterwards."""
     if finish(process, _of_device(process, device)):
         raise Again
 
@@ -137,7 +148,8 @@ def finish_device(process: HipProcess, device: int) -> None:
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
     """Discard the pending work that uses memory which the program releases.
 
-    Record a violation for each discarded piece of work.
+    Record a violation for each discarded task. ``call`` names the function that releases the
+    memory.
     """
     for work in process.queues.lose(start, nbytes):
         text = f"{nbytes} bytes at {start:#x} are released while {work.call} uses them"
@@ -148,7 +160,7 @@ def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
 
 
 def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
-    """Refuse the call if any of the streams is captured, and mark the captures as broken."""
+    """If any of the streams is captured, break the captures and refuse the call."""
     captured = [one.capture for one in streams if one.capture is not None]
     for capture in captured:
         capture.is_broken = True
@@ -157,7 +169,7 @@ def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
 
 
 def is_capture_in_way(process: HipProcess, device: int) -> bool:
-    """Whether the legacy stream of a device would wait for a captured stream."""
+    """Whether work of a device's legacy stream would have to wait for a captured stream."""
     streams = _of_device(process, device)
     return any(one.capture is not None for one in streams if one.is_blocking)
 
@@ -168,9 +180,9 @@ def _check_implicit(process: HipProcess, device: int) -> None:
 
 
 def check_wait(process: HipProcess, stream: Stream) -> None:
-    """Refuse a wait for a captured stream.
+    """Refuse a wait for a stream that is captured, and break the capture.
 
-    Also refuse a wait for the legacy stream, if a blocking stream of its device is captured.
+    Also refuse a wait for the legacy stream if a blocking stream of its device is captured.
     """
     if stream.is_legacy:
         _check_implicit(process, stream.device)
@@ -178,7 +190,10 @@ def check_wait(process: HipProcess, stream: Stream) -> None:
 
 
 def check_safe(process: HipProcess) -> None:
-    """Refuse a call that may wait for a device, if a capture forbids such calls to this thread."""
+    """Refuse a call that may wait for a device if a capture forbids such calls to this thread.
+
+    The refused call breaks the capture.
+    """
     mode = getattr(process.thread, "capture_mode", _MODE_GLOBAL)
     streams = [
         one
@@ -246,8 +261,8 @@ def _stream_destroy(process: HipProcess, handle: int) -> None:
 def _leave(process: HipProcess, stream: Stream) -> None:
     """Keep a destroyed stream until its work is done.
 
-    The work waits for a value in memory, which may never come. The vendors' documents do not
-    require that the call waits for the work.
+    Some of its work waits for a value in memory, and the value may never be written. So
+    ``streamDestroy`` does not wait for the work. The vendors' documents do not require a wait.
     """
     key = "destroyed", stream.handle
     process.streams[key] = process.streams.pop(stream.handle)
@@ -256,7 +271,7 @@ def _leave(process: HipProcess, stream: Stream) -> None:
 
 
 def destroy_stream(process: HipProcess, stream: Stream) -> None:
-    """Remove a stream without work. Legacy streams and the streams of threads stay."""
+    """Remove a stream that has no work left. A legacy stream or a thread's own stream stays."""
     process.streams.pop(stream.handle, None)
 
 

@@ -21,12 +21,15 @@ __all__: list[str] = []
 
 _RULE: Final = "HIP-E26"
 _FLUSH: Final = 1 << 30
-"""CUDA's flag of a wait that ends with a flush of other devices' writes."""
+"""CUDA's flag for a wait that flushes the writes of other devices when it ends."""
 _ALL: Final = (1 << 64) - 1
 
 
 def _place_of(process: HipProcess, stream: Stream, pointer: int, nbytes: int, access: int) -> int:
-    """Return the address at which the emulation accesses a word. Refuse an invalid pointer."""
+    """Return the address at which the emulation itself accesses a word of ``nbytes`` bytes.
+
+    Refuse an invalid pointer. ``access`` is the access that the stream's device needs.
+    """
     if not pointer or pointer % nbytes:
         text = f"{pointer:#x} is null, or not aligned for {nbytes} bytes"
         raise Refused(Status.INVALID_VALUE, text, _RULE)
@@ -45,7 +48,7 @@ def _write(  # noqa: PLR0917 - the parameters of C
 ) -> None:
     stream = find_stream(process, handle)
     place = _place_of(process, stream, pointer, nbytes, READ_WRITE)
-    # AMD reserves the flags, and only its newest runtime checks them.
+    # AMD reserves the flags for later use. Only AMD's newest runtime checks them.
     known = process.profile.flags_of_write
     if known is not None and flags not in known:
         raise Refused(Status.INVALID_VALUE, f"there are no flags {flags:#x}", _RULE)
@@ -93,7 +96,7 @@ def _add(bits: int, kind: str) -> None:
     ) -> None:
         _write(process, f"streamWriteValue{bits}", nbytes, handle, pointer, value, flags)
 
-    # CUDA's functions have no mask.
+    # Only AMD's functions have the argument mask.
     @entry(f"streamWaitValue{bits}({ends}, unsigned long long mask={_ALL})")
     def _stream_wait_value(
         process: HipProcess, handle: int, pointer: int, value: int, flags: int, mask: int

@@ -26,7 +26,7 @@ __all__ = ["ACCESS", "READ", "READ_WRITE", "Mapping", "access_of"]
 READ: Final = 1
 READ_WRITE: Final = 3
 ACCESS: Final = frozenset({0, READ, READ_WRITE})
-"""The values of a device's access to a mapping: 0 is none."""
+"""The possible values of a device's access to a mapping. The value 0 means no access."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,11 +115,11 @@ def _mem_map(
     elif pointer % unit or size % unit:
         wrong = f"are not aligned to {unit}"
     elif pointer + size > region.start + region.nbytes:
-        wrong = "are more than was reserved"
+        wrong = "end after the reserved addresses"
     elif process.space.overlapping(pointer, size):
         wrong = "are mapped already"
     elif size > physical.pages.nbytes:
-        text = f"{place} are more than the {physical.pages.nbytes} of the handle"
+        text = f"{place} are more than the {physical.pages.nbytes} bytes of the memory"
         raise Refused(too_far, text, "HIP-V3")
     if wrong is not None or region is None:
         raise Refused(Status.INVALID_VALUE, f"{place} {wrong}", "HIP-V3")
@@ -129,7 +129,7 @@ def _mem_map(
 
 
 def _whole_mappings(process: HipProcess, pointer: int, size: int, rule: str) -> list[Piece]:
-    """Return the mappings in a range. Refuse the range if mappings do not cover it exactly."""
+    """Return the mappings in a range. Refuse a range that is not one or more whole mappings."""
     pieces = process.space.overlapping(pointer, size) if pointer and size else []
     ends = [pointer, *(one.start + one.nbytes for one in pieces)]
     is_filled = [one.start for one in pieces] == ends[:-1] and ends[-1] == pointer + size
@@ -142,7 +142,7 @@ def _whole_mappings(process: HipProcess, pointer: int, size: int, rule: str) -> 
 
 
 def _is_empty(process: HipProcess, pointer: int, size: int) -> bool:
-    """Return whether addresses are reserved, and nothing is mapped at them."""
+    """Return whether all addresses of a range are reserved, and nothing is mapped at them."""
     region = process.space.region_of(pointer) if size else None
     return (
         region is not None

@@ -30,6 +30,7 @@ void toyForget(void);
 int toyMissing(void);
 const char *toyMissingName(void);
 int toyBroken(int *place);
+int32_t toyBroken32(int *place);
 """
 
 
@@ -47,6 +48,7 @@ class Toy:
             "toyName": lambda _number: self._name,
             "toyForget": lambda: None,
             "toyBroken": lambda place: place[0] // 0,
+            "toyBroken32": lambda place: place[0] // 0,
         }
 
     def refuse(self, name: str) -> int:
@@ -247,11 +249,12 @@ def test_calls_from_the_same_python(built: dict[str, str]) -> None:
     assert python(built, code, "libtoy.so.1") == ["7 7 65 b'libtoy.so.1'\n", ""]
 
 
-def test_what_raises_becomes_the_unknown_error(built: dict[str, str]) -> None:
-    out, err = python(built, "print(toy.toyBroken(ctypes.byref(ctypes.c_int(1))))")
+@pytest.mark.parametrize("name", ["toyBroken", "toyBroken32"])
+def test_what_raises_becomes_the_unknown_error(built: dict[str, str], name: str) -> None:
+    out, err = python(built, f"print(toy.{name}(ctypes.byref(ctypes.c_int(1))))")
 
     assert out == "999\n"
-    assert "libtoy.so.2: the emulation failed in toyBroken; its error code (if any) is 999" in err
+    assert f"libtoy.so.2: the emulation failed in {name}; its error code (if any) is 999" in err
     assert "ZeroDivisionError" in err
 
 
