@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of emulated devices and hosts. Each process of the emulated host can open it."""
+"""Memory of an emulated host and its devices. Each process of the host can open the memory."""
 
 import os
 import sqlite3
@@ -17,12 +17,12 @@ from crossmem_emulated.machine import Machine
 __all__ = ["HOST", "DeviceFullError", "NoRoomError", "PageStore", "Pages"]
 
 HOST: Final = -1
-"""Used instead of a device's index for host memory, which is charged to no device."""
+"""The value of ``device`` for host memory, which is charged to no device."""
 
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
 _LABEL: Final = struct.Struct("<16sQQQQqQ")
-"""The label by which a descriptor identifies its memory: magic, host, file, device and size."""
+"""The label in the file of labelled memory: magic, identities of host and file, device and size."""
 _MAGIC: Final = b"crossmem pages"
 
 
@@ -31,12 +31,12 @@ class NoRoomError(Exception):
 
 
 class DeviceFullError(NoRoomError):
-    """The device has no room. Other processes can free memory of the device."""
+    """The device has no room, until a process frees memory of the device."""
 
 
 @dataclass(slots=True, eq=False)
 class Pages:
-    """Memory of a device, as one process has mapped it.
+    """Memory of a device or of the host, as one process has mapped it.
 
     Parameters
     ----------
@@ -50,10 +50,11 @@ class Pages:
         Address at which the emulation uses the memory; 0 after the release. The program does not
         know this address.
     descriptor
-        A descriptor of this process; None if it was closed, or if the memory was opened by number.
+        This process's descriptor of the memory. None if the descriptor was closed, or if
+        :meth:`PageStore.open` opened the memory.
     holding
-        Number of this process's row in the table ``holding``, which keeps the memory charged; None
-        if there is no such row.
+        Number of this process's row in the table ``holding``; None if there is no such row. The row
+        keeps the memory charged to its device.
     """
 
     number: int
@@ -79,7 +80,10 @@ class PageStore:
             return _used(tables, device)
 
     def allocate(self, device: int, nbytes: int, *, is_labelled: bool = False) -> Pages:
-        """Allocate memory. Its contents are undefined, so the first 64 KiB are filled with 0xA5.
+        """Allocate memory, and fill its first 64 KiB with 0xA5.
+
+        The contents of a vendor's new memory are undefined. The fill exposes a program that expects
+        zeros.
 
         Parameters
         ----------
@@ -89,8 +93,8 @@ class PageStore:
             Size in bytes, a multiple of the page size.
         is_labelled
             Whether :meth:`receive` can identify the memory by a descriptor. The label lies in the
-            file, after the memory, because a descriptor may outlive all processes that hold the
-            memory in the tables.
+            file, after the memory, because a descriptor may outlive the memory's row in the tables.
+            The row is deleted with the last process that holds the memory.
 
         Raises
         ------
@@ -134,7 +138,8 @@ class PageStore:
         Raises
         ------
         NoRoomError
-            This process has no descriptor or no addresses left.
+            The memory cannot be opened or mapped, for example because this process has no
+            descriptor or no addresses left.
         """
         with self.machine.transaction() as tables:
             row = tables.execute(
@@ -169,9 +174,10 @@ class PageStore:
             return pages
 
     def receive(self, descriptor: int) -> Pages | None:
-        """Return the labelled memory of this host behind a descriptor, or None for another file.
+        """Return the labelled memory of this host that a descriptor refers to.
 
-        The caller closes the descriptor, because this method duplicates it.
+        For a descriptor of another file, return None. The method uses a duplicate of the
+        descriptor, so the caller closes its own.
 
         Raises
         ------
@@ -196,7 +202,7 @@ class PageStore:
                     raise
             except OSError as error:
                 if error.errno == EACCES:
-                    # Descriptors of device memory are open for writing, so this is another file.
+                    # This descriptor cannot be used for writing. The emulation's descriptors can.
                     return None
                 raise NoRoomError(str(error)) from None
             pages = Pages(0, device, nbytes, address, own, None)
@@ -232,7 +238,7 @@ class PageStore:
         self.close_descriptor(pages)
 
     def close_descriptor(self, pages: Pages) -> None:
-        """Close this process's own descriptor of memory; its mappings stay."""
+        """Close this process's descriptor of the memory. The mapping stays."""
         descriptor, pages.descriptor = pages.descriptor, None
         if descriptor is not None:
             with suppress(OSError):
@@ -242,7 +248,7 @@ class PageStore:
 def _is_ending(pid: int) -> bool:
     """Whether a process is ending and has released its memory.
 
-    After that, the kernel lets only root use the descriptors of the process through ``/proc``.
+    After the release, the kernel lets only root use the process's descriptors through ``/proc``.
     """
     try:
         return Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")
@@ -251,7 +257,10 @@ def _is_ending(pid: int) -> bool:
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:
-    """Return the identity of a file. The number of a descriptor is reused, so it is no identity."""
+    """Return the device number and inode of a descriptor's file, which identify the file.
+
+    The number of a descriptor does not identify a file, because the kernel reuses the number.
+    """
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of streams: its order, and the threads that do it."""
+"""The work of streams: its order, and the threads that do it.
+
+A slow stream does not work when work is submitted, but only in a call of :meth:`Queues.finish` or
+:meth:`Queues.drain`.
+"""
 
 import itertools
 import sys
@@ -14,16 +18,16 @@ __all__ = ["Caller", "Queue", "Queues", "Watch", "Work"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """How the emulation calls a function of the program that is work of a stream.
+    """How the emulation calls a function that the program gave to a stream as work.
 
-    In this module, a wait for a value in memory counts as a function of the program, because the
-    wait runs in a new thread.
+    In this module, a wait that another process may end counts as a function of the program, because
+    the wait runs in a new thread. An example is the wait for a value in memory.
 
     Parameters
     ----------
     thread
-        The thread that calls the function when that thread next asks for functions to call; None: a
-        new thread.
+        The identifier of the thread that calls the function. The thread does so when it asks for
+        functions to call. None: a new thread calls the function at once.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -47,17 +51,19 @@ class Work:
     """How the work is called, if it is a function of the program; None for other work, which any
     thread can do."""
     is_over: Callable[[], bool] | None = None
-    """Whether a word in memory has the value for which this work waits; None for other work."""
+    """Says whether a word in memory satisfies the condition for which this work waits. None for work
+    that waits for no word."""
     is_running: bool = False
     sequence: int = 0
     written: tuple[tuple[int, int], ...] = ()
-    """The ranges that the work writes, except values for which streams wait."""
+    """The ranges that the work writes as a whole. Neither rows with gaps between them are listed, nor
+    values for which streams wait."""
     rows: list[int] = field(default_factory=list)
-    """The numbers of the database's rows in which other processes see the pending writes."""
+    """The numbers of the rows in the database in which other processes see the work's writes."""
 
 
 class Queue(Protocol):
-    """A stream. This module uses only its pending work, which is in order."""
+    """A stream. This module uses only its pending work, in the order of submission."""
 
     queue: list[Work]
 
@@ -90,11 +96,12 @@ class Queues:
     lock
         The process's lock.
     thread
-        State of each thread. Its ``callback`` is the :class:`Work` whose function the thread runs.
+        State of each thread. The attribute ``callback`` is the :class:`Work` whose function the
+        thread is running.
     streams
-        All streams.
+        All streams of the process, as values.
     is_slow
-        Whether :meth:`submit` leaves the work to later calls of :meth:`finish` or :meth:`drain`.
+        Whether the streams are slow.
     coupled
         Returns the streams that are coupled with a given stream. Coupled streams wait for each
         other's earlier work.
@@ -111,9 +118,10 @@ class Queues:
     ) -> None:
         self.changed = threading.Condition(lock)
         """Notified when a thread has a function of the program to call, and when such a function
-        has ended."""
+        has ended. Other modules also notify it of their changes."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
-        """The functions of the program that each thread will call when it asks for them."""
+        """The work whose functions a thread will call when the thread asks for functions, with the
+        streams of the work. The key is the identifier of the thread."""
         self.sequence = itertools.count(1)
         self.ordering: Watch | None = None
         self._lock = lock
@@ -125,7 +133,8 @@ class Queues:
     def submit(self, stream: Queue, work: Work, *, is_awaited: bool = False) -> None:
         """Append work to a stream. Do the work now, unless streams are slow or the work must wait.
 
-        If ``is_awaited``, the caller finishes the work before it returns.
+        If ``is_awaited``, the caller finishes the work before the program goes on. So the observer
+        is not told that the work was submitted.
         """
         work.sequence = next(self.sequence)
         stream.queue.append(work)
@@ -150,7 +159,10 @@ class Queues:
             self.ordering.ended(work)
 
     def is_free(self, stream: Queue, work: Work) -> bool:
-        """Whether work of a stream is free: it waits for no function, event or coupled stream."""
+        """Whether work is free: it waits for no function of the program and no other stream.
+
+        Work waits for all earlier work of its stream. Functions of the program are not free.
+        """
         before = [one for one in stream.queue if one.sequence <= work.sequence]
         coupled = self._coupled(stream, self._streams.values())
         return not any(one.caller or one.after for one in before) and not any(
@@ -158,7 +170,8 @@ class Queues:
         )
 
     def pending_before(self, work: Work, stream: Queue | None) -> Iterator[Work]:
-        """Yield the free work of other streams that was submitted earlier and is not done."""
+        """Yield the free work of streams except ``stream`` that precedes ``work`` and is not done.
+        """
         for other in self._streams.values():
             for earlier in other.queue if other is not stream else ():
                 if earlier.sequence < work.sequence and self.is_free(other, earlier):
@@ -198,13 +211,13 @@ class Queues:
         timeout_ms
             The longest wait in milliseconds; -1 for no limit.
         late
-            The error to raise if ``timeout_ms`` has passed.
+            The error to raise if ``timeout_ms`` has passed and the work is not done.
 
         Returns
         -------
         bool
-            Whether this method waited. During the wait, other calls may have changed the state of
-            the process.
+            Whether this method waited for a function of the program. During such a wait, other
+            calls may have changed the state of the process.
         """
         limits = self._needed(streams, until)
         mine = getattr(self._thread, "callback", None)
@@ -234,9 +247,9 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return the streams that must work before the given streams can finish.
+        """Return the streams whose work must be done: the given streams, and those they wait for.
 
-        The key is the stream. The value is the sequence number of its last necessary work.
+        The key is the stream. The value is the sequence number of the last work that must be done.
         """
         limits: dict[Queue, int] = {}
         todo = [(one, until) for one in streams]
@@ -292,8 +305,11 @@ class Queues:
         threading.Thread(target=run, name="crossmem-callback", daemon=True).start()
 
     def end_callback(self, stream: Queue, work: Work) -> None:
-        """Continue with the work that waited for a function of the program."""
-        # The work may have left the stream before, for example because its memory was freed.
+        """Remove a function of the program that has ended from its stream.
+
+        Unless streams are slow, do the work that waited for the function.
+        """
+        # The work may have left the stream already, for example because its memory was freed.
         if work in stream.queue:
             stream.queue.remove(work)
         try:
@@ -303,9 +319,9 @@ class Queues:
             self.changed.notify_all()
 
     def may_write(self, start: int, nbytes: int) -> bool:
-        """Whether work that is not done yet may write into a range. A function may write anywhere.
+        """Whether work that is not done yet may write into a range, according to ``Work.written``.
 
-        The caller holds the lock.
+        A function of the program may write anywhere. The caller holds the lock.
         """
         return any(
             work.caller is not None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words in memory that streams write and wait for.
 
-Other processes write the words with plain stores, so a wait reads its word again and again.
+Other processes write the words with plain stores, which notify no process. So a wait reads its word
+again and again.
 """
 
 import ctypes
@@ -19,9 +20,10 @@ from crossmem_emulated.queues import Caller, Queue, Work
 __all__ = ["SLOW_S", "Comparison", "finish_later", "is_satisfied", "load", "store", "waiting"]
 
 SLOW_S: Final = 0.05
-"""The time in seconds after which a slow stream writes a value even if no thread waits for it.
+"""The time in seconds after which a slow stream writes a value in any case.
 
-Another process may wait for the value, but cannot start the work of this process's streams.
+Usually, a slow stream works only when a thread of its process waits for the work. Another process
+may wait for the value, but cannot start the work of this process's streams.
 """
 
 _TYPES: Final[dict[int, Any]] = {4: ctypes.c_uint32, 8: ctypes.c_uint64}
@@ -122,11 +124,12 @@ def waiting(
 
 
 def finish_later(lock: threading.RLock, finish: Callable[[], object]) -> None:
-    """Finish the work of a slow stream after ``SLOW_S``, even if no thread waits for it."""
+    """Do the work of a slow stream by a call of ``finish`` in a new thread, after ``SLOW_S``."""
 
     def run() -> None:
         time.sleep(SLOW_S)
-        # If the emulated host is lost, no other process waits for the work.
+        # If the emulated host is lost, no other process can wait for the work, so the error is
+        # ignored.
         with lock, suppress(HostLostError, sqlite3.OperationalError):
             finish()
 

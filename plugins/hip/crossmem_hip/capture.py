@@ -36,9 +36,10 @@ def refuse_capture(vendor: Vendor) -> None:
 def refuse_captured(vendor: Vendor, stream: int) -> None:
     """Raise if this stream of CUDA is being captured. The check does not affect the capture.
 
-    CUDA would record a call for a captured stream in the graph, and never or repeatedly execute the
-    call. AMD is not asked, because ``hipStreamIsCapturing`` of ROCm 7 uses the memory of a stream
-    without a check that the stream is alive.
+    During a capture, CUDA records a call for the stream in the graph. Only a launch of the graph
+    executes the call, and the program may launch the graph never or several times. AMD's streams
+    are not checked, because ``hipStreamIsCapturing`` of ROCm 7 uses the memory of a stream without
+    a check that the stream is alive.
 
     Raises
     ------

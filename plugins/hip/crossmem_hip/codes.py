@@ -81,7 +81,7 @@ HIP_NAMES: Final = {
     1054: "hipErrorInvalidClusterSize",
     1055: "hipErrorTbd",
 }
-"""``hipError_t``. Code 1054 was ``hipErrorTbd`` before HIP 10."""
+"""The codes of ``hipError_t``. Code 1054 was ``hipErrorTbd`` before HIP 10."""
 
 CUDA_NAMES: Final = {
     1: "cudaErrorInvalidValue",
@@ -219,4 +219,4 @@ CUDA_NAMES: Final = {
     917: "cudaErrorStreamDetached",
     999: "cudaErrorUnknown",
 }
-"""``cudaError_t``."""
+"""The codes of ``cudaError_t``."""

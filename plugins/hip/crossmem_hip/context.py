@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of a device on any thread, and the restoration of the previous device (law C19).
 
-Each thread has its own current device. crossmem chooses only primary contexts, which the vendor
-creates at the first call that needs a context. A query of the current device needs none. crossmem
-never resets a device, because CuPy, PyTorch or the application may be using it.
+Each thread has its own current device. crossmem uses only primary contexts, which the vendor
+creates at the first call that needs a context. A query of the current device needs no context.
+crossmem never resets a device, because CuPy, PyTorch or the application may be using it.
 """
 
 import threading
@@ -24,8 +24,8 @@ class Current:
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
         self._thread = threading.local()
-        """``owed`` is the debt of a thread whose device is not restored yet, or None: the device in
-        use and the device to restore."""
+        """The attribute ``owed`` is a pair while the thread's device is not restored yet: the
+        device in use, and the device to restore. At other times, it is None or missing."""
 
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:
@@ -35,11 +35,12 @@ class Current:
         if previous == ordinal:
             yield
             return
-        # A switch of devices would also break a capture by this thread on the previous device.
+        # A switch of devices would break a capture by this thread on the previous device.
         refuse_capture(self._vendor)
-        # No signal handler runs between the `try` block and a statement that records the debt.
+        # No signal handler runs between the `try` block and a statement that sets `owed`.
         try:
-            # The device may have become current even if setDevice failed.
+            # The device may have become current even if setDevice failed. So this call is inside
+            # the `try` block.
             self._set(ordinal)
             yield
         except BaseException as error:
@@ -51,9 +52,9 @@ class Current:
         self._pay()
 
     def _pay(self) -> None:
-        """Restore this thread's device. If this fails, the thread's next call retries."""
+        """Restore this thread's device. If that fails, the thread's next use of `on` retries."""
         owed: tuple[int, int] | None = self._thread.owed
-        # A signal handler may have used crossmem, which has then restored the device already.
+        # If a signal handler has used crossmem, that use has restored the device already.
         if owed is not None:
             self._set(owed[1])
             self._thread.owed = None

@@ -21,7 +21,7 @@ RUNTIME: Final = "cupy_backends.cuda.api.runtime"
 
 _STREAMS: Final = "cupy.cuda.stream"
 _NOT_FOUND: Final = "cannot open shared object file"
-"""The loader's text after the name of a library that the loader does not find."""
+"""The text that follows the name of a missing library in the loader's message."""
 
 
 def fault_of(family: Family) -> str:
@@ -57,7 +57,8 @@ def import_cupy(family: Family) -> Runtime:
 def current_streams() -> tuple[int, ...]:
     """Return the streams that CuPy and PyTorch use in this thread, without the default stream 0.
 
-    The call imports neither library. A library that another thread is importing has no streams yet.
+    The function imports neither library. While another thread imports a library, the library may
+    lack the functions used here, and counts as unused.
     """
     found = []
     if current := getattr(sys.modules.get(_STREAMS), "get_current_stream", None):

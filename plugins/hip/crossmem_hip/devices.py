@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The visible devices of this process, and their names in every process of the host."""
+"""The visible devices of this process, and their identities, which all processes share."""
 
 from collections import Counter
 from typing import Any, Final
@@ -88,8 +88,8 @@ def _uuid_of(vendor: Vendor, ordinal: int, properties: dict[str, Any]) -> str | 
     # CuPy reports no UUID for AMD, so all processes identify AMD's devices by their bus ids.
     if vendor.family.is_hip:
         return None
-    # Both bindings cut the UUID in the properties at its first zero byte, and CuPy can add bytes
-    # after a UUID without a zero byte.
+    # deviceGetUuid is preferred to the properties: CuPy and ctypes cut their UUID at its first zero
+    # byte. If there is no zero byte, CuPy can add bytes after the UUID.
     uuid = properties.get("uuid")
     if vendor.has("deviceGetUuid"):
         with vendor.calling("deviceGetUuid"):

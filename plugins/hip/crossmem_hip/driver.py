@@ -39,16 +39,17 @@ _DEFAULT_STREAM: Final = 0
 
 
 class GpuDriver(VendorDriver):
-    """Memory of AMD or NVIDIA GPUs, through CuPy's runtime or a binding with its interface.
+    """Memory of AMD or NVIDIA GPUs, through CuPy's runtime or a binding with the same interface.
 
     The driver has optional groups of methods:
 
     - :class:`crossmem.driver.AddressRanges`, if a device offers virtual memory;
     - :class:`crossmem.driver.ForeignMemory`, if the runtime knows the bounds of allocations;
     - :class:`crossmem.driver.Streams`, always;
-    - :class:`crossmem.driver.StreamWords` and :class:`crossmem.driver.StreamEvents`, if the runtime
-      has the functions and a device offers them;
-    - :class:`crossmem.driver.StreamWork`, if the runtime has the functions;
+    - :class:`crossmem.driver.StreamWords`, if the runtime has the functions and a device offers
+      them;
+    - :class:`crossmem.driver.StreamEvents` and :class:`crossmem.driver.StreamWork`, if the runtime
+      has the functions;
     - ``violations``, if the runtime is an emulation that records API misuse.
 
     Parameters
@@ -69,6 +70,8 @@ class GpuDriver(VendorDriver):
         The runtime lacks a function, or finds no driver or device.
     ConfigurationError
         Two devices have the same identity.
+    DriverError
+        The runtime refused a query.
     """
 
     inspect: Callable[[int, int, str], Foreign]
@@ -161,7 +164,7 @@ class GpuDriver(VendorDriver):
         return found
 
     def _reached_by(self, ordinal: int) -> tuple[int, ...]:
-        """Return the devices that may use a device's mappings, for :class:`Virtual`."""
+        """Return the devices that get access to the mappings of a device."""
         if not self.capabilities(ordinal, None).peer_access:
             return (ordinal,)
         return (ordinal, *(one.ordinal for one in self._devices if one.ordinal != ordinal))

@@ -68,8 +68,8 @@ _BROKEN = Meaning(
     "again; see {tool} and the kernel's log"
 )
 _GONE = Meaning(
-    "the runtime is not initialised, or is already shut down: this may be a forked child, which "
-    "must be spawned instead, or a program that is exiting"
+    "the runtime is not initialised or is shut down: this process is a forked child (start it with "
+    "spawn instead), or is exiting"
 )
 _DEVICE = Meaning("see {tool} for the devices, and {masks} for those visible to this process")
 _DRIVER = Meaning("install matching versions of driver and runtime; {tool} shows the driver")
@@ -186,7 +186,7 @@ _AFTER: Final = {
         UnsupportedError,
     ),
     ("memImportFromShareableHandle", 1): Meaning(
-        "the exporter sent a descriptor that this vendor did not export",
+        "the exporter sent a descriptor that is no export of this vendor's memory",
         InvalidHandleError,
     ),
     ("memImportFromShareableHandle", 801): Meaning(
@@ -200,7 +200,7 @@ _AFTER: Final = {
     # 709 on HIP.
     **{
         (function, code): Meaning(
-            "stream= is no living stream of this device: pass one of the same device"
+            "stream= is no living stream of this device: pass a stream of it that still exists"
         )
         for function in (
             *("streamIsCapturing", "streamSynchronize", "streamWaitEvent", "streamWaitValue64"),
@@ -216,8 +216,8 @@ _AFTER: Final = {
         "on AMD, GPU_STREAMOPS_CP_WAIT=1 forbids waits for ordinary memory: unset this variable"
     ),
     ("memSetAccess", 1): Meaning(
-        "the memory may be smaller than its exporter claims; some releases of ROCm 7 also accept "
-        "only pieces of one size in an address range"
+        "the memory may be smaller than its exporter claims; or this is a release of ROCm 7 whose "
+        "address ranges accept only pieces of one size"
     ),
     ("memUnmap", 1): _LOST,
     ("memRelease", 1): _LOST,
@@ -235,7 +235,7 @@ _AFTER_ON_CUDA: Final = {
         WrongHostError,
     ),
     ("memImportFromShareableHandle", 999): Meaning(
-        "the exporter sent a descriptor that this vendor did not export",
+        "the exporter sent a descriptor that is no export of this vendor's memory",
         InvalidHandleError,
     ),
     ("memMap", SMALLER_ON_CUDA): Meaning("the memory is smaller than the size to be mapped"),

@@ -73,9 +73,10 @@ class Family:
     install_hint
         What to do if the vendor's driver, CuPy or the vendor's library is missing or unusable.
     dlpack_device_type
-        The device's number in DLPack's ``dlpack.h``.
+        The number of the device type in DLPack's ``dlpack.h``.
     stream_values
-        The attribute that says whether a device's streams can write and wait for 64-bit values.
+        Number of the device attribute that says whether a device's streams can write and wait for
+        64-bit values.
     """
 
     backend: str
@@ -93,17 +94,20 @@ class Family:
         """Return the vendor's name of a function of CuPy's runtime, such as ``"hipMalloc"``."""
         if not self.is_hip and name == _DEVICE_POINTER:
             return "cuMemHostGetDevicePointer"
-        # On CUDA, these functions are of the driver API, because the runtime API lacks or restricts
-        # them.
+        # On CUDA, these functions belong to the driver API, because the runtime API lacks or
+        # restricts them.
         prefix = "cu" if not self.is_hip and name in _DRIVER_FUNCTIONS else self.backend
         return f"{prefix}{name[0].upper()}{name[1:]}"
 
     def open_flags(self, runtime_version: int) -> int:
-        """Return the flags for the open of a handle. AMD's runtime accepts no other flags."""
+        """Return the flags for the open of a handle. AMD's runtime refuses any other value."""
         return 0 if self.is_old(runtime_version) else _LAZY_ENABLE_PEER_ACCESS
 
     def is_old(self, runtime_version: int) -> bool:
-        """Whether a runtime is of a ROCm before 6, with other numbers of flags and memory types."""
+        """Whether a runtime belongs to a ROCm before 6.
+
+        That ROCm has other numbers for flags and memory types.
+        """
         return self.is_hip and runtime_version // _ROCM_MAJOR < _ROCM_6
 
 

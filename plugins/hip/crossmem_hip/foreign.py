@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of other libraries: the vendor's information, and whether the memory can be shared.
 
-Older runtimes do not report whether legacy IPC can carry some memory, so crossmem tries an export.
-It does so only at the adoption, because some releases never free memory that was exported.
+Older runtimes do not report whether legacy IPC can carry an allocation. With such a runtime,
+crossmem tries an export. It does so only at the adoption and not at an inspection, because some
+releases never free memory that was exported.
 """
 
 from typing import Any, Final

@@ -130,7 +130,7 @@ class Legacy(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # If a mapping and its undo both failed, core has no mapping to unmap: retry the undo.
+        # If `map` failed and could not undo its open, core knows no mapping. So retry the undo here.
         self.unmap(imported)
 
     @override

@@ -67,7 +67,7 @@ class _Calls:
         return name in self._functions
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function; return its result, or a tuple of several results."""
+        """Call a function. Return None, the function's result, or a tuple of several results."""
         *results, code = self._attempt(name, *arguments)
         if code != _SUCCESS:
             raise self._error(code)
@@ -126,9 +126,9 @@ class LibraryRuntime:
 
 
 class CupyRuntime:
-    """CuPy's runtime, in which ``calls`` provides the functions named in ``added``.
+    """CuPy's runtime, in which ``calls`` replaces the functions named in ``added``.
 
-    Failures raise CuPy's ``CUDARuntimeError``.
+    A function that ``calls`` lacks stays CuPy's. Failures raise CuPy's ``CUDARuntimeError``.
     """
 
     def __init__(self, module: Any, calls: _Calls, added: tuple[str, ...]) -> None:

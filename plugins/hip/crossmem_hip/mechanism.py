@@ -11,7 +11,10 @@ __all__ = ["Mechanism", "Reference"]
 
 
 class Mechanism(Protocol):
-    """One mechanism. The driver makes the device current before it calls a method that needs this.
+    """One mechanism, such as legacy IPC.
+
+    Some methods use the current device. Before the driver calls such a method, it makes the device
+    of the block or import current.
 
     Attributes
     ----------

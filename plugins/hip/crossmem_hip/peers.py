@@ -16,7 +16,10 @@ class PeerAccess:
         self._vendor = vendor
 
     def reach_each_other(self, ordinal: int, others: Sequence[int]) -> bool:
-        """Whether a device and all others can reach each other; False if there are no others."""
+        """Whether a device and each of the others can reach each other's memory.
+
+        If there are no others, the result is False.
+        """
         return bool(others) and all(
             self._can(ordinal, one) and self._can(one, ordinal) for one in others
         )
@@ -25,8 +28,9 @@ class PeerAccess:
         """Let the current device use the memory of another device.
 
         According to the vendors' documents, the open of a handle enables the access. AMD's runtime
-        did not do this before ROCm 7.0, so this method enables the access on AMD. It makes the
-        vendor's call each time, because other code in the process may have disabled the access.
+        did not do this before ROCm 7.0, so this method enables the access on AMD. On NVIDIA, it
+        does nothing. It makes the vendor's call each time, because other code in the process may
+        have disabled the access.
         crossmem never disables the access, because other code may rely on it.
         """
         if not self._vendor.family.is_hip:

@@ -18,8 +18,8 @@ __all__ = ["CUDA_DRIVER", "CUDA_RUNTIME", "HIP", "PointerAttributes", "hip_proto
 _HANDLE_NBYTES: Final = 64
 _BUS_ID_NBYTES: Final = 64
 _RESERVED_NBYTES: Final = 4096
-"""Room after the declared fields of a structure. In every release, the fields and the room are at
-least as long as the vendor's structure."""
+"""Room after the declared fields of a structure, because the vendor writes its whole structure. In
+every release, the fields and the room together are at least as long as that structure."""
 
 _MANAGED: Final = 3
 _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
@@ -27,7 +27,7 @@ _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
 
 _FD_BY_VALUE: Final = 70_100_000
 """The first version whose import takes the descriptor itself. Earlier versions take a pointer to
-the descriptor, and would use a descriptor as an address. Sources: ROCm/rocm-systems #759, which
+the descriptor. If they get the descriptor itself, they use it as an address. Sources: ROCm/rocm-systems #759, which
 changed AMD's ``rocdevice.cpp``; PyTorch's ``CUDASymmetricMemory.cu``, which distinguishes the same
 versions; and kvcache-ai/Mooncake #1550, which tried 7.0, 7.1 and 7.2."""
 
@@ -310,7 +310,7 @@ CUDA_DRIVER: Final = {
     **_named("cu", _VIRTUAL),
     "memGetAddressRange": Prototype("cuMemGetAddressRange_v2", *_KNOWLEDGE["memGetAddressRange"]),
     "hostGetDevicePointer": Prototype("cuMemHostGetDevicePointer_v2", *_DEVICE_POINTER),
-    # Version 2 exists since CUDA 11.4. Two MIG devices of one GPU have different UUIDs in it.
+    # Version 2 exists since CUDA 11.4. It returns different UUIDs for two MIG devices of one GPU.
     "deviceGetUuid": Prototype("cuDeviceGetUuid_v2", *_KNOWLEDGE["deviceGetUuid"]),
     # Version 2 needs no option of the kernel module, and exists since CUDA 11.7.
     "streamWaitValue64": Prototype("cuStreamWaitValue64_v2", *_WORD),

@@ -4,7 +4,7 @@
 Pointers and streams are integers. IPC handles are 64 ``bytes``. A function that fails raises
 ``CUDARuntimeError``, on HIP too. The exception's ``status`` is the vendor's code. CuPy's module,
 the vendors' libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy
-lacks the calls for virtual memory. They take each member of a struct as a separate argument.
+lacks the calls for virtual memory. These calls take each member of a struct as a separate argument.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +48,7 @@ class VirtualMemory(Protocol):
     that is never exported, 1 for a file descriptor.
     """
 
-    # Physical memory. The allocation type is 1 for pinned memory, the usual type.
+    # Physical memory. `kind` is the allocation type: 1 for pinned memory, the usual type.
     def memGetAllocationGranularity(
         self, kind: int, handle_type: int, location_type: int, location_id: int, option: int, /
     ) -> int:
@@ -70,7 +70,7 @@ class VirtualMemory(Protocol):
 
     def memRelease(self, handle: int, /) -> None: ...
     def memRetainAllocationHandle(self, pointer: int, /) -> int:
-        """Return the handle of the mapping at an address. Each call needs its own release."""
+        """Return a handle of the memory that is mapped at an address. Each call needs a release."""
         ...
 
     def memGetAllocationPropertiesFromHandle(self, handle: int, /) -> tuple[int, int, int, int]:
@@ -98,7 +98,7 @@ class VirtualMemory(Protocol):
         ...
 
     def memImportFromShareableHandle(self, descriptor: int, handle_type: int, /) -> int:
-        """Return a handle, which does not need the descriptor. The caller closes the descriptor."""
+        """Return a handle, which stays valid after the caller has closed the descriptor."""
         ...
 
 
@@ -106,7 +106,7 @@ class StreamValues(Protocol):
     """Host memory that devices access, and values in it that streams write and wait for."""
 
     def hostRegister(self, pointer: int, size: int, flags: int, /) -> None:
-        """Pin memory of the program. Flag 2 makes the memory accessible to devices."""
+        """Pin memory of the program. Flags 1 and 2 together make every device able to use it."""
         ...
 
     def hostUnregister(self, pointer: int, /) -> None: ...
@@ -131,7 +131,7 @@ class StreamValues(Protocol):
 
 
 class Runtime(VirtualMemory, StreamValues, Protocol):
-    """The used part of ``cupy.cuda.runtime``. Functions outside of `NEEDED` may be missing."""
+    """The functions that the driver uses. Those that `NEEDED` does not list may be missing."""
 
     @property
     def CUDARuntimeError(self) -> type[Exception]: ...
@@ -165,9 +165,10 @@ class Runtime(VirtualMemory, StreamValues, Protocol):
     def eventDestroy(self, event: int, /) -> None: ...
     def eventRecord(self, event: int, stream: int, /) -> None: ...
     def eventQuery(self, event: int, /) -> int | None:
-        """Return the vendor's code, or raise an exception with it.
+        """Return 0 or None if the event's work is complete.
 
-        The code is 600 if the event's work is not complete.
+        Otherwise, return the vendor's code, or raise an exception with the code. The code is 600 if
+        the work is not complete.
         """
         ...
 

@@ -39,7 +39,7 @@ def runtime_library(family: Family) -> ctypes.CDLL:
 
 
 def cuda_driver() -> ctypes.CDLL | None:
-    """Load NVIDIA's driver library; return None if it is missing."""
+    """Load NVIDIA's driver library; return None if it cannot be loaded."""
     try:
         return open_library((f"{_CUDA_DRIVER}.1",), (), _CUDA_DRIVER)
     except OSError:
@@ -49,7 +49,7 @@ def cuda_driver() -> ctypes.CDLL | None:
 def library_of(module: Any) -> ctypes.CDLL | None:
     """Return a ctypes object for the copy of the vendor's library that a module is linked with.
 
-    Another copy of the library would not know the module's allocations. So ctypes opens the
+    If the module has no file, return None. Another copy of the library would not know the module's allocations. So ctypes opens the
     module's own file: the loader looks for a function in the module, then in the libraries with
     which the module is linked.
     """

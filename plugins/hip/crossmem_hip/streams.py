@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Order between streams of several processes: values in host memory, and IPC events."""
+"""Order between streams of several processes, by values in host memory and by IPC events."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
@@ -160,7 +160,7 @@ class StreamOrder:
         return event
 
     def _discard(self, event: SharedEvent, made: list[int]) -> None:
-        """Destroy the event that an interrupted call may have made."""
+        """Destroy the event that a failed or interrupted call has made, if any."""
         if made:
             event.reference = made[0]
             self.destroy_event(event)

@@ -40,8 +40,8 @@ _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
 _TOKEN_NBYTES: Final = 16
-"""The size in bytes of the token by which importers identify an export. The number of a descriptor
-differs between processes."""
+"""The size in bytes of the token by which importers identify an export. A descriptor cannot identify
+the export, because its number differs between processes."""
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ class Virtual(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # If a mapping and its undo both failed, core has no mapping to unmap: retry the undo.
+        # If `map` and its undo both failed, core knows no mapping. So retry the undo here.
         self.unmap(imported)
         self._release_handle(owned)
 

@@ -228,6 +228,16 @@ def test_revocation(queue: Queue) -> None:
             queue.revoke(pid)  # type: ignore[arg-type]
 
 
+def test_a_later_process_with_the_pid_of_a_revoked_one_may_join(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("crossmem.sharing.queues.owner.process_start_time", lambda _pid: 1)
+        queue.revoke(os.getpid())
+    put(queue, b"x")
+    take(queue)
+
+
 def test_waiting_for_others(queue: Queue) -> None:
     queue.wait_for()
     started = time.monotonic()

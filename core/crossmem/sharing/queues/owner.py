@@ -14,8 +14,10 @@ from contextlib import suppress
 
 from crossmem.control import words
 from crossmem.control.barrier import IS_ORDERED
+from crossmem.control.limits import name_limit
 from crossmem.control.records import Allow
 from crossmem.locks import Rank, ordered_lock
+from crossmem.models import process_start_time
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.queues.layout import (
@@ -66,8 +68,8 @@ class QueueOwner:
         """Whether :meth:`finish` was called, so that the queue waits for no further producer."""
         self._unjoined: set[tuple[int, int]] = set()
         """Pairs (ring, session), for sessions that ended before the producer could allocate."""
-        self._revoked: set[int] = set()
-        """The pids of processes whose roles were revoked."""
+        self._revoked: dict[int, int | None] = {}
+        """The pids of processes whose roles were revoked, and their start times."""
         self._suspects: set[int] = set()
         """Rings and places whose process may have died or lost its roles."""
         self._turns = [0, 0]
@@ -187,11 +189,22 @@ class QueueOwner:
             if slot is not None:
                 rows = list(export.rows.items())
                 pids |= {row.holder.pid for row, held in rows if words.load(held, slot.at)}
-        return not pids or bool(pids & self._revoked)
+        return not pids or any(self._is_revoked(pid) for pid in pids)
+
+    def _is_revoked(self, pid: int) -> bool:
+        """Whether a process was revoked. Its pid alone may belong to a later process."""
+        if pid not in self._revoked:
+            return False
+        try:
+            return process_start_time(pid) == self._revoked[pid]
+        except OSError:
+            # Without a free descriptor, the processes cannot be told apart.
+            return True
 
     def revoke(self, pid: int) -> None:
         """Take all roles from a process."""
-        self._revoked.add(pid)
+        with name_limit("open"):
+            self._revoked[pid] = process_start_time(pid)
         self._suspects.update(range(self.terms.places))
         self.tend()
 
