@@ -141,6 +141,22 @@ def test_an_interrupted_round_of_the_owner_ends(
     assert words.load(control, ROUND) == 0
 
 
+def test_a_round_that_is_interrupted_at_its_fence_ends(
+    queue: crossmem.Queue, interrupt: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, on a processor that may reorder stores."""
+    control = queue._usable().opened.control
+    with monkeypatch.context() as patch:
+        patch.setattr("crossmem.sharing.queues.owner.IS_ORDERED", False)
+        patch.setattr(words, "release", interrupt)
+        with pytest.raises(Alarm):
+            queue.stats()
+
+    assert words.load(control, ROUND) == 0
+    queue.stats()
+    assert words.load(control, ROUND) == 0
+
+
 @pytest.mark.parametrize("role", [Producer, Consumer])
 def test_a_handler_cannot_join_while_its_thread_joins(
     role: type[Producer | Consumer], monkeypatch: pytest.MonkeyPatch

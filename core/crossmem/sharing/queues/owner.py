@@ -103,7 +103,7 @@ class QueueOwner:
         self.tend()
 
     def tend(self) -> None:
-        """Open and end sessions, hand out entries that wait, and end the queue if it is due."""
+        """Open and end sessions, hand out waiting entries, and end the queue if its end is due."""
         with self._lock:
             if self.opened.end == CLOSED:
                 return
@@ -130,12 +130,14 @@ class QueueOwner:
                 self._end(is_settled=is_settled)
                 self._handed_out = changes
             finally:
-                # A signal handler can raise only at a call or at a backward jump. On processors
-                # that keep stores in order, neither precedes these stores, so both always happen.
-                if not IS_ORDERED:
-                    words.release()
-                self._is_tending = False
-                self._control[ROUND] = 0
+                # A signal handler can raise only at a call or at a backward jump. So it can raise in
+                # release(), but not between the two stores, which always happen.
+                try:
+                    if not IS_ORDERED:
+                        words.release()
+                finally:
+                    self._is_tending = False
+                    self._control[ROUND] = 0
         changes = self._changes
         if changes != self._woken:
             self._wake_all()
@@ -230,7 +232,7 @@ class QueueOwner:
     # Entries ------------------------------------------------------------------------------
 
     def _hand_out(self, *, is_changed: bool) -> bool:
-        """Hand waiting entries to consumers with room. Return whether no entry delays the end."""
+        """Hand waiting entries to consumers with room. Return False if an entry delays the end."""
         terms, control, published = self.terms, self._control, self._published
         rings = published.rings
         for is_last_try in (False, True):
@@ -271,7 +273,8 @@ class QueueOwner:
             for one in range(terms.consumers)
             if opened.consumer(one)
         }
-        # A producer whose entries are not ready or not released delays no other producer.
+        # A producer leaves this set if its next entry is not ready, or if no consumer has room for
+        # its entries. So such a producer delays no other producer.
         waiting = [one.waiting for one in published.rings]
         left = {producer for producer, entries in enumerate(waiting) if entries}
         while left:
@@ -332,7 +335,7 @@ class QueueOwner:
             words.store(self._control, END, found)
 
     def close(self) -> None:
-        """Close the queue: nothing can be put any more. A second call does nothing."""
+        """Close the queue: no further entry is put or handed out. A second call changes nothing."""
         with self._lock:
             words.store(self._control, END, CLOSED)
         self._wake_all()
