@@ -5,7 +5,7 @@ One line at the start of a program enables it::
 
     cupy.cuda.set_allocator(crossmem.cupy.allocator())
 
-CuPy is imported when the allocator is first used.
+The first call of the allocator imports CuPy.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,10 @@ after which CuPy's pools free unused blocks and try again."""
 def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     """Return an allocator for ``cupy.cuda.set_allocator``, or for a CuPy pool.
 
-    Each call of the allocator makes an allocation of crossmem. crossmem frees it soon after CuPy's
-    last reference and the last lease of another process have ended. If the device has no room, a
-    CuPy pool that uses the allocator frees its unused blocks and tries again.
+    Each call of the allocator makes an allocation of crossmem, except a call for 0 bytes. crossmem
+    frees the allocation soon after CuPy's last reference and the last lease of another process have
+    ended. If the device has no room, a CuPy pool that uses the allocator frees its unused blocks
+    and tries again.
 
     Parameters
     ----------

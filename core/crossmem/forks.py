@@ -7,9 +7,9 @@ child's import of this module never returns. So crossmem holds :data:`MODULES` o
 during the imports that it makes at a first use, and a fork waits for both.
 
 While a fork waits for these locks, another thread may import a module of crossmem that has locks of
-its own. The fork does not call hooks that such a module registers now with
-``os.register_at_fork``. So the module calls :func:`register` instead, and the fork checks for new
-registrations after its wait.
+its own. The fork does not call hooks that a module registers with ``os.register_at_fork`` during
+this wait. So such a module calls :func:`register` instead, and the fork checks for new
+registrations after the wait.
 
 A thread takes :data:`PLUGINS` before :data:`MODULES`, and both before the locks of
 :mod:`crossmem.locks`. The body of a module of crossmem must not use a name that
@@ -36,7 +36,7 @@ If each of two threads waits for a module that the other one imports, Python giv
 unfinished module. This lock prevents that for import cycles in crossmem."""
 PLUGINS: Final = threading.RLock()
 """Held while a thread imports modules of plugins, or an array library. The imported modules may use
-names of crossmem, whose import takes :data:`MODULES`."""
+names of crossmem, and such a use takes :data:`MODULES`. So a thread takes this lock first."""
 
 _sources: Final[list[Callable[[], Iterable[threading.RLock]]]] = []
 _in_child: Final[list[Callable[[], None]]] = []

@@ -44,12 +44,12 @@ _FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
 def is_name(value: object) -> bool:
-    """Return whether a value is the name of a backend or of a mechanism."""
+    """Return whether a value is a valid name for a backend or a mechanism."""
     return isinstance(value, str) and re.fullmatch(NAME_PATTERN, value) is not None
 
 
 def is_identity(value: object) -> bool:
-    """Return whether a value is the identity of a device."""
+    """Return whether a value is a valid identity for a device."""
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_IDENTITY:
         return False
     return value.isascii() and value.isprintable() and " " not in value

@@ -4,13 +4,14 @@
 A thread that holds a lock waits only for locks of the same or a higher rank, or for a lock that it
 holds already. A timeline's lock is taken before the lock of its memory, which has the same rank.
 A thread that calls a driver, plugin, observer or finaliser may hold locks of the ranks ``IMPORT``,
-``ALLOCATION`` and ``FOREIGN``, but no lock of another rank. Exception: a forked child holds all
-locks of the fork while it calls ``after_fork_in_child`` of drivers. A thread holds a lock of rank
-``STATE`` or above only briefly, and closes no descriptor of a peer under such a lock.
+``ALLOCATION`` and ``FOREIGN``, but no lock of another rank. Exception: a forked child calls
+``after_fork_in_child`` of drivers while it holds all locks that its parent took for the fork. A
+thread holds a lock of rank ``STATE`` or above only briefly. Under such a lock, the thread closes no
+descriptor that a peer has sent, because the close may take long.
 
 Every lock with a rank is a ``threading.RLock``. In a ``with`` statement, such a lock is released
-even if a signal handler raises. A call of ``acquire`` with a timeout is not safe in this way: the
-caller records its result with :func:`crossmem.driver.recording.call_into`.
+even if a signal handler raises. A call of ``acquire`` with a timeout is not safe in this way. So
+its caller records the result with :func:`crossmem.driver.recording.call_into`.
 """
 
 import os

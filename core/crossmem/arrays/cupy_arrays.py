@@ -29,7 +29,10 @@ def memory_pointer(pointer: int, nbytes: int, owner: object, ordinal: int) -> An
 
 
 def maker(pointer: int, nbytes: int, owner: object, ordinal: int) -> Callable[[Layout], Any]:
-    """Return a function that makes arrays in device memory. Each array keeps ``owner`` alive."""
+    """Return a function that makes the array of a layout, in the memory at ``pointer``.
+
+    Each array keeps ``owner`` alive.
+    """
     cupy = require("cupy")
     base = memory_pointer(pointer, nbytes, owner, ordinal)
 
@@ -49,12 +52,12 @@ def empty(layout: Layout) -> Any:
 
 
 def describe(array: Any) -> ArrayInfo:
-    """Return the address and layout of an array.
+    """Return the address, layout and device of an array.
 
     Raises
     ------
     UnsupportedError
-        The array's elements cannot be shared.
+        Elements of the array's dtype cannot be shared.
     """
     layout = Layout(dtype_of(array.dtype), array.shape, array.strides)
     return ArrayInfo("cupy", array.data.ptr, layout, f"{backend()}:{array.device.id}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of an array (element type, shape, strides, offset), and the checks of its limits."""
+"""The layout of an array in memory: element type, shape, strides and offset."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -33,12 +33,12 @@ class Layout:
     strides
         Bytes from one element to the next in each dimension; None for C order without gaps.
     offset
-        Byte offset in the memory of the element with all indices 0.
+        Bytes from the start of the memory to the element whose indices are all 0.
 
     Raises
     ------
     InvalidSizeError
-        A number is too large, or a size or the offset is negative.
+        A number does not fit into 64 bits, or a size or the offset is negative.
     ConfigurationError
         Shape, strides or offset are not integers, shape and strides differ in length, or there are
         more than 64 dimensions.
@@ -96,7 +96,7 @@ class Layout:
         Raises
         ------
         InvalidSizeError
-            A number is too large, or the offset is negative.
+            A number does not fit into 64 bits, or the offset is negative.
         """
         low, high = self.extent or (self.offset, self.offset)
         moved = object.__new__(Layout)
@@ -112,7 +112,8 @@ class Layout:
     def _place(self, offset: int, low: int, high: int) -> None:
         if offset < 0 or low < -_MAX or high > _MAX:
             msg = f"offset {shorten(offset, 60)} puts an array out of bounds"
-            raise InvalidSizeError(msg, hint="offsets are not negative and fit into 64 bits")
+            hint = "an offset must be 0 or more, and the offsets of all bytes must fit into 64 bits"
+            raise InvalidSizeError(msg, hint=hint)
         object.__setattr__(self, "offset", offset)
         object.__setattr__(self, "extent", None if 0 in self.shape else (low, high))
 
@@ -149,7 +150,8 @@ class Layout:
         """Return the strides in elements, as DLPack and PyTorch count them.
 
         A stride has no meaning if its dimension has fewer than two elements or the array is empty.
-        If such a stride cannot be expressed, it becomes 1.
+        If such a stride is not a multiple of the itemsize, or is negative although ``negative`` is
+        False, the result contains 1 in its place.
 
         Parameters
         ----------
@@ -159,7 +161,8 @@ class Layout:
         Raises
         ------
         UnsupportedError
-            A stride is not a multiple of the itemsize, or is negative and ``negative`` is False.
+            A stride that has a meaning is not a multiple of the itemsize, or is negative although
+            ``negative`` is False.
         """
         itemsize = self.dtype.itemsize
         steps = []
@@ -226,11 +229,11 @@ def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]
 
 
 def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
-    """Return three sizes of an array with strides, in bytes.
+    """Return three sizes of an array with strides, in bytes: ``before``, ``after``, ``whole``.
 
-    The sizes are: from the lowest byte to the start of the element with all indices 0, from there
-    to the end of the array, and the number of elements times the itemsize. A dimension of size 0
-    counts as 1.
+    The array covers ``before`` bytes in front of the element whose indices are all 0, and ``after``
+    bytes from the start of this element on. ``whole`` is the number of elements times the itemsize.
+    A dimension of size 0 counts as 1.
     """
     if len(steps) != len(sizes):
         msg = f"strides {shorten(steps, 80)} do not match shape {shorten(sizes, 80)}"

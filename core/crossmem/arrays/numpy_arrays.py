@@ -23,9 +23,9 @@ def classes(numpy: Any) -> tuple[type, ...]:
 def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
-    # A read-only memoryview may lie over a writable object. If an array lies directly over such a
-    # view, a user can make the array writable. So a read-only array lies between the view and the
-    # arrays that make() returns.
+    # An array directly over a memoryview refers to the view's object instead of the view. If only
+    # the view is read-only, a user can make such an array writable. So if the view is read-only,
+    # the arrays of make() lie over another array, which is read-only, too.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:

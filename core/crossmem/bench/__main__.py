@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m crossmem.bench``: runs the suite, even if the extra ``cli`` is not installed."""
+"""``python -m crossmem.bench``: runs the benchmark, even if the extra ``cli`` is not installed."""
 
 import argparse
 import sys
@@ -10,14 +10,17 @@ from crossmem.bench.plan import PLANS
 
 
 def main() -> int:
-    """Run the suite; return 1 if a target is missed, else 0."""
+    """Run the benchmark. Return 1 if the report has a target that was missed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m crossmem.bench")
     parser.description = "Measure crossmem and other ways to share memory, side by side."
     parser.add_argument("--mode", choices=list(PLANS), default="brief", help="how much to measure")
     parser.add_argument(
-        "--peer", action="append", choices=list(PEERS), help="a peer to measure; may be repeated"
+        "--peer",
+        action="append",
+        choices=list(PEERS),
+        help="measure only this way to share memory; may be repeated",
     )
-    parser.add_argument("--device", default="host", help="the crossmem device")
+    parser.add_argument("--device", default="host", help="the device that crossmem uses")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     arguments = parser.parse_args()
 

@@ -27,7 +27,8 @@ _JOIN_S: Final = 30.0
 _PAGE_NBYTES: Final = 4096
 
 Reply = Callable[[], float]
-"""A function that waits for the reader, and returns the time at which it has read every page."""
+"""A function that waits for the reader, and returns the time at which the reader has read every
+page."""
 
 
 def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:

@@ -128,7 +128,7 @@ def _answer(
 
 
 def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the mean time per item of a stream of items, for each round.
+    """Return the time of a stream of items, divided by the number of items, for each round.
 
     Parameters
     ----------
@@ -140,9 +140,9 @@ def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     Returns
     -------
     dict
-        ``"queue"``: ``put_many`` and ``get_many``. ``"mp.Queue"``: names of shared memory go to the
-        consumer. ``"mp.Queue, both ways"``: the names also come back, so that the producer can
-        reuse the memory.
+        ``"queue"``: buffers go to the consumer by ``put_many`` and ``get_many``. ``"mp.Queue"``:
+        names of shared memory go to the consumer. ``"mp.Queue, both ways"``: the names also come
+        back, so that the producer can reuse the memory.
     """
     settle(cpus[0])
     context, kinds = get_context("spawn"), ["queue", "mp.Queue", "mp.Queue, both ways"]
@@ -225,7 +225,7 @@ def _consume(
 
 
 def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the producer's median time to put one item, for each round.
+    """Return the producer's median time to allocate and put one item, for each round.
 
     All consumers get each item. The keys are ``"1 consumers"`` and ``"8 consumers"``.
 
@@ -287,7 +287,7 @@ class _Fan:
 
 
 def _take(connection: Connection, handle: bytes, cpu: int) -> None:
-    """Get and release as many items as the producer says, until it says a negative number."""
+    """Get and release as many items as each received number says, until a number is negative."""
     settle(cpu)
     connection.send("started")
     with crossmem.open_queue(handle) as queue:
@@ -305,7 +305,7 @@ CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxy
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case. ``arguments`` are the case's name, and its keywords as JSON."""
+    """Measure one case. ``arguments`` are its name, and its keyword arguments as a JSON object."""
     name, given = arguments
     gc.disable()
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")

@@ -149,8 +149,8 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
     """Do each step for all allocations before the next step. Return each step's mean time.
 
-    Some peers do the work for many allocations in the call for one of them. A mean over all calls
-    includes this work; a median does not.
+    Some peers delay work, and do it for many allocations in a single call. The mean time of a call
+    includes this work, but the median does not.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

@@ -48,9 +48,10 @@ def _produce_parts(context: Context, *, allocations: int, parts: int) -> dict[st
 
 
 def _consume_parts(context: Context, *, allocations: int, parts: int) -> dict[str, Any]:
-    """Attach all parts of the allocations, and hold them together.
+    """Attach all parts of the allocations, and keep all mappings open at the same time.
 
-    Return the times, and the numbers of descriptors and threads.
+    Return the times of the first and last attaches and of the close, and the numbers of mappings,
+    descriptors and threads.
     """
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in context.channel.receive_all()]
     wholes = crossmem.attach_many(handles)
@@ -120,7 +121,8 @@ def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, An
 def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
     """Allocate until a call fails, under a descriptor limit that leaves ``room`` free descriptors.
 
-    Stop after ``2 * room`` allocations if no call fails. Return facts about the error.
+    Stop after ``2 * room`` allocations if no call fails. Return the number of allocations, the type
+    of the error, and whether its text names the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memories: list[Any] = []
@@ -209,7 +211,7 @@ def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any
     return {"each": [timed(live)[0] for _ in range(count)]}
 
 
-def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - a Half has it
+def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - see Half
     return {}
 
 

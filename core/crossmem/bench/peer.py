@@ -40,7 +40,7 @@ class Peer(ABC):
     """Whether exported memory can be freed only after the consumer has attached it."""
 
     asks_exporter: ClassVar[bool] = True
-    """Whether an attach waits until the producer answers, for example with a server thread."""
+    """Whether an attach sends a request to the producer and waits for the answer."""
 
     def __init__(self, device: str) -> None:
         self.device = device

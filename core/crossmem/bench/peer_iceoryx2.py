@@ -25,8 +25,8 @@ class Iceoryx2Peer(Peer):
     """Sends samples through one service for small samples and one for large samples.
 
     A sample can be sent only once. Samples arrive in the order in which they were sent. The
-    subscriber maps them read-only. The publisher recovers a released sample during a later loan, so
-    :meth:`free` does nothing.
+    subscriber maps them read-only. When :meth:`create` loans another sample, the publisher recovers
+    the samples that the subscriber has released. So :meth:`free` does nothing.
     """
 
     title: ClassVar[str] = "iceoryx2"

@@ -37,8 +37,8 @@ class TorchPeer(Peer):
 
     @override
     def serve(self) -> bytes:
-        # The producer's thread that hands out descriptors accepts only processes with its key. The
-        # consumer gets the key in connect().
+        # A thread of the producer sends descriptors only to processes that know the producer's key.
+        # The consumer gets the key in connect().
         key = os.urandom(32)
         current_process().authkey = key
         return key

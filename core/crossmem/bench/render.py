@@ -27,7 +27,7 @@ _LIFE_HEADS = (
 
 
 def make_tables(report: Report) -> list[Table]:
-    """Return the tables of a report that have rows, the targets last; one table for a brief run."""
+    """Return the report's tables that have rows, the targets last. A brief report has one table."""
     if report.mode == "brief":
         return [make_summary(report)]
     tables = []
@@ -153,7 +153,7 @@ def render(
     file: TextIO | None = None,
     rich: bool | None = None,
 ) -> None:
-    """Print the facts, the tables and the notes of a report.
+    """Print a report: the lines about the run and the machine, the tables and the notes.
 
     Parameters
     ----------

@@ -159,8 +159,8 @@ _ASLEEP: Final = ("timeline", "eventfd")
 def _turns(rounds: int) -> list[tuple[str, str]]:
     """Return the measurements in their order.
 
-    A measurement has the name of a way, and the state of the second process before each signal:
-    ``awake`` or ``asleep``.
+    A measurement is a pair: the name of a way, and the state of the second process before each
+    signal, which is ``awake`` or ``asleep``.
     """
     each = [(name, "awake") for name in _AWAKE] + [(name, "asleep") for name in _ASLEEP]
     # The first round is not counted, because a way may start threads at its first use.

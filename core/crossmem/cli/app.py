@@ -69,7 +69,7 @@ app.callback(
             ("crossmem devices", "list the devices, and why other backends are unusable"),
             ("crossmem bench", "compare crossmem with shared_memory"),
             ("crossmem conformance", "test that a backend keeps the contract"),
-            ("crossmem emulate hip -- ./test", "run a program for AMD GPUs without one"),
+            ("crossmem emulate hip -- ./test", "run a program for AMD GPUs, without a GPU"),
         )
     ),
 )(_root)
@@ -80,7 +80,7 @@ _command(*DEMO_EXAMPLES)(demo)
 
 @_command(
     ("crossmem devices", "one screen: usable devices, unusable backends"),
-    ("crossmem devices -v", "also every path tried, and how to install"),
+    ("crossmem devices -v", "also each path that was tried, and how to install backends"),
     ("crossmem devices --json | jq '.devices[].device'", "for scripts"),
     ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "with four emulated devices"),
 )

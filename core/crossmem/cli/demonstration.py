@@ -65,7 +65,7 @@ def demo(
         bool,
         typer.Option(
             "--copy/--no-copy",
-            help="Also time a copy through a pipe, or through a queue of multiprocessing.",
+            help="Also time a copy through a pipe or, with --queue, multiprocessing.Queue.",
         ),
     ] = True,
     timeout: Annotated[

@@ -26,7 +26,7 @@ def time_copy(
     advance: Callable[[int], object],
     timeout: float,
 ) -> tuple[float, str]:
-    """Send all bytes of an allocation to one process through a pipe.
+    """Send all bytes of an allocation through a pipe to a new process, and measure the time.
 
     Returns
     -------
@@ -72,7 +72,8 @@ def time_copy(
 def _write(pipe: int, data: memoryview, deadline: float) -> int:
     """Write as many bytes as fit into a pipe, and return their number.
 
-    If the pipe is full, wait until it has room, and return 0 without a write.
+    If the pipe is full, wait until it has room, and return 0 without a write. Raise
+    ``ConsumerError`` if the pipe is still full at the deadline.
     """
     try:
         return os.write(pipe, data)

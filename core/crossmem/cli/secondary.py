@@ -54,8 +54,8 @@ class Received:
 class _Chunk:
     """One chunk: its number, the seconds from its put to its arrival, and its length in bytes.
 
-    ``visit`` calls a function with the chunk's bytes. The bytes are valid until the next chunk is
-    received.
+    ``visit`` passes the chunk's bytes to a function, if necessary in several calls. The bytes are
+    valid until the next chunk is received.
     """
 
     number: int

@@ -78,8 +78,8 @@ def _guarded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    # If a call hangs, the peer ends itself at this limit. ``Peer.start`` sends a limit that is
-    # ``GRACE_S`` longer than the test waits, so that the test reports the missing reply first.
+    # If a call takes longer than ``limit_s``, the peer ends itself. ``Peer.start`` sends a limit
+    # that is ``GRACE_S`` longer than the test waits. So the test reports the missing reply first.
     faulthandler.dump_traceback_later(limit_s, exit=True)
     pid = os.getpid()
     is_result, trace = True, ""

@@ -42,16 +42,16 @@ def refuse(config: pytest.Config) -> int | None:
         sys.stderr.write(f"ERROR: --crossmem-require: neither laws nor capabilities: {names}\n")
         return _UNUSABLE
     options = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
-    # Another process opens the device, because the controller of pytest-xdist must not load vendor
-    # libraries.
+    # This function may run in the controller of pytest-xdist, which must not load vendor libraries.
+    # So another process opens the device.
     done = subprocess.run(
         [sys.executable, "-c", _OPEN, *(config.getoption(name) or "" for name in options)],
         check=False,
         stderr=subprocess.PIPE,
         text=True,
     )
-    # If the process failed with an error other than ``CrossmemError``, the run continues. The tests
-    # then show that error with a traceback.
+    # If that process failed with another error than ``CrossmemError``, the run continues. The tests
+    # then show the error with a traceback.
     if done.returncode != _UNUSABLE:
         return None
     sys.stderr.write(done.stderr)

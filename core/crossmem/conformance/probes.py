@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to a peer's driver, by which a test observes crossmem's calls or makes them fail.
+"""Changes to a peer's driver, by which a test records the calls of the driver or makes them fail.
 
 The functions replace methods of the peer's tracing driver. Some replacements stay until the peer
 ends, so a test may call these functions only in fresh peers.
@@ -74,7 +74,7 @@ def journal() -> list[str]:
 
 
 def fail_once(method: str) -> None:
-    """Make the next call of a driver method raise ``DriverError`` and do nothing else."""
+    """Make the next call of a driver method raise ``DriverError`` before it reaches the driver."""
     driver = actions.tracer()
     inner = getattr(driver, method)
 

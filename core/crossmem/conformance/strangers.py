@@ -32,7 +32,7 @@ class Owner:
 
 
 def let_go(kept: "weakref.ref[Owner]") -> list[str]:
-    """Return a complaint if the owner object is still alive, else an empty list."""
+    """Return a list with one complaint if the owner object is still alive, else an empty list."""
     crossmem.collect()
     gc.collect()
     return [] if kept() is None else ["the owner is kept"]

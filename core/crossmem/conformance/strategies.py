@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis strategies for the values of the contract."""
+"""Hypothesis strategies for handles, and for the contents and parts of memory."""
 
 import string
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law Q11: data, length and user data arrive as they were put, even if a peer writes rubbish."""
+"""Law Q11: data, length and user data arrive as they were put.
+
+This holds even if another process writes rubbish into its own segments of the queue.
+"""
 
 import os
 import pickle

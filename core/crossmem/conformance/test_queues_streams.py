@@ -149,7 +149,7 @@ def test_q05_a_put_on_a_stream_waits_on_the_stream(
     # The last item is ready at once, but arrives after the earlier items, which wait for a stream.
     peer.call(streams.new_stream, "free")
     peer.call(_put_on, "free", b"last")
-    assert peer2.call(_is_empty), "a buffer arrived before the work of the stream of its put"
+    assert peer2.call(_is_empty), "a buffer arrived before its stream had done the earlier work"
     gate.signal(1)
 
     assert peer2.call(_get_and_check)
@@ -233,7 +233,7 @@ def test_q05_a_device_without_streams_refuses_them(make_queue: MakeQueue, peer: 
     assert peer.call(queues.take, "queue", "buffer").number == 3
     with pytest.raises(crossmem.UnsupportedError):
         peer.call(actions.call, "buffer", "release", stream=1)
-    # The consumer still has the buffer after the refused calls.
+    # The consumer still has the buffer after the refused release.
     assert queues.count_free(queue) == queue.depth - 1
     peer.call(actions.call, "buffer", "release")
 

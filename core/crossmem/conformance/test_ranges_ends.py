@@ -182,7 +182,7 @@ def test_c17_what_a_vendor_refuses_to_take_back_it_is_given_later(
 
     assert peer.call(actions.attribute, "p", "closed")
 
-    # The resource of the failed call is deferred work, so the next of these calls releases it.
+    # The resource of the failed call is deferred work, so the next call of crossmem releases it.
     peer.call(actions.free if is_own else actions.close, memory)
     peer.call(actions.call, "r", "release")
     peer.call(actions.collect)
@@ -235,7 +235,8 @@ def test_c18_a_child_keeps_no_memory_of_its_parents_ranges(
     peer = fresh_peer(tracing=False)
     peer.call(set_up)
 
-    # Host-visible memory stays mapped in the child. For such memory, only open descriptors count.
+    # Host-visible memory stays mapped in the child. So for such memory, the check counts only files
+    # that the child has open.
     is_open = capabilities.host_visible
     assert peer.call(in_child, resources.shared_nbytes, only_open=is_open) == 0
 

@@ -22,7 +22,8 @@ def test_c06_a_first_import_of_freed_memory(device: crossmem.Device, peer: Peer)
         with pytest.raises(crossmem.StaleHandleError):
             peer.call(actions.attach, "m", blob)
 
-    # If the tests use blocks, the peer may open the whole pool before its import is refused.
+    # The import of a freed allocation is refused before the driver opens anything. If the tests use
+    # blocks of pools, the peer may open the whole pool before the import of the block is refused.
     assert blocks.are_used() or peer.call(actions.calls) == before
 
 

@@ -218,7 +218,8 @@ def test_l04_a_late_value_of_a_dying_process_changes_nothing(
     _let_wait(peer, victim.call(streams.make, "timeline", word), 3)
     victim.kill()
     peer.call(streams.synchronize, "stream", within=SOON_S)
-    # Device work of the dead process may still write a smaller value, as this call does.
+    # The timeline is void now. Device work of the dead process may still write an earlier value, as
+    # this call does.
     peer.call(_write_late, "timeline", 2)
 
     assert settle(lambda: _not_void(peer), within=SOON_S) == []

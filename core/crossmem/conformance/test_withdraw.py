@@ -146,7 +146,7 @@ def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation.withdraw(handle)
 
     assert allocation.export(allow=allow) == other
-    # The peer has imported the other handle, but never the withdrawn handle.
+    # The peer imports the other handle. It has never imported the withdrawn handle.
     peer.call(actions.attach, "other", other.to_bytes())
     refuses(peer, handle.to_bytes())
     assert peer.call(actions.read, "other", 5) == b"other"

@@ -27,7 +27,8 @@ from crossmem.models import BlockHandle, EventKind, PoolCore
 __all__ = ["BATCH", "Arena"]
 
 BATCH: Final = 32
-"""Number of freed blocks at which the owner reads the rows; half of the blocks in a small pool."""
+"""Number of freed blocks after which the owner reads the rows. In a small pool, half of the pool's
+blocks is enough."""
 _FRESH: Final = 64
 """Maximum number of never-allocated blocks that enter the free list at once."""
 _LOOK_S: Final = 1e-3
@@ -355,8 +356,8 @@ class Arena:
         is_live = now == generation
         is_held = is_live or generation in self._words_of(holder, at)
         if now % 2 and not is_live:
-            # The owner does not allocate a held block again, so a later odd generation means a
-            # withdrawal.
+            # The block has a later odd generation. While ``holder`` holds the block, the owner does
+            # not allocate it again, so the handle was withdrawn.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn") if is_held else _STALE
         known = self.reserved.get(index)
         if known is not None:

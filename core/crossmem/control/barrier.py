@@ -2,8 +2,8 @@
 """The memory barrier of ``membarrier(2)``, which runs a fence in every registered process.
 
 A process that has registered takes part in the barriers of all other processes. The registration
-takes 10 ms if a second thread runs. So the process registers early, when Python imports this
-module. A forked child is registered, too; exec ends the registration.
+takes 10 ms if a second thread runs. So the process registers when Python imports this module,
+before crossmem starts a thread. A forked child is registered, too; exec ends the registration.
 """
 
 import ctypes

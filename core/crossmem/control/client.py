@@ -48,7 +48,7 @@ _LONGEST_RECONNECT_S: Final = 0.5
 
 
 class OwnerConnection:
-    """The connection of this process to one exporting process, with its requests and messages.
+    """The connection of this process to one exporting process. It sends requests and messages.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class OwnerConnection:
         self._state = state
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
-        """Sockets that are connecting, for a forked child to close."""
+        """Sockets that are connecting. A forked child closes them."""
         self.lock = ordered_lock(Rank.CONNECTION)
         """Held during a connect or a close, and from a request until its reply has been read."""
         self._link: Link | None = None
@@ -101,7 +101,7 @@ class OwnerConnection:
         return link if link is not None and link.is_open else None
 
     def is_owner_dead(self, *, within_s: float) -> bool:
-        """Whether the owner is dead within ``within_s`` or, without its pidfd, not connected."""
+        """Whether the owner dies within ``within_s``. Without its pidfd: whether no link is open."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
         return self.open_link is None
@@ -155,7 +155,7 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # A later _take_row() may replace self._holds, so it is read now.
+                            # The lease keeps its table, because _take_row() may replace _holds.
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
                         # The caller needs all exports or none, so the rest is not requested.
@@ -174,7 +174,7 @@ class OwnerConnection:
         """Map the control segment and the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
-            # The owner runs another program, or has forgotten the earlier row, which had no holds.
+            # A second row comes if the owner runs another program, or forgot the first, idle row.
             self._holds = HoldTable()
         self._holds.add(which, leased.row)
         close_each(leased.row)

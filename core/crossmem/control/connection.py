@@ -43,7 +43,7 @@ class Reply(NamedTuple):
     units: list[Unit]
     """The pinned units of the reply's exports."""
     rows: list[int]
-    """Descriptors of new rows, which the server closes."""
+    """Descriptors of new rows. :meth:`ServerConnection.finish` closes them."""
 
 
 class ServerConnection:
@@ -79,7 +79,8 @@ class ServerConnection:
         self.nonce = os.urandom(NONCE_NBYTES)
         self.holder: Holder | None = None
         self.is_full = False
-        """Whether a full socket has stopped :meth:`flush`. epoll reports room in the socket."""
+        """Whether a full socket has stopped :meth:`flush`. If so, the server continues as soon as
+        epoll reports room in the socket."""
         self._buffer = buffer
         self._is_refusing = refuses(connection)
         self._replies: list[Reply] = []
@@ -129,7 +130,8 @@ class ServerConnection:
         """Receive one message; return its size, 0 if the peer has closed the connection."""
         if self._is_refusing:
             return self.socket.recv_into(self._buffer)
-        # A plain receive closes the message's descriptors in this thread, and the close may block.
+        # The kernel accepts descriptors from this peer. A plain receive closes a message's
+        # descriptors in this thread, and the close may block.
         # MSG_PEEK shows whether there are descriptors, and leaves them in the socket.
         _size, _ancillary, flags, _address = self.socket.recvmsg_into(
             (self._buffer,), 0, socket.MSG_PEEK
@@ -140,7 +142,7 @@ class ServerConnection:
         return self.socket.recv_into(self._buffer)
 
     def begin_reply(self) -> Reply:
-        """Return the empty resources of a new reply. The caller fills them."""
+        """Return a new, empty :class:`Reply`. The caller adds the resources of one reply to it."""
         reply = Reply([], [])
         self._replies.append(reply)
         return reply

@@ -141,8 +141,9 @@ def _is_empty(connection: socket.socket) -> bool:
 
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
-# At its end, the interpreter would free this queue and close its sockets, and such a close may
-# block. This extra reference keeps the sockets open until the kernel closes them after the exit.
+# Without this extra reference, the interpreter would free the queue when it ends, and close the
+# sockets in the queue. Such a close may block. With the reference, the sockets stay open until the
+# kernel closes them after the exit.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_closing))
 _closers: set[object] = set()
 """One object for each running closer: a thread that closes descriptors."""

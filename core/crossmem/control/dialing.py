@@ -22,7 +22,8 @@ __all__ = ["dial"]
 _CONNECT_RETRY_S: Final = 0.005
 _DYING_S: Final = 0.2
 _MAX_CLOSING: Final = 8
-"""A new connection waits while more than this many lists of descriptors wait to be closed."""
+"""The most calls of :func:`close_aside` that may have descriptors left to close before
+:func:`dial` makes a new connection."""
 
 
 def dial(
@@ -117,14 +118,15 @@ def _connect(
             refused.append(isinstance(error, ConnectionRefusedError))
         else:
             return connection
-    # A dying process closes its sockets shortly before its death is visible. So the checks below
-    # wait for the death if a process of the owner's user has the owner's pid.
+    # A dying process closes its sockets shortly before its death is visible. So if the process that
+    # now has the owner's pid belongs to the owner's user, the next two checks wait for its death.
     dying_s = _DYING_S if belongs_to(owner) else 0.0
     if pidfd is not None and is_dead(pidfd, dying_s):
         raise owner_gone(owner, "died")
     is_alive = raise_if_dead(owner, this, dying_s)
     # A socket file that refuses connections belongs to a server that has ended. If there is no
-    # such file, the owner may use another run directory, so the kernel's list of sockets decides.
+    # such file, the owner may use another run directory. So is_silent() looks for the owner's
+    # server in the kernel's list of sockets.
     if (refused[0] and path.is_socket()) or (is_alive and is_silent(owner)):
         raise owner_gone(owner, "closed its lease server")
     state = (

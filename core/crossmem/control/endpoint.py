@@ -64,8 +64,9 @@ def server_paths(run_dir: Path) -> list[Path]:
 def is_silent(owner: ProcessIdentity) -> bool:
     """Whether a living owner certainly has no lease server.
 
-    True if the owner is in this network namespace, and the kernel's list of sockets does not
-    contain the name of the owner's server. False if ``/proc`` does not show the owner's namespace.
+    True if the owner is in this process's network namespace, and the kernel's list of sockets does
+    not contain the name of the owner's server. False in all other cases, for example if ``/proc``
+    does not show the owner's namespace.
     """
     try:
         mine, its = (Path(f"/proc/{one}/ns/net").stat() for one in ("self", owner.pid))
@@ -87,7 +88,7 @@ def new_socket() -> socket.socket:
 
 
 def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], Path]:
-    """Listen at both addresses, and remove files of dead processes from the run directory.
+    """Listen at the path and at the abstract address, and remove the sockets of dead processes.
 
     Returns
     -------
@@ -126,9 +127,10 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
 def _listen_at_path(path: Path) -> socket.socket:
     """Listen at a temporary name, then rename the socket to the final name.
 
-    Between ``bind`` and ``listen``, the kernel refuses connections to a socket as if its process
-    were dead. A sweep by another process may remove the file in that time, so the socket gets its
-    final name only after ``listen``.
+    Until ``listen`` returns, the kernel may refuse a connection as if the process of the socket
+    were dead. So an importer, which knows only the final name, might think that the server has
+    ended. For the same reason, a sweep by another process may remove the temporary name. In this
+    case, the rename fails, and the function tries again.
     """
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
@@ -201,14 +203,15 @@ def _sweep(run_dir: Path) -> None:
 def _is_dead(path: Path) -> bool:
     """Whether no process has a socket at a path, in any namespace.
 
-    A living server does not notice this check with a datagram socket. The kernel refuses such a
-    connection with EPROTOTYPE, or with ECONNREFUSED if no process has the server's socket.
+    The first attempt to connect uses a datagram socket, because a living server does not notice
+    the attempt: the kernel refuses it with EPROTOTYPE. If no process has the server's socket, the
+    kernel refuses the attempt with ECONNREFUSED.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The caller removes the path of a dead process. So a second attempt, with a socket of the
-    # server's type, must confirm the refusal.
+    # The caller removes the path if this function returns true. To be certain, it also connects
+    # with a socket of the server's type, and the kernel must refuse this attempt, too.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

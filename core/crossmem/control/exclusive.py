@@ -45,7 +45,7 @@ class Deaths:
         self._exports.update((one, None) for one in exports if one.on_death is not None)
 
     def tell(self) -> None:
-        """Call ``on_death`` for each remembered export. The caller does not hold the lock."""
+        """Call ``on_death`` for each remembered export. The caller holds no lock."""
         while self._exports:
             with suppress(KeyError):
                 # Another thread may have taken the last export.

@@ -12,8 +12,9 @@ _WAKE: Final = 1
 _EVERYONE: Final = 2**31 - 1
 _LOW_HALF: Final = 2**32 - 1
 _NUMBER: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
-"""The number of the system call. On other architectures it is -1, which the kernel refuses. The
-barrier is refused there, too, so waiting threads poll the word and do not call :func:`sleep`."""
+"""The number of the system call. On other architectures it is -1, which the kernel refuses. There,
+the barrier does not work either. Without the barrier, waiting threads poll the word and do not call
+:func:`sleep`."""
 
 _syscall = ctypes.CDLL(None).syscall
 _syscall.restype = ctypes.c_long

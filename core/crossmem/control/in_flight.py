@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit on sent descriptors that the processes of one other user have not read yet.
+"""The limit on descriptors that were sent to processes of another user, and are not read yet.
 
 The kernel counts the descriptors that a user has sent and that no process has read. If that number
-reaches ``ulimit -n``, the kernel refuses to send more to any peer. The close of a connection does
-not lower the number while the peer can still read.
+reaches ``ulimit -n``, the kernel refuses to send more to any peer. So processes of another user
+that do not read could stop the replies to all importers; the limit prevents this. The close of a
+connection does not lower the number while the peer can still read.
 """
 
 import fcntl
@@ -19,8 +20,8 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""The limit of unread descriptors of one other user is ``ulimit -n`` divided by this number, but at
-least ``MAX_DESCRIPTORS``."""
+"""For each other user, the limit is ``ulimit -n`` divided by this number, or ``MAX_DESCRIPTORS`` if
+that is larger."""
 _NOTHING: Final = bytes(4)
 
 
@@ -38,8 +39,8 @@ class InFlight:
     def __init__(self, own_uid: int | None) -> None:
         self.own_uid = own_uid
         self._sent: dict[socket, tuple[int, int]] = {}
-        """For each connection with unread descriptors: its user, and the number of descriptors that
-        were sent."""
+        """For each connection with unread descriptors: the peer's user, and the number of
+        descriptors that were sent."""
         self._closing: set[socket] = set()
         """Connections to close when their peers have read everything."""
 
@@ -72,7 +73,10 @@ class InFlight:
             close_connection(connection)
 
     def forget_read(self) -> None:
-        """Stop counting connections whose peer has read everything; close those in ``_closing``."""
+        """Stop counting connections whose peers have read everything.
+
+        Close such a connection if it is in ``_closing``.
+        """
         for connection in [one for one in self._sent if _is_read(one)]:
             del self._sent[connection]
             if connection in self._closing:

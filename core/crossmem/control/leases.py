@@ -48,7 +48,7 @@ class Holder:
         The rows that record the process's other leases. The key is the session and the number of
         the control segment.
     exports
-        The exports that the process's rows may hold.
+        The exports that were granted to the process, so its rows may record holds of them.
     key
         The key of the process in the lease server's table.
     """
@@ -97,7 +97,8 @@ class Lease(NamedTuple):
     since
         The time of the grant, in seconds since the epoch.
     in_message
-        Whether the lease is a message's reservation. A reservation alone opens no memory.
+        Whether the lease is a message's reservation. A reservation keeps the memory. To open the
+        memory, a receiver of the message still requests a lease.
     """
 
     number: int
@@ -113,8 +114,8 @@ class LeaseTable:
 
     The caller holds the registry's lock.
 
-    A signal handler may raise during a change. Each change is one statement, or can be repeated.
-    :meth:`end` also ends a lease that was recorded only in part.
+    A signal handler may raise while a method changes the table. So each change is one statement, or
+    the caller can repeat it. :meth:`end` also ends a lease that was recorded only in part.
     """
 
     def __init__(self) -> None:

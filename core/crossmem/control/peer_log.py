@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines about peers: at most one a second about each peer, and ten a second about all peers."""
+"""Log lines about peers: at most one line a second about each peer, and ten a second in total."""
 
 import logging
 import time
@@ -10,11 +10,12 @@ __all__ = ["PeerLog"]
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
-"""Maximum number of lines in a second about all peers. It limits a peer that forks often."""
+"""Maximum number of lines in a second in total. Without this limit, a peer that forks often could
+cause many lines, because each child counts as another peer."""
 
 
 class PeerLog:
-    """Limits the log lines about each process and about all processes, and counts omitted lines."""
+    """Limits the log lines about each process and in total, and counts the lines that it omits."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -33,7 +34,7 @@ class PeerLog:
         Parameters
         ----------
         pid
-            The process, 0 if it is not visible to this process.
+            Pid of the process; 0 if this process does not know the pid.
         text
             The text of the line, after the name of the process.
         error

@@ -20,7 +20,7 @@ __all__ = ["ended_of", "is_held", "leases_of", "reopen", "seal", "wish"]
 
 
 def is_held(unit: Unit) -> bool:
-    """Whether any row holds any export of this memory at this moment."""
+    """Whether any row holds any export of a unit at this moment."""
     for export in list(unit.exports.values()):
         slot = export.slot
         if slot is not None and words.any_of(export.rows.values(), slot.at):

@@ -26,8 +26,8 @@ def occupy() -> None:
 
 
 def _open_null_device() -> None:
-    # The kernel gives the lowest free number. It is above 2 if another thread has opened the closed
-    # descriptor in the meantime.
+    # The kernel gives the lowest free number. This number is above 2 if another thread has taken
+    # the number of the closed descriptor in the meantime.
     opened = os.open(os.devnull, os.O_RDWR)
     if opened > _LAST:
         os.close(opened)

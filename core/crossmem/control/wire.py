@@ -4,15 +4,15 @@
 One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags, mode (only in HELLO) and
 request id, then a body. A request always fits into one message. A long reply continues in further
 messages with the same request id, until a message has the flag LAST. No data is ever unpickled, and
-every length is bounded. An application message is a message between programs that contains handles.
-Its reservations keep the memory of these handles.
+every length is bounded. An application message carries handles from one program to another. Its
+reservations keep the memory of these handles.
 
 ======= ================ =====================================================================
 type    direction        body
 ======= ================ =====================================================================
 HELLO   server to client protocol version, nonce of the connection
 IMPORT  client to server fields of Request, then one record for each requested export
-RESERVE client to server the same body as IMPORT, for reservations without the memory itself
+RESERVE client to server the same body as IMPORT; asks for reservations instead of the memory
 REPLY   server to client one record for each requested export; descriptors travel alongside
 END     client to server numbers of reservations that end
 HINT    client to server slots whose hold has ended, if the exporter waits for the end
@@ -130,7 +130,8 @@ class Status(IntEnum):
     NO_ROW = 9
     """The importer has as many rows as one process may have."""
     UNWATCHED = 10
-    """The export is a pool's, and the kernel would not report the importer's death."""
+    """The export is a pool's, and the exporter has no pidfd of the importer. Without a pidfd, the
+    kernel does not report the importer's death."""
     TAKEN = 11
     """The export is exclusive, and a process holds it already."""
 
@@ -166,8 +167,8 @@ class Request(NamedTuple):
 
     ``reported`` is the importer's number for the vendor's whitelist. ``session`` distinguishes the
     programs that a process executes one after the other. ``known`` has a bit for each control
-    segment for which the importer has a row. ``following`` is the number of exports in later
-    requests of the same call.
+    segment for which the importer has a row. If an importer needs several requests for its exports,
+    ``following`` is the number of exports in the later requests.
     """
 
     nonce: bytes
@@ -184,8 +185,8 @@ class Grant(NamedTuple):
 
     The importer holds nothing until it has written ``generation`` into the word of ``slot`` in its
     row. If ``has_row`` is true, the grant's first two descriptors are the control segment and a
-    row. ``descriptor_count`` does not count these two. ``record`` and ``proof`` are the received
-    bytes, for the importer to verify.
+    row. ``descriptor_count`` does not count these two. ``record`` is the received bytes that
+    ``proof`` covers; the importer verifies the proof.
     """
 
     slot: int
@@ -237,7 +238,7 @@ def pages(kind: MessageType, request: int, body: bytes) -> list[bytes]:
 
 
 def max_pages(asked: int) -> int:
-    """Return the maximum number of messages in a reply for this many exports."""
+    """Return the maximum number of messages in a reply for ``asked`` exports."""
     nbytes, descriptors = asked * MAX_GRANT_NBYTES, asked * (MAX_GRANT_DESCRIPTORS + 2)
     room = MAX_MESSAGE_NBYTES - HEADER.size
     return 2 + nbytes // room + descriptors // MAX_DESCRIPTORS
@@ -296,7 +297,7 @@ def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
 
 
 def unpack_replies(body: bytes, count: int = 1) -> Iterator[Grant | Refusal]:
-    """Yield the records of a REPLY to a request for this many exports, lazily."""
+    """Yield the records of a REPLY to a request for ``count`` exports, lazily."""
     at = 0
     try:
         for _ in range(count):

@@ -81,8 +81,8 @@ class HostBuffer:
         buffer = _PyBuffer()
         pointer = ctypes.byref(buffer)
         try:
-            # Unlike _Kept, a memoryview has no finaliser written in Python, which would swallow
-            # exceptions of signal handlers.
+            # A finaliser in Python code, such as that of _Kept, swallows exceptions of signal
+            # handlers. A memoryview has no such finaliser, so it comes first.
             try:
                 self._kept: memoryview | _Kept = memoryview(data)
             except (BufferError, ValueError):
@@ -165,8 +165,8 @@ _new_bytes.restype = ctypes.py_object  # type: ignore[attr-defined]
 
 
 def new_bytes(nbytes: int) -> bytes:
-    """Return a new ``bytes`` object of this size.
+    """Return a new ``bytes`` object of this size, with undefined content.
 
-    The caller fills it once, before any other use.
+    The caller writes the content once, at the object's address, before any other use.
     """
     return _new_bytes(None, nbytes)

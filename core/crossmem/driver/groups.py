@@ -42,10 +42,11 @@ class ReadonlyAlias(Protocol):
 class AddressRanges(Protocol):
     """Address ranges that are reserved first and mapped later.
 
-    Before core maps memory, it checks that the addresses are free, aligned to the granularity, and
-    inside one range. Memory and range belong to one device, and a range never has both blocks and
-    imports. The same memory may be mapped several times in ranges, while it also stays mapped at
-    the address from :meth:`crossmem.driver.Driver.allocate` or :meth:`crossmem.driver.Driver.map`.
+    Before crossmem's core maps memory, it checks that the addresses are free, aligned to the
+    granularity, and inside one range. The memory and the range belong to one device. Core maps
+    either blocks or imports in one range, never both. The same memory may be mapped several times
+    in ranges, while it also stays mapped at the address from
+    :meth:`crossmem.driver.Driver.allocate` or :meth:`crossmem.driver.Driver.map`.
     """
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
@@ -71,7 +72,7 @@ class AddressRanges(Protocol):
     def unmap_at(self, mapped: Mapped) -> None:
         """Unmap memory from reserved addresses, which stay reserved.
 
-        Core has synchronised the device before (law C9).
+        Core synchronises the device before it calls this method (law C9).
         """
         ...
 
@@ -86,8 +87,8 @@ class Foreign:
         Start and size of the vendor's allocation around the address. If these bounds are unknown,
         the size is 0 and ``obstacle`` is set.
     exposed_base, exposed_nbytes
-        The memory that importers of an export of that allocation can reach. It contains the
-        neighbours of the allocation if the vendor puts several allocations into one block.
+        Start and size of the memory that importers of that allocation can access. If the vendor
+        puts several allocations into one block, this memory contains the allocation's neighbours.
     obstacle
         Why the mechanism cannot share this memory, or None if it can. The text is the predicate of
         a sentence about the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
@@ -110,9 +111,9 @@ class ForeignMemory(Protocol):
     def inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
         """Return the vendor's information about the memory around an address; change nothing.
 
-        The address is positive and below 2**63, and may be invalid. The method does not raise if
-        the vendor does not know the memory, or if the mechanism cannot share it on this device. The
-        result then has an obstacle. Memory that cannot be shared is, for example, managed memory,
+        The address is positive and below 2**63, and may be invalid. If the vendor does not know the
+        memory, or if the mechanism cannot share it on this device, the method does not raise: the
+        result has an obstacle. Memory that cannot be shared is, for example, managed memory,
         memory of the host or of another device, or, with some mechanisms, pooled, virtual or
         imported memory.
         """
@@ -124,7 +125,8 @@ class ForeignMemory(Protocol):
         The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
         which need not be a multiple of the granularity. Core uses the block like an allocated one,
         but never passes it to :meth:`crossmem.driver.Driver.free` or ``map_at``. Core adopts a
-        vendor's allocation once for each mechanism, even if the application adopts several parts.
+        vendor's allocation once for each mechanism, even if the application adopts several parts of
+        the allocation.
         """
         ...
 
@@ -210,8 +212,9 @@ def witness_of(driver: Driver) -> Witness | None:
 def check_groups(driver: Driver) -> list[str]:
     """Return the faults of a driver's optional groups, one line for each.
 
-    A driver must have all methods of a group or none. Some groups have a capability: a driver
-    must offer such a group exactly if one of its devices has the capability.
+    A driver must have all methods of a group or none. Some groups belong to a capability: if a
+    device of the driver has the capability, the driver must offer the group. If no device has the
+    capability, the driver must not offer the group.
     """
     faults = []
     for group in _GROUPS:
@@ -229,7 +232,7 @@ def check_groups(driver: Driver) -> list[str]:
         (any(one.foreign_memory for one in said), ForeignMemory),
         (any(one.vendor_queues for one in said), VendorQueues),
         (any("event" in one.timeline_levels for one in said), StreamEvents),
-        # Devices without streams have the level "word" without the group.
+        # Devices without streams can have the level "word", but need no StreamWords for it.
         (
             _offers(driver, Streams) and any("word" in one.timeline_levels for one in said),
             StreamWords,

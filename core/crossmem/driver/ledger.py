@@ -22,7 +22,10 @@ class _Range:
 
 
 class RangeLedger:
-    """Tracks the calls of the group :class:`crossmem.driver.AddressRanges`. It takes no lock."""
+    """Tracks the calls of the group :class:`crossmem.driver.AddressRanges`.
+
+    The caller holds a lock.
+    """
 
     def __init__(self) -> None:
         self._ranges: dict[int, _Range] = {}
@@ -59,7 +62,7 @@ class RangeLedger:
         self._ranges.pop(pointer, None)
 
     def map_at(self, memory: Block | Imported, pointer: int) -> _Rules:
-        """Add a piece and return the rules for it."""
+        """Return the rules for the mapping of a piece. Add the piece if a range contains it."""
         end = pointer + memory.capacity
         for start, one in self._ranges.items():
             if start <= pointer and end <= start + one.nbytes:

@@ -100,7 +100,7 @@ class StreamTracer:
             self._pages.pop(pointer, None)
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Trace a write to a word in a stream."""
+        """Trace a stream's write to a word."""
         with self._lock:
             self._note("write_value", *self._word_rules(address, value))
         self._words.write_value(ordinal, address, value, stream)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common base class of vendor drivers.
 
-The base class makes the device current for each of its calls of a mechanism, except
-``keep_mapped``. A mechanism keeps each object of the vendor in the ``reference`` of the block or
-import until this object is released. If a release is interrupted, the ``reference`` therefore shows
+The base class makes the device current before it calls a method of a mechanism, except
+``keep_mapped``. A mechanism keeps each of the vendor's objects in the ``reference`` of the block or
+import until it has released the object. So after an interrupted release, the ``reference`` shows
 the objects that are left, and core can repeat the release.
 """
 
@@ -104,8 +104,8 @@ class VendorDriver(Driver):
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:
-            # A CrossmemError without an address means that the vendor refused the call, and that
-            # the mechanism has cleaned up. In all other cases, the import may be mapped.
+            # If a CrossmemError leaves the pointer at 0, the vendor refused the call, and the
+            # mechanism has cleaned up. In all other cases, the import may be mapped.
             if mapped.pointer or not isinstance(error, CrossmemError):
                 self._undo(error, self._unmap, imported)
             raise

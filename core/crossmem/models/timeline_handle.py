@@ -23,9 +23,10 @@ _BODY: Final = struct.Struct("<QBB")
 class TimelineHandle:
     """An immutable name for a timeline, valid in any process of the same host.
 
-    :meth:`crossmem.Timeline.export` makes it; send it as :meth:`to_bytes` or by pickling. A process
-    that has the handle and passes the access check of the signalling process can wait for the
-    timeline. Such a process can also disturb other waiters, so treat the bytes as a credential.
+    :meth:`crossmem.Timeline.export` returns the handle. To send it, send the result of
+    :meth:`to_bytes`, or pickle the handle. A process that has the handle and passes the access
+    check of the signalling process can wait for the timeline. Such a process can also disturb other
+    waiters, so treat the bytes as a credential.
 
     Attributes
     ----------
@@ -106,6 +107,6 @@ class TimelineHandle:
 
 
 def _restore(blob: bytes) -> TimelineHandle:
-    # cloudpickle sends a function of a module by its name, but a method as bytecode. Bytecode
-    # depends on the Python version, so this function is not a method.
+    # cloudpickle sends a function of a module by its name, but a class method as bytecode. Bytecode
+    # depends on the Python version, so the pickle names this function instead of from_bytes().
     return TimelineHandle.from_bytes(blob)

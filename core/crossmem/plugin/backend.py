@@ -38,7 +38,8 @@ class Availability:
     Raises
     ------
     ConfigurationError
-        The state is none of these three values, or a reason is missing.
+        The state is none of the three values above. Or the reason is empty, and the state is not
+        ``"available"``.
     """
 
     state: AvailabilityState
@@ -76,10 +77,11 @@ class Backend:
         The name of the backend. Names of devices begin with it, as in
         ``crossmem.device("name:0")``.
     summary
-        One line that tells users which vendor's memory this is.
+        One line that tells users which vendor's memory the backend shares.
     api_version
-        Version of the plugin interface that the backend implements. Write the number itself,
-        because ``crossmem.plugin.API_VERSION`` is the version of the installed crossmem.
+        Version of the plugin interface that the backend implements. Write the number itself, not
+        ``crossmem.plugin.API_VERSION``. That constant is the version of the installed crossmem,
+        which may differ from the version for which the plugin was written.
     probe
         Function that returns whether this machine can use the backend. crossmem calls it at most
         once per process, on the first thread that needs the result. The function may search for
@@ -88,9 +90,10 @@ class Backend:
     load
         Function that makes the driver. The argument is the name of a runtime, or None. With
         None, the function chooses one of the vendor's real runtimes, never an emulation. crossmem
-        calls the function once per process for each requested runtime, again only after an
-        exception, and never on two threads at once. The function raises
-        :class:`crossmem.BackendUnavailableError` if the runtime cannot work on this machine.
+        calls the function once per process for each requested runtime. If the call fails, the next
+        request for the runtime repeats it. crossmem never calls the function on two threads at
+        once. The function raises :class:`crossmem.BackendUnavailableError` if the runtime cannot
+        work on this machine.
     priority
         If the application names no device, crossmem uses the available backend with the highest
         priority. A backend with None is used only if the application names it. Every emulation has
@@ -104,7 +107,8 @@ class Backend:
     Raises
     ------
     ConfigurationError
-        The name is not a valid name of a backend, or another argument has the wrong type.
+        The name is not a valid name of a backend, or an argument other than ``api_version`` has the
+        wrong type.
     """
 
     name: str

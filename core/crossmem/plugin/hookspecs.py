@@ -113,7 +113,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     ------
     CrossmemError
         This plugin has the runtime but cannot use it in this process. Later plugins are still
-        called. If no plugin answers, the caller that requested the device gets the first error.
+        called. If no plugin answers, the caller that requested the device gets the first such
+        error.
 
     Notes
     -----
@@ -144,7 +145,8 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
     Returns
     -------
     Emulation or None
-        The program's environment. None if this plugin does not emulate the vendor interface.
+        The environment that the program needs to find the emulation. None if this plugin does not
+        emulate the vendor interface.
 
     Raises
     ------
@@ -164,14 +166,14 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
 
 @hookspec
 def crossmem_event(event: Event) -> None:
-    """Observe what happens to memory: allocations, exports, imports, leases, denials, losses.
+    """Observe an event of this process, such as an allocation, an import or the end of a lease.
 
     When: right after the event, so an observer cannot prevent the event.
     How often: once for each event of this process. There is no event if the process imports memory
     that it has open already, or makes a slice of a handle.
-    Thread: for actions of the application, the acting thread; for actions of other processes
-    (leases, denials, losses), the lease server's thread or a thread that calls crossmem; for a
-    deferred free, the thread that frees. Several threads may call the hook at once.
+    Thread: the acting thread for an action of the application. The lease server's thread, or a
+    thread that calls crossmem, for an action of another process, such as the end of a lease. The
+    freeing thread for a deferred free. Several threads may call the hook at once.
     Must not: block, wait for another process, call crossmem, or raise. While an observer runs on
     the lease server's thread, importers get no reply. A call of crossmem may deadlock, because the
     calling thread may hold locks of crossmem.
@@ -184,10 +186,10 @@ def crossmem_event(event: Event) -> None:
     Raises
     ------
     Exception
-        Logged with the plugin's name. The other observers are still called.
+        crossmem logs the exception with the plugin's name, and still calls the other observers.
 
     Notes
     -----
-    Events without an observer cost nothing. Since 0.1.
+    Without an observer, events cost almost nothing. Since 0.1.
     """
     raise NotImplementedError

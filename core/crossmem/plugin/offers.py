@@ -83,8 +83,8 @@ class Offer:
     Parameters
     ----------
     problem
-        A fault that makes the backend unusable regardless of the probe, such as a wrong version;
-        else empty.
+        A fault that makes the backend unusable regardless of the probe, such as a wrong version of
+        the plugin interface; else empty.
     """
 
     def __init__(self, backend: Backend, info: PluginInfo, *, problem: str = "") -> None:

@@ -213,7 +213,7 @@ class Registry:
         return Availability("available") if self.runtime_of(name) else offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
-        """Return a backend that is usable on this machine, or raise an error that says why not.
+        """Return a backend, or raise an error that says why it is unusable on this machine.
 
         If a runtime is named, the probe is not called, because an emulated runtime needs no vendor
         library. The load of the driver shows whether the runtime works.
@@ -274,8 +274,8 @@ class Registry:
         Raises
         ------
         CrossmemError
-            No plugin answers. If a plugin that has the runtime raises an error, this is that error,
-            else a BackendUnavailableError.
+            No plugin answers. If a plugin raises a CrossmemError, this method raises that error;
+            if no plugin does, it raises a BackendUnavailableError.
         """
         what = f"runtime {shorten(name, 30)} of {shorten(api, 30)}"
         return self._first("crossmem_runtime", what, {"api": api, "name": name})
@@ -287,7 +287,7 @@ class Registry:
         ------
         CrossmemError
             No plugin answers, or the answer is not an ``Emulation``. A BackendNotFoundError is
-            raised only if no plugin raises another error.
+            raised only if no plugin raises another CrossmemError.
         """
         with PLUGINS:
             from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed only here
@@ -315,7 +315,7 @@ class Registry:
                 continue
             if answer is not None:
                 return answer
-        # BackendNotFoundError comes last: the error of a plugin that has the API is more useful.
+        # A plugin without the API may raise BackendNotFoundError; another error is more useful.
         for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault
@@ -355,7 +355,7 @@ class Registry:
         raise BackendUnavailableError(clause(msg, 200), hint=hint, backend=name)
 
     def _where_to_look(self) -> str | None:
-        """Return a hint that a missing plugin may be the reason; None if no plugin is missing."""
+        """Return a hint to list the failed and disabled plugins; None if there are none."""
         return "`crossmem devices` lists failed and disabled plugins" if self._left_out() else None
 
     def _left_out(self) -> list[str]:

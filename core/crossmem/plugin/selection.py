@@ -58,7 +58,7 @@ class DeviceSpec:
     def parse(cls, text: object, *, origin: str = "") -> Self:
         """Return the device that ``text`` names.
 
-        ``origin`` is the variable that contains the text, for errors.
+        ``origin`` is the environment variable that contains the text. An error names the variable.
 
         Raises
         ------
@@ -175,10 +175,10 @@ def choose(
     """Choose a device.
 
     The device that the caller names comes first, then the device in ``CROSSMEM_DEVICE``. If the
-    named device cannot be used, the function raises. If no device is named, the function chooses
-    device 0 of the available backend with the highest priority. Between equal priorities, the first
-    name in alphabetical order wins. A backend without a priority, such as ``emulated``, must be
-    named.
+    backend of the named device cannot be used, the function raises an error. The function does not
+    check whether the device exists. If no device is named, the function chooses device 0 of the
+    available backend with the highest priority. Between equal priorities, the first name in
+    alphabetical order wins. A backend without a priority, such as ``emulated``, must be named.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies trees from another node. The bytes travel through Ray's object store.
 
-A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces of at
-most 16 MiB. The receiver writes the pieces into new memory of crossmem. Arrays that overlap also
-overlap in the copy.
+A task on the sender's node attaches the tree's memory and yields the bytes of the arrays in pieces
+of at most 16 MiB. The receiver allocates memory with crossmem and writes the pieces into it. Arrays
+that overlap also overlap in the copy.
 """
 
 from collections.abc import Iterator
@@ -45,12 +45,13 @@ def copy_from(origin: str, blob: bytes) -> Any:
     Raises
     ------
     UnsupportedError
-        Ray deserialises awaited objects on this thread, so the thread must not wait for Ray.
+        The calling thread is the one on which Ray deserialises awaited objects. That thread must
+        not wait for Ray.
     CrossmemError
         The import on the other node failed, or this node has no memory for the copy.
     """
     if is_answering_thread():
-        msg = "await and ObjectRef.future receive on a thread of Ray that cannot wait for a copy"
+        msg = "`await` and ObjectRef.future() use a thread of Ray that must not wait for a copy"
         raise UnsupportedError(
             msg,
             operation="receive",
@@ -95,7 +96,7 @@ def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[P
     blob
         The wire form of the message.
     parts
-        For each handle of the message, the start and end offset of each part of its memory.
+        For each handle of the message, the start and end offset of each part to copy.
     """
     with ExitStack() as stack:
         mappings = attach_many(Message.from_bytes(blob).handles)

@@ -65,7 +65,7 @@ def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
 def _rebuild(reduced: Reduced) -> Any:
     """Make the object that a result of ``__reduce_ex__`` describes.
 
-    Ray needs a deserialiser with one argument.
+    Ray calls a deserialiser with one argument, so the function takes the whole result.
     """
     function, arguments, *state = reduced
     value = function(*arguments)
@@ -75,7 +75,10 @@ def _rebuild(reduced: Reduced) -> Any:
 
 
 def _reduce_as_before(value: Any) -> Reduced:
-    """Serialise as Ray does without crossmem, with buffers out of band."""
+    """Return the result of the serialiser that Ray uses without crossmem.
+
+    Protocol 5 lets ``__reduce_ex__`` return buffers out of band.
+    """
     before = _before[type(value)]
     reduced: Reduced = before(value) if before is not None else value.__reduce_ex__(_PROTOCOL)
     return reduced
@@ -121,7 +124,10 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
 
 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
-    """Return a shared tree. On another node, return a copy, which never gets a new version."""
+    """Return a shared tree.
+
+    On another node than the sender's, the tree is a copy, which never gets a new version.
+    """
     message = Message.from_bytes(blob)
     if node() == origin:
         shared: Shared[Any] = Shared(

@@ -70,7 +70,7 @@ def check() -> None:
             attrgetter(f"{owner}.{name}")(import_module(module))
         except (ImportError, AttributeError) as error:
             msg = f"{module}.{owner} of Ray {ray.__version__} has no {name}"
-            hint = "install a Ray that crossmem[ray] allows"
+            hint = "install a version of Ray that crossmem[ray] allows"
             raise UnsupportedError(msg, operation="register", hint=hint) from error
 
 

@@ -97,7 +97,8 @@ class Device(LocalDevice):
 
         A process leases the whole pool when it attaches its first block. After that, it usually
         attaches and unmaps blocks without a message or a system call. The owner reclaims freed
-        blocks in batches, usually of up to 32. Each barrier serves a whole batch.
+        blocks in batches, usually of up to 32, because one barrier (``membarrier``) serves a whole
+        batch.
 
         Parameters
         ----------
@@ -140,9 +141,9 @@ class Device(LocalDevice):
             How the timeline orders streams: ``"word"``, ``"event"`` or ``"host"``; see the
             capability ``timeline_levels``. None: the strongest level that the device offers.
         allow
-            The processes that may open the timeline; None: all processes of the same user (C13).
-            Unless the level is ``"event"``, up to 64 timelines with the same ``allow`` share a page
-            of memory. A process that opens one of them can write the words of all of them.
+            The processes that may open the timeline; None: all processes of the same user (C13). At
+            the levels ``"word"`` and ``"host"``, up to 64 timelines with the same ``allow`` share a
+            page of memory. A process that opens one of them can write the words of all of them.
 
         Returns
         -------

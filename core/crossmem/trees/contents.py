@@ -29,7 +29,8 @@ class Contents:
     leaves
         The arrays of the tree, in the order of their numbers in the message.
     copies
-        The memory to which arrays were copied. The key is the number of its handle in the message.
+        The memory to which arrays were copied. The key is the index of the memory's handle in the
+        message.
     """
 
     __slots__ = ("_arrays", "_copies", "_message", "_pointers")
@@ -47,8 +48,8 @@ class Contents:
             for row, leaf in zip(message.rows, leaves, strict=True)
         ]
         self._pointers = [leaf.found.pointer for leaf in leaves]
-        """The addresses of the shared arrays. :meth:`overwrite` compares them, because a program
-        can give a tensor of PyTorch other memory."""
+        """The addresses at which the arrays were shared. :meth:`overwrite` compares them with the
+        arrays' current addresses, because a program can give a tensor of PyTorch other memory."""
         self._copies = copies
 
     def tree(self) -> Any:
@@ -61,7 +62,8 @@ class Contents:
         Raises
         ------
         ConfigurationError
-            The trees differ, or a shared array cannot be overwritten. Nothing has changed then.
+            The trees differ in more than the elements of arrays, or a shared array cannot be
+            overwritten. Nothing has changed then.
         UnsupportedError
             Something in the other tree cannot be shared. Nothing has changed then.
         """
@@ -81,16 +83,17 @@ class Contents:
             assert to is not None  # noqa: S101 - it was shared
             if to.pointer != self._pointers[number]:
                 msg = f"the array that is shared as {clause(where, 50)} has got other memory"
-                hint = "write into the array: `tensor.data = ...` replaces memory that readers have"
+                hint = "write into the array; `tensor.data = ...` gives it memory that readers lack"
                 raise ConfigurationError(msg, operation="update", hint=hint)
             copies.append(Copy(where, target, to, leaf.value, leaf.found))
         copy_all(copies, "update")
 
     def _shared_arrays(self) -> list[Any]:
-        """Return the arrays in the shared memory. An array over its copy replaces a copied array.
+        """Return the arrays in the shared memory.
 
-        An array over a copy keeps the memory in use, so the tree can be closed before the array
-        ends. The array can also be shared again.
+        The first call makes an array over each copy, in place of the array that was copied. The new
+        array keeps the copy's memory in use, so the tree can be closed before the array ends. The
+        new array can also be shared again.
         """
         copies, rows = self._copies, self._message.rows
         if copies:

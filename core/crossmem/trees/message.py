@@ -38,7 +38,8 @@ class Row(NamedTuple):
     kind
         The array's library.
     handle
-        Number of the handle whose memory contains the array; None if the array has no elements.
+        Index, in the message's ``handles``, of the handle whose memory contains the array; None if
+        the array has no elements.
     layout
         The array's layout in the memory of the handle.
     """
@@ -58,7 +59,8 @@ class Message(NamedTuple):
     rows
         The arrays.
     tree
-        Containers and plain values, with numbers in place of arrays; see ``nodes``.
+        Containers and plain values in the JSON form that :mod:`crossmem.trees.nodes` describes.
+        The index of an array's row stands for the array.
     timeline
         The timeline whose value is the tree's version; None if the tree has no version.
     """
@@ -99,10 +101,10 @@ class Message(NamedTuple):
         Raises
         ------
         InvalidHandleError
-            The bytes are not a message.
+            The bytes are not a message, or have a version that this crossmem does not read.
         """
         if not isinstance(blob, bytes | bytearray | memoryview):
-            msg = f"a shared tree is bytes, not {type(blob).__name__}"
+            msg = f"expected the bytes of a shared tree, not {type(blob).__name__}"
             raise InvalidHandleError(msg, operation="receive")
         try:
             nbytes = memoryview(blob).nbytes
@@ -120,7 +122,8 @@ def _pack(row: Row) -> tuple[Any, ...]:
     return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
 
 
-# An update does not change the bytes of a tree, so a reader may decode the same bytes often.
+# An update of a tree changes the arrays, but not the message. So a reader may decode a message many
+# times.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
     return _decode(blob)

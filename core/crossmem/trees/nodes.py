@@ -17,7 +17,7 @@ null, true, 1  None, True, 1; Unicode strings and finite floats also have their 
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
-{"i": [n, x]}  a mutable container again: its number (in order of completion, from 0), its JSON
+{"i": [n, x]}  a repeated mutable container: its number (0 for the first completed), its JSON
 ============== ==================================================================================
 
 The module ``classes`` describes the lookup of classes.
@@ -144,15 +144,15 @@ def _write_scalar(value: Any, numpy: Any) -> Any:
 
 
 def _can_be_changed(node: Any) -> bool:
-    """Whether a node is a mutable container.
+    """Whether a node describes a mutable container.
 
-    If a mutable container occurs twice in a tree, a change of it is visible in both places.
+    If such a container occurs twice, the reader makes only one object. So a change shows twice.
     """
     return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 
 
-# Bound methods in the writer would form a reference cycle, which would keep the arrays alive until
-# the garbage collector runs.
+# The functions take the writer as an argument. A writer with a table of its bound methods would be
+# a reference cycle, which keeps the arrays alive until the garbage collector runs.
 _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] = {
     list: lambda writer, value, path: writer.values(value, path),
     tuple: lambda writer, value, path: {"t": writer.values(value, path)},
@@ -216,7 +216,7 @@ _WRONG: Final = (
     TypeError,
     ValueError,
 )
-"""Exceptions that an invalid node raises. NumPy raises SystemError for an invalid code point."""
+"""Exceptions that an invalid node causes. NumPy raises SystemError for an invalid code point."""
 
 
 class _Known(NamedTuple):
@@ -300,7 +300,7 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
     for pair in nodes:
         _check_list(pair, depth)
         key, value = pair
-        # Most keys are strings, and the node of a string is the string itself.
+        # A string is its own node. Most keys are strings, so this test saves most calls of _read().
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
     if len(pairs) > _MAX_COLLISIONS:

@@ -14,7 +14,7 @@ __all__ = ["pair_arrays"]
 def pair_arrays(
     theirs: Any, mine: Any, where: str, operation: Literal["receive", "update"]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield for each array its number in both trees, and its path.
+    """Yield, for each array, its number in each of the two trees and its path.
 
     The trees may differ in the ``_metadata`` of an OrderedDict and in the order of keys. Plain
     values may differ, too, unless the operation is an update.
@@ -22,7 +22,7 @@ def pair_arrays(
     Parameters
     ----------
     theirs, mine
-        The shared tree, and the other tree.
+        The JSON of the shared tree, and of the other tree.
     where
         The name of the other tree in errors. The last item of each result is this name with the
         path to the array.
@@ -78,8 +78,9 @@ def _in_words(tag: str | None, name: str | None) -> str:
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     """Return the tag of a node, its inner nodes, and the name of its class.
 
-    The inner nodes are in a dict. Its keys are the indices of the inner nodes, or the texts of
-    their keys in the tree. For an array, the dict is ``node`` itself.
+    The inner nodes are the values of a dict. If the node is a dict or a dataclass, the keys of this
+    dict are the texts of the node's keys or fields; for other containers, they are indices. For an
+    array, the dict is ``node`` itself. A plain value has the tag None.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None
@@ -107,7 +108,7 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
 def _without_numbers(node: Any) -> Any:
     """Return a node without the numbers of repeated containers.
 
-    Equal keys of two dicts then have equal texts.
+    Without these numbers, equal keys in two trees have equal texts.
     """
     if type(node) is list:
         return [_without_numbers(one) for one in node]

@@ -202,7 +202,7 @@ class PageStore:
                     raise
             except OSError as error:
                 if error.errno == EACCES:
-                    # This descriptor cannot be used for writing. The emulation's descriptors can.
+                    # The emulation's descriptors are open for writing, so this is not one of them.
                     return None
                 raise NoRoomError(str(error)) from None
             pages = Pages(0, device, nbytes, address, own, None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work of streams: its order, and the threads that do it.
 
-A slow stream does not work when work is submitted, but only in a call of :meth:`Queues.finish` or
-:meth:`Queues.drain`.
+A slow stream does not execute work when the work is submitted, but only in a call of
+:meth:`Queues.finish` or :meth:`Queues.drain`.
 """
 
 import itertools
@@ -27,7 +27,7 @@ class Caller:
     ----------
     thread
         The identifier of the thread that calls the function. The thread does so when it asks for
-        functions to call. None: a new thread calls the function at once.
+        functions to call. None: a new thread calls the function.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -51,13 +51,13 @@ class Work:
     """How the work is called, if it is a function of the program; None for other work, which any
     thread can do."""
     is_over: Callable[[], bool] | None = None
-    """Says whether a word in memory satisfies the condition for which this work waits. None for work
-    that waits for no word."""
+    """Says whether a word in memory satisfies the condition for which this work waits. None for
+    work that waits for no word."""
     is_running: bool = False
     sequence: int = 0
     written: tuple[tuple[int, int], ...] = ()
-    """The ranges that the work writes as a whole. Neither rows with gaps between them are listed, nor
-    values for which streams wait."""
+    """The ranges that the work writes without gaps. Rows with gaps between them are not listed, nor
+    are values for which streams wait."""
     rows: list[int] = field(default_factory=list)
     """The numbers of the rows in the database in which other processes see the work's writes."""
 
@@ -170,8 +170,7 @@ class Queues:
         )
 
     def pending_before(self, work: Work, stream: Queue | None) -> Iterator[Work]:
-        """Yield the free work of streams except ``stream`` that precedes ``work`` and is not done.
-        """
+        """Yield the free work that other streams got before ``work`` and have not done yet."""
         for other in self._streams.values():
             for earlier in other.queue if other is not stream else ():
                 if earlier.sequence < work.sequence and self.is_free(other, earlier):
@@ -305,7 +304,7 @@ class Queues:
         threading.Thread(target=run, name="crossmem-callback", daemon=True).start()
 
     def end_callback(self, stream: Queue, work: Work) -> None:
-        """Remove a function of the program that has ended from its stream.
+        """Remove from its stream a function of the program that has ended.
 
         Unless streams are slow, do the work that waited for the function.
         """

@@ -20,7 +20,7 @@ from crossmem_emulated.queues import Caller, Queue, Work
 __all__ = ["SLOW_S", "Comparison", "finish_later", "is_satisfied", "load", "store", "waiting"]
 
 SLOW_S: Final = 0.05
-"""The time in seconds after which a slow stream writes a value in any case.
+"""The time in seconds after which a slow stream writes a value on its own.
 
 Usually, a slow stream works only when a thread of its process waits for the work. Another process
 may wait for the value, but cannot start the work of this process's streams.

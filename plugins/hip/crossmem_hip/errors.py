@@ -68,8 +68,8 @@ _BROKEN = Meaning(
     "again; see {tool} and the kernel's log"
 )
 _GONE = Meaning(
-    "the runtime is not initialised or is shut down: this process is a forked child (start it with "
-    "spawn instead), or is exiting"
+    "the runtime is not initialised or is shut down: this process may be a forked child (start it "
+    "with spawn instead), or may be exiting"
 )
 _DEVICE = Meaning("see {tool} for the devices, and {masks} for those visible to this process")
 _DRIVER = Meaning("install matching versions of driver and runtime; {tool} shows the driver")
@@ -200,7 +200,8 @@ _AFTER: Final = {
     # 709 on HIP.
     **{
         (function, code): Meaning(
-            "stream= is no living stream of this device: pass a stream of it that still exists"
+            "stream= is no living stream of this device: pass a stream of this device that is not "
+            "destroyed"
         )
         for function in (
             *("streamIsCapturing", "streamSynchronize", "streamWaitEvent", "streamWaitValue64"),

@@ -106,7 +106,7 @@ class Family:
     def is_old(self, runtime_version: int) -> bool:
         """Whether a runtime belongs to a ROCm before 6.
 
-        That ROCm has other numbers for flags and memory types.
+        Such a runtime has other numbers for flags and memory types.
         """
         return self.is_hip and runtime_version // _ROCM_MAJOR < _ROCM_6
 

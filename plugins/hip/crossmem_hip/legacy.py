@@ -130,7 +130,7 @@ class Legacy(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # If `map` failed and could not undo its open, core knows no mapping. So retry the undo here.
+        # If `map` and its undo both failed, core knows no mapping. So retry the undo here.
         self.unmap(imported)
 
     @override

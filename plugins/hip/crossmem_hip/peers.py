@@ -28,10 +28,9 @@ class PeerAccess:
         """Let the current device use the memory of another device.
 
         According to the vendors' documents, the open of a handle enables the access. AMD's runtime
-        did not do this before ROCm 7.0, so this method enables the access on AMD. On NVIDIA, it
-        does nothing. It makes the vendor's call each time, because other code in the process may
-        have disabled the access.
-        crossmem never disables the access, because other code may rely on it.
+        did not do this before ROCm 7.0. So this method enables the access on AMD, and does nothing
+        on NVIDIA. It makes AMD's call each time, because other code in the process may have
+        disabled the access. crossmem never disables the access, because other code may rely on it.
         """
         if not self._vendor.family.is_hip:
             return

@@ -70,7 +70,10 @@ class VirtualMemory(Protocol):
 
     def memRelease(self, handle: int, /) -> None: ...
     def memRetainAllocationHandle(self, pointer: int, /) -> int:
-        """Return a handle of the memory that is mapped at an address. Each call needs a release."""
+        """Return a handle of the memory that is mapped at an address.
+
+        The caller releases the handle once for each call.
+        """
         ...
 
     def memGetAllocationPropertiesFromHandle(self, handle: int, /) -> tuple[int, int, int, int]:
@@ -106,7 +109,7 @@ class StreamValues(Protocol):
     """Host memory that devices access, and values in it that streams write and wait for."""
 
     def hostRegister(self, pointer: int, size: int, flags: int, /) -> None:
-        """Pin memory of the program. Flags 1 and 2 together make every device able to use it."""
+        """Pin memory of the program. With flags 1 and 2 together, every device can use it."""
         ...
 
     def hostUnregister(self, pointer: int, /) -> None: ...

@@ -49,7 +49,9 @@ def cuda_driver() -> ctypes.CDLL | None:
 def library_of(module: Any) -> ctypes.CDLL | None:
     """Return a ctypes object for the copy of the vendor's library that a module is linked with.
 
-    If the module has no file, return None. Another copy of the library would not know the module's allocations. So ctypes opens the
+    If the module has no file, return None.
+
+    Another copy of the library would not know the module's allocations. So ctypes opens the
     module's own file: the loader looks for a function in the module, then in the libraries with
     which the module is linked.
     """

@@ -40,8 +40,8 @@ _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
 _TOKEN_NBYTES: Final = 16
-"""The size in bytes of the token by which importers identify an export. A descriptor cannot identify
-the export, because its number differs between processes."""
+"""The size in bytes of the token by which importers identify an export. A descriptor cannot
+identify the export, because its number differs between processes."""
 
 
 @dataclass(slots=True)

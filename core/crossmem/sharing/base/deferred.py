@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of deferred work: every release of a resource passes through it.
 
-A resource enters the queue when its object ends, and leaves the queue when it is fully released.
-If the vendor refuses a release, or a signal handler interrupts it, the next call of crossmem
-continues with the release. A finaliser only adds a record to the queue and can start the reaper.
+The record of an object enters the queue when the object ends, and leaves the queue when all of the
+object's resources are released. If the vendor refuses a release, or a signal handler interrupts it,
+the next call of crossmem continues with the release. A finaliser releases nothing: it adds the
+record to the queue, and for some objects it also starts the reaper.
 """
 
 import logging
@@ -28,7 +29,7 @@ _PAUSE_S: Final = 1e-3
 
 
 class StreamsWaitError(BusyError):
-    """A release was put off, because a stream of the device waits for a timeline.
+    """A release was put off, because a stream of the device's driver waits for a timeline.
 
     The reaper tries the release again.
     """
@@ -49,8 +50,8 @@ class Record:
     def leave_to_others(self) -> bool:
         """End this record's use of a resource that other records also use.
 
-        Return True if :meth:`give_back` has nothing left to do. The caller holds the lock of the
-        state.
+        Return True if :meth:`give_back` has nothing left to do. The caller holds the lock
+        ``Process.state``.
         """
         return False
 
@@ -107,8 +108,8 @@ class DeferredWork:
         self.draining: set[int] = set()
         """The ids of threads that execute a release which their current call does not need."""
         self.trying: dict[int, Record | None] = {}
-        """The record that each thread is releasing, except in :meth:`run`. The key is the thread's
-        id."""
+        """The record that each thread is releasing. The key is the thread's id. A release by
+        :meth:`run` has no entry."""
         self.streams_wait: Callable[[object], bool] = lambda _driver: False
         """Returns whether a stream of a driver waits for a value of a timeline."""
         self._look_at = 0.0

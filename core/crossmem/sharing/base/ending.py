@@ -122,7 +122,7 @@ class Endable:
         return True
 
     def _release(self, record: Record) -> None:
-        """Release the resources of a record in the queue of deferred work."""
+        """Release the resources of a record that is in the queue of deferred work."""
         deferred = self._process.deferred
         if self._process.is_inside:
             # This call runs in a signal handler or finaliser, and the thread that it interrupted
@@ -190,7 +190,7 @@ def end_later(one: Endable) -> None:
 
     A caller that only drops the object could lose the resources: a signal handler may raise at the
     entry of the finaliser. If the object is in use, this function leaves it to its finaliser. After
-    this call, a caller that is not itself deferred work must continue with deferred work.
+    this call, the caller must call :meth:`Process.drain`, unless deferred work made this call.
     """
     process, one._is_left = one._process, True
     with process.state:

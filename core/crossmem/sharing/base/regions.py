@@ -39,7 +39,7 @@ class RegionIndex(Generic[_T]):
     """Finds objects by device address. Each object has one region of addresses at a time.
 
     The next lookup inserts the keys of new objects into the sorted keys. The keys of removed
-    objects stay until there are too many of them; the objects themselves are not kept alive.
+    objects stay until there are too many of them. The index does not keep removed objects alive.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -60,8 +60,8 @@ class RegionIndex(Generic[_T]):
         Parameters
         ----------
         what
-            The object. If a signal handler raises during the call, the index may contain the
-            object. :meth:`remove` works in both cases.
+            The object. If a signal handler raises during the call, the index may or may not contain
+            the object. :meth:`remove` works in both cases.
         start, nbytes
             First address, and number of bytes, of the object.
         space
@@ -91,12 +91,12 @@ class RegionIndex(Generic[_T]):
             self._settle()
             keys = self._keys
             index = bisect_right(keys, start, key=_START)
-            # First, search the regions that begin after the first address.
+            # First, search the regions that begin after ``start``.
             for key in keys[index : bisect_left(keys, end, key=_START)]:
                 if self._end_of(key, space) is not None:
                     return self._objects.get(key[1])
-            # Then check the last region of this space that begins at or before the first address.
-            # Regions of other spaces may lie between that region and the address.
+            # Then check the last region of this space that begins at or before ``start``. Keys of
+            # other spaces and of removed regions may lie between that region and ``start``.
             while True:
                 if not index:
                     break
@@ -115,7 +115,7 @@ class RegionIndex(Generic[_T]):
     def _settle(self) -> None:
         """Update the keys. The caller holds the lock.
 
-        A signal handler may run in this method and add objects. The list may then contain a key
+        A signal handler may interrupt this method and add objects. ``_keys`` may then contain a key
         twice, which is harmless.
         """
         while self._new:

@@ -262,9 +262,9 @@ class Allocation(Memory):
                     if self._record is not None:
                         leases.retire(unit, even_if_leased=False)
                 finally:
-                    # No view has begun, because this thread has held the lock since it called
-                    # _refuse_if_used(). If a signal handler has raised, the next call of crossmem
-                    # frees the memory.
+                    # This thread has held the lock since it called _refuse_if_used(), so no view
+                    # has begun, and this object may end. If a signal handler has raised, the next
+                    # call of crossmem frees the memory.
                     if unit.is_retired and self._record is not None:
                         # These are the statements of _detach(). A call of _detach() would let a
                         # signal handler raise at its entry.
@@ -290,13 +290,17 @@ class Allocation(Memory):
             self._release(record)
 
     def _unit_of(self, record: AllocationRecord) -> Unit | None:
-        """Return the memory's unit. End this object if no export of the memory has a unit."""
+        """Return the memory's unit in the lease registry.
+
+        If no export of the memory can have leases, there is no unit. In this case, end this object
+        and return None.
+        """
         if record.unit is None:
             if self._is_used():
                 # Dropped objects may count as users until their records are released.
                 self._process.drain(patient=True)
-            # This thread takes the lock after a running export in another thread, so the check
-            # sees that export. A later export raises.
+            # If another thread is exporting the memory, this thread gets the lock after that
+            # export, and the check below sees the unit. A later export raises.
             with record.lock, self._process.state:
                 self._refuse_if_used("free")
                 if record.unit is None:

@@ -42,8 +42,10 @@ def stats_of(arena: Arena) -> PoolStats:
 
     Raises
     ------
-    DriverError, BusyError
-        The kernel refuses the barrier, or the device's work failed or cannot be awaited now.
+    DriverError
+        The kernel refuses the barrier.
+    BusyError
+        This process cannot wait for the device's work now.
     """
     arena.reclaim(all_of_them=True)
     arena.tell()

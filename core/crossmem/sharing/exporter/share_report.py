@@ -81,7 +81,7 @@ def _describe(way: ShareWay) -> str:
 def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
     """Report which mechanisms can share memory of another library, and why the others cannot.
 
-    The report predicts a call of :meth:`crossmem.Device.adopt`. Nothing is exported.
+    The report predicts the result of :meth:`crossmem.Device.adopt`. This function exports nothing.
 
     Parameters
     ----------

@@ -46,8 +46,8 @@ class ArenaImport:
     holders
         The holders of each block. While a block has a holder, its word in the row is not 0.
         Exception: :meth:`BlockHold.take` adds the holder before it writes the word, and a signal
-        handler may interrupt it in between. All imports of one pool share the row and the holders,
-        including imports that are read-only or for other devices.
+        handler may run between these two steps. All imports of one pool share the row and the
+        holders, including imports that are read-only or for other devices.
     """
 
     def __init__(self, use: Use, handle: BlockHandle, holders: "Holders") -> None:
@@ -97,7 +97,8 @@ class ArenaImport:
         Raises
         ------
         CrossmemError
-            The owner is dead or does not reply, or its process now runs another program.
+            The owner is dead, does not reply or refuses a new lease on the pool, or its process now
+            runs another program.
         """
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
@@ -150,7 +151,8 @@ class ArenaImport:
 
     def send_hints(self) -> None:
         """Send the hints for which the owner waits."""
-        # Another thread may take entries at the same time, so the list may become empty.
+        # The IndexError of an empty list ends the loop. A check of the list before each pop() does
+        # not suffice, because another thread may take the last entry after the check.
         with suppress(IndexError):
             while True:
                 self.record.hint(self.pool.slot + self.awaited.pop())
@@ -187,8 +189,8 @@ class BlockHold(Use):
         arena, index = self.arena, self.index
         at = arena.at + index
         row = arena.row
-        # This hold is added before the word is read. Otherwise, a signal handler could end the only
-        # other hold of the block after that, and so clear the word.
+        # This hold is added before the word is read. In the reverse order, a signal handler between
+        # the two steps could end the block's only other hold, and so clear the word after the read.
         self._enter(arena.holders)
         word = words.load(row, at)
         if not word:
@@ -268,8 +270,9 @@ class BlockHold(Use):
     def give_back(self, *, blocking: bool) -> None:
         """End the hold when no running work of the device uses the block any more.
 
-        One wait for the device serves all its holds in the queue of deferred work, because their
-        objects ended before the wait.
+        After one wait for a device, this method ends all holds of that device in the queue of
+        deferred work. The objects of these holds ended before the wait, so the wait covers the work
+        that uses their blocks.
         """
         failure, ended = None, [self]
         if not self.is_done:

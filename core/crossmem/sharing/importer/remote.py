@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of another process's memory: the exporter's leases, and memory that the vendor opens."""
+"""Imports of another process's memory, with leases from the exporter."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +32,9 @@ from crossmem.sharing.importer.record import ImportRecord, LeaseWords, State
 __all__ = ["RemoteImport"]
 
 _DYING_S: Final = 0.1
-_HINT: Final = "pass the bytes of handle.to_bytes() unchanged, from the process that exported it"
+_HINT: Final = (
+    "pass the bytes of handle.to_bytes() unchanged, from the process that exported the memory"
+)
 
 
 class RemoteImport(ImportRecord):
@@ -158,18 +160,21 @@ class RemoteImport(ImportRecord):
 
     @override
     def end_reservations(self, numbers: list[int]) -> None:
-        """Send the numbers to the exporter now, or in a later call if the socket has no room."""
+        """Send the numbers of the reservations to the exporter, without a wait.
+
+        If the socket has no room, a later call of crossmem sends the numbers.
+        """
         if self.connection is not None:
             self.connection.end_reservations(numbers)
 
     @override
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return the control segment and the row with the words of the lease's slot."""
+        """Return the slot's control segment and row, and whether this process uses fences."""
         leased = self._leased(core)
         if slot != leased.slot:
             raise not_of_the_pool()
         holds = leased.holds
-        assert holds is not None  # noqa: S101 - request() has set it
+        assert holds is not None  # noqa: S101 - OwnerConnection.request() has set it
         found: tuple[memoryview, memoryview, bool] = holds.words_of(slot)
         return found
 
@@ -183,9 +188,9 @@ class RemoteImport(ImportRecord):
 
     @override
     def row_of(self, core: bytes) -> LeaseWords:
-        """Return the slot of the lease, and the control segment and the row with its words."""
+        """Return the words by which this process holds an export; see :class:`LeaseWords`."""
         leased = self._leased(core)
-        assert leased.holds is not None  # noqa: S101 - request() has set it
+        assert leased.holds is not None  # noqa: S101 - OwnerConnection.request() has set it
         control, row = leased.holds.segments_of(leased.slot)
         return LeaseWords(leased.slot, control.words, row.words, row.address)
 
@@ -193,7 +198,7 @@ class RemoteImport(ImportRecord):
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Ask the owner for the generation that the message reserves."""
+        """Ask the owner which generation of a block the reservation of a message keeps."""
         connection, device = self.connection, self.device
         assert connection is not None  # noqa: S101 - a pool has no raw handles
         reported = device.driver.peer_identity()

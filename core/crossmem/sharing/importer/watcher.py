@@ -31,7 +31,8 @@ __all__ = ["KEEP", "OnOwnerDeath", "OwnerWatcher", "asks_for_release", "end_with
 OnOwnerDeath = Literal["keep", "release"]
 """Whether an import stays or is closed when its owner dies."""
 KEEP: Final = "keep"
-"""The default. Callers compare their argument with KEEP first, to save a call on the hot path."""
+"""The default. On the hot path, callers compare their argument with KEEP, and call
+:func:`asks_for_release` only for other values."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +58,8 @@ class OwnerWatcher(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._watched: dict[OwnerConnection, dict[int, _Watched]] = {}
-        """The watched objects, by the owner's connection and the ``id()`` of the record. Guarded by
-        the lock of the state."""
+        """The watched objects, by the owner's connection and the ``id()`` of the record. A thread
+        that adds an object or removes a connection holds the lock of the process's state."""
         self._suspects: set[OwnerConnection] = set()
         """Owners that seemed to be dead at the last check."""
         self._thread = PassingThread(self._look, self._is_needed)
@@ -151,14 +152,15 @@ def _is_owner_dead(connection: OwnerConnection) -> bool:
 
 
 def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle]) -> bool:
-    """Check the argument, and return whether imports end with their owners.
+    """Check ``on_owner_death``, and return whether imports end when their owners die.
 
     Raises
     ------
     ConfigurationError
         The value is neither ``"keep"`` nor ``"release"``.
     UnsupportedError
-        A handle is raw, so there is no connection by which to watch its owner.
+        The value is ``"release"``, but a handle is raw, so this process has no connection by which
+        it could watch the owner.
     """
     check_choice("on_owner_death", on_owner_death, ("keep", "release"), "import")
     if on_owner_death == "keep":

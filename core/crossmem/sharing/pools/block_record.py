@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a block of a pool. It lives until the block is freed, even without its object."""
+"""The record of a block of a pool.
+
+The record lives until the block is freed, even if the application drops its ``Block`` earlier.
+"""
 
 from typing import ClassVar
 
@@ -33,10 +36,10 @@ class BlockRecord(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Free the block. Return False if work is left, such as the reading of the rows.
+        """Free the block. Return True if :meth:`give_back` has nothing left to do.
 
-        The caller holds the lock of the state. As soon as the block is in the free list, the pool
-        may allocate it again.
+        The caller holds the lock of the process's state. As soon as the block is in the free list,
+        the pool may allocate it again.
         """
         arena = self.arena
         if self.is_done:

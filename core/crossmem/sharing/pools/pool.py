@@ -117,8 +117,8 @@ class Pool(Endable):
         block._is_left = False
         free, base, stride = arena.free, pool.base, pool.stride
         while True:
-            # One step: no signal handler and no other thread runs before the end of this branch.
-            # From the return on, the finaliser of the block object frees the block.
+            # One step: no signal handler and no other thread runs from this check to the return.
+            # After the return, the finaliser of the block object frees the block.
             if free and not arena.is_closing:
                 index = free[-1]
                 del free[-1]

@@ -28,8 +28,8 @@ from crossmem.sharing.queues.layout import (
 __all__ = ["LOOK_S", "Opened", "ring"]
 
 LOOK_S: Final = 0.25
-"""The longest sleep before the next check of the owner, in seconds. The result of a check is used
-for the same time."""
+"""The longest sleep, in seconds, before the next check whether the owner is alive. The result of a
+check is reused for the same number of seconds."""
 
 
 def ring(bell: int) -> None:
@@ -58,9 +58,9 @@ class Opened:
     """The memory of the segments and buffers; in the owner, also the memory of the directories."""
     is_owner_alive: Callable[[], bool]
     look_at: float = 0.0
-    """The time after which the next check asks whether the owner is alive."""
+    """The monotonic time from which :meth:`check_owner` asks again whether the owner is alive."""
     first_stop: int = field(init=False)
-    """Index of the word :meth:`Terms.stop` of the first ring."""
+    """The result of :meth:`Terms.stop` for the first ring."""
 
     def __post_init__(self) -> None:
         self.first_stop = self.terms.stop(0)
@@ -85,7 +85,8 @@ class Opened:
         found = self.segments[producer][TAIL]
         if not IS_ORDERED:
             words.fence()
-        # At a session's end, the owner sets ``stop``, because the producer may still write later.
+        # When a session ends, the owner stores the session's last tail in ``stop``. The producer
+        # may still write a larger tail afterwards, so ``stop`` limits the result.
         stop = self.control[self.first_stop + producer]
         return min(stop, found) if found <= MAX_STAMP else 0
 
@@ -100,7 +101,11 @@ class Opened:
         return words.observe(self.control, END)
 
     def wake(self, place: int) -> None:
-        """Wake the process of a ring or place if it sleeps. The caller first stores its change."""
+        """Wake the process of a ring or place if it sleeps.
+
+        The caller stores its change before this call. So either the process sees the change before
+        it sleeps, or this call sees that the process sleeps.
+        """
         if self.terms.is_fenced:
             words.fence()
         if self.segments[place][SLEEPING]:

@@ -108,7 +108,7 @@ def _check_directory(
         raise refusal_of(error) from error
     if not (IS_REGISTERED or terms.is_fenced):
         msg = f"this process takes no part in the barriers of the queue's owner: {WHY_NOT}"
-        hint = "set CROSSMEM_BARRIER=fence for the owner, too, before it starts"
+        hint = "set CROSSMEM_BARRIER=fence for the owner of the queue before the owner starts"
         raise UnsupportedError(msg, operation="open_queue", hint=hint)
     return terms, named, mine
 

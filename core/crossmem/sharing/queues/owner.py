@@ -130,7 +130,7 @@ class QueueOwner:
                 self._end(is_settled=is_settled)
                 self._handed_out = changes
             finally:
-                # A signal handler can raise only at a call or at a backward jump. So it can raise in
+                # A signal handler can raise only at a call or at a backward jump. So it may raise in
                 # release(), but not between the two stores, which always happen.
                 try:
                     if not IS_ORDERED:

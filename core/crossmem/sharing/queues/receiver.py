@@ -25,8 +25,8 @@ class Receiver(Place):
         """The buffers that the application has received and not released. A value says whether a
         thread is about to let a stream release the buffer."""
         self.kept: list[SharedBuffer] = []
-        """Received buffers that no caller has, because a signal handler raised. The next calls of
-        :meth:`Consumer.look` return them first."""
+        """Received buffers that no call has returned, because a signal handler raised. The next
+        calls of :meth:`Consumer.look` return them first."""
         self._released = opened.terms.released(0, 0)
 
     @override
@@ -35,7 +35,7 @@ class Receiver(Place):
         super().keep(found)
 
     def keep_all(self, found: list[Any]) -> None:
-        """Keep received buffers for the next calls, before the buffers that are kept already."""
+        """Keep received buffers for the next calls, in front of those that are kept already."""
         kept, held = self.kept, self.held
         for one in reversed(found):
             if isinstance(one, SharedBuffer) and one._record in held:
@@ -55,7 +55,10 @@ class Receiver(Place):
         self.kept.clear()
 
     def end_plainly(self, buffer: SharedBuffer, /) -> bool:
-        """End and release a buffer on the hot path. If this returns False, nothing has changed."""
+        """End and release a buffer on the hot path, and return True.
+
+        If the release needs more than the hot path does, change nothing and return False.
+        """
         record, anchor, process = buffer._record, buffer._anchor, self.opened.process
         if not self.is_plain or record is None or record.stream is not None:
             return False
@@ -110,19 +113,24 @@ class Receiver(Place):
         if driver is not None and stream is not None:
             self._release_on(driver, stream, record, word)
         # One step: no signal handler and no other thread runs between the check and the deletion.
-        # Otherwise, a second release of this entry could overwrite the release of the next entry.
+        # So the stamp of an entry is written once. A late second write could overwrite the larger
+        # stamp that releases the next entry of the same buffer.
         elif record in held and not held[record] and control[at] == self.session:
             self.words[word] = record.stamp
             del held[record]
             self._tell(record.producer)
         else:
-            # The session may have ended during this call.
+            # The session may have ended during this call. If so, _has_lost() forgets the buffer.
             self._has_lost(record)
         if failure is not None:
             raise failure
 
     def _has_lost(self, record: BufferRecord) -> bool:
-        """Whether nothing is left to release: the buffer was released, or the session has ended."""
+        """Whether nothing is left to release.
+
+        This is so if the buffer was released, if a stream is about to release the buffer, or if the
+        session has ended. If the session has ended, this method also forgets the buffer.
+        """
         if self.session and self.opened.member(self.place) == self.session:
             return self.held.get(record, True)
         self.held.pop(record, None)
@@ -133,7 +141,8 @@ class Receiver(Place):
     ) -> None:
         """Let a stream write the stamp that releases the buffer."""
         held = self.held
-        # One step: only one thread gives the release to a stream.
+        # One step: no other thread runs between the check and the assignment. So only one thread
+        # lets a stream release the buffer.
         if record not in held or held[record]:
             return
         held[record] = True

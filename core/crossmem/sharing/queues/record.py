@@ -123,7 +123,10 @@ class QueueRecord(Places):
         return self.opened
 
     def finish(self) -> None:
-        """End the producer's session. In the owner, also wait for no further producer."""
+        """End the producer's session.
+
+        In the owner, also let the queue end as soon as its present producers have left.
+        """
         self.is_finished = True
         producer = self.producer
         if producer is not None:
@@ -139,9 +142,9 @@ class QueueRecord(Places):
         """
         self.is_ending = True
         me = get_ident()
-        # The attribute replaces a lock, which this thread would hold during the waits and releases
-        # below. If a signal handler interrupts a release by its own thread, the handler's call
-        # returns at once, and the interrupted release goes on afterwards.
+        # The attribute ``_releasing`` replaces a lock, because a thread should hold no lock during
+        # the waits and releases below. If a signal handler interrupts the release and calls this
+        # method, that call returns at once, and the interrupted release continues afterwards.
         while (other := self._releasing) is not None:
             if other == me or not blocking:
                 return
@@ -158,8 +161,8 @@ class QueueRecord(Places):
         owner, places = self.owner, (self.producer, self.consumer)
         for place in places:
             if place is not None:
-                # The next call raises if the process cannot wait for the device now. A later call
-                # of this method continues.
+                # leave_pages() raises if the process cannot wait for the device now. A later call
+                # of give_back() then begins the release again.
                 place.leave_pages()
         with ExitStack() as steps:
             # The steps run in reverse order. If one of them raises, the others still run. If a

@@ -92,7 +92,10 @@ def _make_place(record: VendorQueueRecord, allow: Allow | None, role: QueueRole)
 
 
 def _grant(record: VendorQueueRecord, role: QueueRole, _export: Export, peer: Peer) -> None:
-    """Let the vendor grant a role to a process. The lease server calls this for each new lease."""
+    """Let the vendor grant a role to a process.
+
+    The lease server calls this function for each new lease of a place.
+    """
     queue = next(iter(record.queues), None)
     if queue is not None:
         record.driver.grant_queue(queue, role, peer)

@@ -50,7 +50,7 @@ class LeftMemory(Part):
         self._watched: set[weakref.ref[Memory]] = set()
 
     def add(self, memory: Memory) -> None:
-        """Let the memory's object end, and its memory be released, with the last view."""
+        """Let the end of the last view also end the memory's object and release the memory."""
         leave_to_views(memory)
         self._watched.difference_update([one for one in self._watched.copy() if one() is None])
         record = memory._record
@@ -214,7 +214,8 @@ class Registrations(Part):
     def leave_all(self, driver: StreamWords, pages: set[int], user: object) -> None:
         """Remove a user of several pages; see :meth:`leave`.
 
-        Each page is removed from ``pages`` after its user, so a repeated call does only the rest.
+        The method removes a page from ``pages`` after the user has left the page. So if a call is
+        interrupted, a repeated call continues with the pages that are left.
         """
         while pages:
             page = next(iter(pages))

@@ -73,8 +73,8 @@ class TimelineRecord(Record):
         self.is_ended = False
         """Whether this process, which signals the timeline, has voided it."""
         self.last = VOID
-        """The current value, if a signal without a stream may be one store. Otherwise VOID, so that
-        :meth:`Timeline.signal` does more than one store."""
+        """The current value, if a signal without a stream may be one store; else VOID. Every new
+        value is smaller than VOID, so :meth:`Timeline.signal` then takes the lock."""
         self.allow_stores()
         self.level: Level
         if handle.level == "event":
@@ -199,12 +199,12 @@ class TimelineRecord(Record):
                 if self._has_work():
                     is_left = self in deferred.waiting
                     if (is_left or not blocking) and not self.process.is_exiting:
-                        # A wait could last for ever, because the work may itself wait for a call
-                        # of this thread. So the reaper releases the words later.
+                        # A wait for the work could last for ever, because the work may itself wait
+                        # for a signal of this thread. So the reaper releases the words later.
                         deferred.waiting.add(self)
                         deferred.start_reaper()
                         return
-                    # A stream must not overwrite the void value.
+                    # The work ends first, because a stream must not overwrite the void value.
                     wait_for_work(self.device)
                 self._end_own()
             if self._is_in_use():

@@ -81,9 +81,9 @@ class Timeline(Endable):
     def void(self) -> bool:
         """Whether the value is meaningless, because no process signals the timeline any more.
 
-        If the signalling process dies, streams that wait for it are released (law L4). So the host
-        must check this attribute before it uses data for which a stream has waited. At level
-        ``"event"``, the attribute is true as soon as the signalling process is dead, because
+        If the signalling process dies, streams that wait for its signals are released (law L4). So
+        the host must check this attribute before it uses data for which a stream has waited. At
+        level ``"event"``, the attribute is true as soon as the signalling process is dead, because
         crossmem cannot know whether the vendor completes the events of a dead process.
         """
         record = self._usable()
@@ -118,7 +118,7 @@ class Timeline(Endable):
         ConfigurationError
             ``value`` is not an integer in the valid range, or ``stream`` is not a stream.
         UnsupportedError
-            Another process signals this timeline, or the device has no streams.
+            This object is a result of :func:`open_timeline`, or the device has no streams.
         WaitTimeoutError
             Earlier work on streams is not complete within ``CROSSMEM_TIMEOUT``.
         DriverError, BusyError
@@ -155,12 +155,12 @@ class Timeline(Endable):
     def _signal(self, value: Any, stream: int | None, *, is_next: bool = False) -> int:
         record = self._usable()
         if not record.is_own:
-            msg = f"{self!r}: only the process that made a timeline signals it"
+            msg = f"{self!r}: only the result of Device.timeline() can signal"
             raise UnsupportedError(msg, operation="signal")
         level = record.level
         while True:
             with record.lock:
-                # VOID makes the signals of other threads take this path, too, and await the lock.
+                # VOID makes signals of other threads leave the hot path and wait for the lock.
                 record.last = VOID
                 try:
                     if record.is_ended:
@@ -268,7 +268,7 @@ class Timeline(Endable):
         record = self._usable()
         value = _checked(value, 0, VOID - 2, "done")
         if record.is_own:
-            msg = f"{self!r}: the process that signals a timeline cannot acknowledge its values"
+            msg = f"{self!r}: the object that signals a timeline cannot acknowledge its values"
             hint = "call done() on the result of open_timeline() in another process"
             raise UnsupportedError(msg, operation="done", hint=hint)
         with record.lock:
@@ -304,7 +304,7 @@ class Timeline(Endable):
         ConfigurationError
             ``value`` or ``readers`` is not an integer in the valid range.
         UnsupportedError
-            Another process signals this timeline.
+            This object is a result of :func:`open_timeline`.
         ClosedError, ForkedProcessError
             The timeline was closed, or a forked child made this call.
         """
@@ -314,7 +314,7 @@ class Timeline(Endable):
             msg = f"readers is {shorten(readers)}; it must be None or from 0 to {_MOST_READERS}"
             raise ConfigurationError(msg, operation="wait_for_readers")
         if not record.is_own:
-            msg = f"{self!r}: only the process that made a timeline waits for its readers"
+            msg = f"{self!r}: only the result of Device.timeline() can wait for readers"
             raise UnsupportedError(msg, operation="wait_for_readers")
         page = record.page
         if page is None:
