@@ -173,7 +173,7 @@ def test_calls_between_the_marks_are_counted() -> None:
 7  close(3) = 0
 """
     assert _between_marks(log, 7) == ["munmap"]
-    with pytest.raises(TraceError, match="saw 0 marks"):
+    with pytest.raises(TraceError, match="saw 0 calls of getpgid"):
         _between_marks(log, 9)
 
 

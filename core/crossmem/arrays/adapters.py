@@ -23,7 +23,8 @@ class Adapter(Protocol):
     def classes(self, library: Any, /) -> tuple[type, ...]:
         """Return the array classes that crossmem can share.
 
-        The first class is the base class of the others. crossmem refuses its other subclasses.
+        The first class is the base class of the others. crossmem refuses subclasses of the first
+        class that are not in the result.
         """
 
     def describe(self, array: Any, /) -> ArrayInfo:

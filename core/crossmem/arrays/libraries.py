@@ -43,9 +43,9 @@ def require(name: str) -> Any:
 
 
 def on_use(tell: Callable[[str], None]) -> None:
-    """Register a function to call with a library's name at its first :func:`require`.
+    """Register a function. The first :func:`require` of a library calls it with the library's name.
 
-    For each library that was required before, the function is called at once.
+    For each library that was required before, ``on_use`` calls the function at once.
     """
     _listeners.append(tell)
     # The loop runs over a copy, because another thread may add a library during the loop.

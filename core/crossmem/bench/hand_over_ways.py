@@ -22,7 +22,7 @@ NAME: Final = "psm_crossmem{:04}"
 """A format of names about as long as those of ``multiprocessing.shared_memory``."""
 _TOGETHER_S: Final = 0.005
 GET_S: Final = 60.0
-"""The longest wait of one call, in seconds."""
+"""The longest wait of one call for a buffer, an item or a name, in seconds."""
 
 
 class Ends:
@@ -225,7 +225,7 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""The function that starts each way, and the measured states of the second process.
+"""For each way, the function that prepares it, and the measured states of the second process.
 
 The key is the way's name. If a way writes into buffers, its name ends with the size of a buffer in
 bytes.

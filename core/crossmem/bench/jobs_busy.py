@@ -37,8 +37,8 @@ _STOP_POLL_S: Final = 0.0005
 _locked = ctypes.PyDLL(None, use_errno=True)
 
 Load = Callable[[Channel, list[bool]], None]
-"""A function that keeps the producer busy until its second argument, a list, is empty. A message
-from the consumer on the channel empties the list."""
+"""A function that keeps the producer busy until its second argument, a list, is empty. Another
+thread empties the list when a message from the consumer arrives."""
 
 
 def _wait(_channel: Channel, _busy: list[bool]) -> None:

@@ -199,7 +199,7 @@ class Suite:
         return [peers[i % len(peers) :] + peers[: i % len(peers)] for i in range(rounds)]
 
     def _check(self) -> None:
-        """Start every pair, and drop the peers whose two processes do not share the memory."""
+        """Start every pair. Drop a peer if its check fails or its processes do not share memory."""
         self.say("starting two processes for each peer")
         for peer in list(self._peers):
             found = self.job(peer, "check", nbytes=4 * KIB)

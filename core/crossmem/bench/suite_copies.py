@@ -28,7 +28,10 @@ _NEEDS: Final = {"crossmem": "numpy", "mp": "numpy", "ray": "ray", "torch": "tor
 
 
 def run(suite: Suite) -> None:
-    """Measure this part, and add its rows to the report. In a brief run, do nothing."""
+    """Measure this part, and add its rows to the report.
+
+    In a brief run, do nothing. Without NumPy, only add a note that the part was not measured.
+    """
     if suite.plan.is_brief:
         return
     if not find_spec("numpy"):

@@ -8,7 +8,7 @@ __all__ = ["run"]
 
 
 def run(suite: Suite) -> None:
-    """Measure this part, and add its rows to the report. In a brief run, do nothing."""
+    """Measure the round trips, and add their rows to the report. In a brief run, do nothing."""
     plan, cpus = suite.plan, suite.cpus
     if plan.is_brief:
         return

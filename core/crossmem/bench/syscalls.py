@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the system calls that another process's main thread makes between two marks."""
+"""Lists the system calls that another process's main thread makes between two marks."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ _END_DEADLINE_S: Final = 10.0
 
 
 class TraceError(Exception):
-    """The system calls could not be counted; the message says why."""
+    """The system calls could not be listed; the message says why."""
 
 
 def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
@@ -30,9 +30,9 @@ def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
     Parameters
     ----------
     pid
-        The process. Only the calls of its main thread are counted.
+        The process. Only the calls of its main thread are listed.
     action
-        A function that makes the process set a mark, do the counted work, and set another mark.
+        A function that makes the process set a mark, do the traced work, and set another mark.
 
     Raises
     ------
@@ -95,6 +95,6 @@ def _between_marks(log: str, pid: int) -> list[str]:
         elif marks == 1:
             calls.append(found[2])
     if marks != 2:
-        msg = f"strace saw {marks} marks, not 2"
+        msg = f"strace saw {marks} calls of {_MARK}, not 2"
         raise TraceError(msg)
     return calls

@@ -82,7 +82,7 @@ def _life(report: Report) -> Iterator[Target]:
 
 
 def _pools(report: Report) -> Iterator[Target]:
-    """Yield the targets of pools: against other peers, beside a load, and with many importers."""
+    """Yield the targets of pools: against other peers, for a busy exporter, for many importers."""
     for section, rival, title, limit in (
         ("life", "umf-disjoint", "UMF disjoint", 1.0),
         ("life", "floor", "the floor", 0.25),
@@ -144,7 +144,7 @@ def _scale(report: Report) -> Iterator[Target]:
     name = f"{live:.0f} live imports" if live is not None else "many live imports"
     yield Target(f"descriptors added by {name}", of("descriptors added"), 0)
     yield Target(f"connections of {name}", of("connections"), 1)
-    # The row ``early`` leaves out the first nine imports.
+    # The row ``early`` begins after the first nine attaches.
     yield Target(
         f"attach of the last 1 % of {name}, against the first 1 %",
         _ratio(of("late"), of("early")),

@@ -38,7 +38,7 @@ def run_matrix(
 ) -> ConformanceMatrixReport:
     """Run the kit on device 0 of each backend, with each of its runtimes and mechanisms.
 
-    The runs are sequential, because concurrent runs would count each other's memory.
+    The runs are sequential, because some tests fill the memory of the device.
 
     Parameters
     ----------

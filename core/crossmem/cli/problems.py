@@ -74,7 +74,7 @@ class BenchmarkError(CrossmemError):
 
 
 def failed_call(error: CrossmemError) -> str:
-    """Return an error's failed driver call, with its code; an empty text if there is no call."""
+    """Return which driver call failed and with which error; "" if the error names no call."""
     if isinstance(error, DriverError) and error.call:
         return f"{error.call} failed with {error.name} ({error.code})"
     return ""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of all commands except ``bench``. ``--json`` prints exactly these fields.
+"""The results of ``devices``, ``conformance`` and ``demo``, and the errors of all commands.
 
+``--json`` prints exactly these fields.
 Fields that end in ``_s`` are seconds, and fields that end in ``nbytes`` are bytes.
 """
 
@@ -96,7 +97,7 @@ class ConsumerReport(FrozenModel):
     """Number of tensors with the right digest."""
 
     resident_nbytes: int | None
-    """Size of the memory's pages that are resident in this process (Rss); None if unknown."""
+    """Size of the memory's pages that are resident in the consumer (Rss); None if unknown."""
 
     proportional_nbytes: int | None
     """Like ``resident_nbytes``, but the size of each page is divided by the number of processes
@@ -107,11 +108,12 @@ class CopyReport(FrozenModel):
     """The copy of the file's bytes to one process through a pipe."""
 
     copy_s: float | None
-    """Time until the process had read the last byte; None if there was no copy."""
+    """Time from the first write into the pipe until the process had read the last byte; None if
+    there was no copy."""
 
     equal: bool | None
     skipped: str | None
-    """Why there was no copy."""
+    """Why there was no copy; None if there was one."""
 
 
 class DemoReport(FrozenModel):
@@ -295,7 +297,7 @@ class LawReport(FrozenModel):
     """Names of the failed tests."""
 
     skipped: dict[str, str]
-    """Names of the tests that did not apply, each with the reason."""
+    """Names of the tests that were skipped or that failed as expected, each with the reason."""
 
 
 class ConformanceReport(FrozenModel):
@@ -342,8 +344,8 @@ class ErrorReport(FrozenModel):
     version: str
     ok: Literal[False] = False
     error: str
-    """Class of the error, such as ``OutOfMemoryError``, or else ``UsageError`` or
-    ``Interrupted``."""
+    """Class of the error, such as ``OutOfMemoryError``. ``UsageError`` means that the user must
+    call the command differently, and ``Interrupted`` that the user pressed Ctrl-C."""
 
     message: str
     hint: str | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's sources: a file, or generated weights."""
+"""The sources of the bytes that the demo shares: a file, or generated weights."""
 
 import json
 import os
@@ -87,7 +87,7 @@ class FileSource:
         except BaseException:
             self._file.close()
             raise
-        # A file's name consists of bytes, which need not be valid text.
+        # A file's name may contain bytes that are not valid UTF-8. Such bytes become escapes.
         self.name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
         self.path: str | None = os.fsencode(path).decode("utf-8", "backslashreplace")
 
@@ -131,7 +131,8 @@ def _kind(mode: int) -> str:
 class GeneratedSource:
     """Random int8 weights of a small transformer, laid out as a ``.safetensors`` file.
 
-    Two sources of equal size give equal bytes if they are read in steps of equal lengths.
+    Two sources of equal size give equal bytes if the calls of :meth:`readinto` get targets of the
+    same lengths in the same order.
 
     Raises
     ------

@@ -12,7 +12,7 @@ __all__ = ["OutputError", "watch_stdout"]
 
 
 class OutputError(Exception):
-    """A write to standard output failed. ``error`` is the error of the system."""
+    """A write to standard output failed. ``error`` is the ``OSError`` of the write."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))

@@ -48,7 +48,7 @@ class _Pools(Part):
 def use() -> None:
     """Make ``Device.allocate`` return blocks, and ``crossmem.exports`` list them.
 
-    This holds in this process and in the children that it forks after this call.
+    The replacement applies to this process and to the children that it forks later.
     """
     global _allocate  # noqa: PLW0603 - a process has one kit
     if _allocate is None:
@@ -71,9 +71,9 @@ def allocate(
 ) -> crossmem.Allocation:
     """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
 
-    Without ``--crossmem-blocks``, return an allocation and ignore ``allow`` and ``access``, because
-    ``export`` of an allocation takes these arguments. If the mechanism shares only queues of the
-    vendor, allocate on ``host``: the kit exports this memory to connect its processes.
+    Without ``--crossmem-blocks``, return an allocation and ignore ``allow`` and ``access``. Callers
+    that pass these arguments also pass them to ``export``. If the device's mechanism shares only
+    queues of the vendor, allocate host memory instead, because the device has no allocations.
     """
     if device.capabilities.vendor_queues:
         device = crossmem.device("host")

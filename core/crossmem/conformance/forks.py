@@ -193,9 +193,9 @@ def remember_descriptors() -> None:
 def unexpected_descriptors() -> list[str]:
     """Return the targets of descriptors that :func:`remember_descriptors` did not record.
 
-    Pipes are ignored, because a child replies through a pipe. Files in ``/dev`` are ignored,
-    because only the vendor's library may close its device files. Files in ``/dev/shm`` count,
-    because they are not device files.
+    Pipes are ignored, because a child replies through a pipe. Files in ``/dev`` are ignored: they
+    may be device files of the vendor's library, and only the library may close those. Files in
+    ``/dev/shm`` count, because they are not device files.
     """
     found = resources.descriptors()
     for known in _descriptors:

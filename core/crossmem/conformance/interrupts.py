@@ -20,7 +20,7 @@ _SIGNAL: Final = signal.SIGUSR2
 
 
 class Interrupted(BaseException):
-    """The exception of the handler."""
+    """The exception that the signal handler raises."""
 
 
 class _Again:

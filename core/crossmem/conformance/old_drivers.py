@@ -15,8 +15,8 @@ __all__ = ["raw_handles_or_skip"]
 def raw_handles_or_skip() -> Iterator[None]:
     """Skip the test if the vendor's driver refuses a raw handle.
 
-    The capability ``raw_handles`` describes the vendor's product. Only an export shows whether the
-    installed version of the driver supports raw handles.
+    The capability ``raw_handles`` does not depend on the installed version of the driver. Only an
+    export shows whether this version supports raw handles.
     """
     try:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of memory and forged handles, for tests."""
+"""Patterns to write into memory, and forged handles, for tests."""
 
 import struct
 from binascii import crc32
@@ -41,7 +41,8 @@ def checksum_of(blob: bytes) -> int:
     cleared = _HEADER.pack(magic, version, flags, total, 0)
     body = blob[_HEADER.size :]
     if flags & _BLOCK:
-        # In the handle of a block, the checksum covers the last bytes first. These bytes are equal
-        # in all handles of a pool.
+        # In the handle of a block, the checksum covers the bytes from BLOCK_START on before the
+        # bytes between the header and BLOCK_START. The first of the two are equal in all handles of
+        # a pool, so crossmem computes their checksum once for each pool.
         body = blob[BLOCK_START:] + blob[_HEADER.size : BLOCK_START]
     return crc32(body, crc32(cleared))

@@ -111,7 +111,7 @@ class PeerPool:
         return self._peers[:count]
 
     def _acquaint(self, peer: Peer) -> None:
-        """Connect the peer and all other processes to each other.
+        """Connect the peer with this process and with all other peers of the pool.
 
         Processes keep connections, so a first connection in a test would count as a leak.
         """

@@ -16,8 +16,8 @@ from crossmem.conformance.report import TABLE, Recorder, write_report
 __all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
 
 ABOUT_LAW: Final = "crossmem_about_law"
-"""Name of the attribute that the kit adds to pytest's report of a test. The attribute is a tuple of
-the law, the name of the test, and the reason if the test was skipped or failed as expected."""
+"""Name of the attribute that the kit adds to pytest's report of a test. The attribute is a tuple:
+the law, the name of the test, and the reason for a skip or an expected failure, else ``""``."""
 CAPABILITIES: Final = "crossmem_capabilities"
 """The key under which a worker sends the device's pickled capabilities."""
 _recorder: Final = pytest.StashKey[Recorder]()

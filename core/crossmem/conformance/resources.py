@@ -50,10 +50,10 @@ def collect_of_vendor(device: crossmem.Device) -> None:
 
 
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
-    """Return the target of each open descriptor, sorted; without the inodes of sockets and pipes.
+    """Return the sorted targets of the open descriptors, except those in ``ignored``.
 
-    Some descriptors are closed by threads of crossmem. This function first waits for these threads,
-    at most half a second.
+    The target of a socket or pipe is returned without its inode. Some descriptors are closed by
+    threads of crossmem. This function first waits for these threads, at most half a second.
     """
     end = time.monotonic() + _CLOSED_WITHIN_S
     while is_closing() and time.monotonic() < end:

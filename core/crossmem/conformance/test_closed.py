@@ -41,7 +41,10 @@ IMPORT: dict[str, Use] = {
 
 
 def refuses(uses: dict[str, Use], closed: Any) -> None:
-    """Check that each use raises ``ClosedError``, that ``closed`` is true, and ``repr`` works."""
+    """Check that each use of a closed object raises ``ClosedError``.
+
+    Also check that the object's attribute ``closed`` is true, and that ``repr`` works.
+    """
     for use in uses.values():
         with pytest.raises(crossmem.ClosedError):
             use(closed)

@@ -64,7 +64,10 @@ def _report(device: crossmem.Device, before: list[str]) -> None:
 
 
 def report_waits_at_exit() -> None:
-    """Count this process's waits for device work, and print the count after crossmem's exit."""
+    """Let this process print how often it waits for device work from now on.
+
+    The output comes after crossmem's part of the exit.
+    """
     current().registry.adapt(TracingDriver)
     tracer = actions.device().driver
     assert isinstance(tracer, TracingDriver)

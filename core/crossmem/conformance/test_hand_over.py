@@ -98,7 +98,7 @@ def test_c21_a_dead_owner_is_reported_to_who_waits_for_its_work(
 
 
 def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
-    """Issue work on a stream, call an operation that must wait; return whether the work is done.
+    """Return whether work on a stream is complete as soon as ``operation`` has returned.
 
     The work writes memory that this process allocates, or that it imports from ``blob``.
     """
@@ -112,7 +112,7 @@ def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
         actions.allocate(name, NBYTES)
         actions.write(name, data)
     streams.new_stream("stream")
-    # The first export starts the lease server. It comes before the work, because the work could end
+    # The first export starts the lease server. The work is issued later, so that it does not end
     # while the server starts.
     actions.export("copy")
     streams.issue_work("work", "stream")

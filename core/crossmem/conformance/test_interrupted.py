@@ -27,7 +27,7 @@ _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
 """The files of the tracing driver and of the locks that are written in Python. Only test runs use
-them, so no call into these files is interrupted."""
+this driver and these locks, so the tests interrupt no call into the two files."""
 
 
 def counts(path: str) -> bool | None:

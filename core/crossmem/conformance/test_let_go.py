@@ -255,9 +255,10 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # The importer has no tracer, because a tracer uses crossmem early, and this use might start
-    # threads of the vendor. report_threads_at_exit() counts only those threads of the vendor that
-    # start during its call. The vendor's threads live as long as the process.
+    # The vendor's threads live as long as the process, so the number of threads that are left
+    # includes them. report_threads_at_exit() counts only the vendor's threads that start during its
+    # call. So none may start before: the importer has no tracer, because a tracer uses crossmem
+    # early, and this use might start threads of the vendor.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     vendors = importer.call(report_threads_at_exit)
@@ -274,7 +275,7 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 def report_threads_at_exit() -> int:
     """Let this process print its thread count at its exit, after crossmem's exit handler.
 
-    Return the number of the vendor's threads.
+    Return the number of the vendor's threads that start during this call.
     """
     # current() registers crossmem's exit handler. The report runs later than this handler, because
     # the report has a lower priority.

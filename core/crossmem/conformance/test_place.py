@@ -73,8 +73,8 @@ def masked(
     """Return a function that starts a peer which sees only some devices.
 
     The arguments of the function are the ordinals of these devices in this process, in the order in
-    which the peer numbers the devices. Skip the test if no environment variable is known that masks
-    the backend's devices.
+    which the peer numbers the devices. If the kit knows no environment variable that masks the
+    backend's devices, the fixture skips the test.
     """
     variable = pytestconfig.getoption("crossmem_mask") or MASKS.get(device.backend)
     if variable is None:

@@ -223,7 +223,8 @@ def test_l01_a_value_that_was_issued_is_not_issued_again(
 def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossmem.Timeline:
     """Share a timeline and the memory of the work with a peer; return the timeline.
 
-    The peer also gets a stream, and memory for a copy. The objects have the names that tests use.
+    The peer also gets a stream, and memory for a copy. The peer's objects have the names
+    ``"timeline"``, ``"work"``, ``"stream"`` and ``"copy"``.
     """
     actions.objects["stream"] = stream
     peer.call(streams.open_, "timeline", timeline.export().to_bytes())

@@ -53,7 +53,7 @@ def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHan
 
 
 def _sealed(blob: bytes) -> bytes:
-    """Return the same bytes with a matching checksum."""
+    """Return the bytes of a changed handle with a matching checksum."""
     return blob[:_CHECKSUM_AT] + struct.pack("<I", checksum_of(blob)) + blob[_CHECKSUM_AT + 4 :]
 
 
@@ -209,7 +209,8 @@ def test_c14_the_exporter_itself_is_not_fooled(allocate: Allocate) -> None:
 
 @pytest.mark.crossmem_core
 def test_c14_the_secret_of_one_allocation_opens_no_other(peer: Peer) -> None:
-    # All blocks of a pool share a secret. Blocks of different sizes come from different pools.
+    # All blocks of a pool share a secret, and blocks of different sizes come from different pools.
+    # So the test offers memory of two sizes.
     one, two = (peer.call(actions.offer, f"m{size}", size) for size in (_NBYTES, 2 * _NBYTES))
     secret = crossmem.ShareableHandle.from_bytes(one).secret
 

@@ -51,8 +51,8 @@ def answer(
         else:
             admitted = admission.admit(holder, context, number, request, wanted, reply.units)
         if isinstance(admitted, Refusal):
-            # The importer drops the earlier grants, because an import call gets all of its exports
-            # or none.
+            # The reply refuses the later exports, too. The peer drops the earlier grants, because
+            # it needs all exports of a request or none.
             records.append(pack_refusals(admitted, len(request.wanted) - index))
             break
         export, row = admitted.export, admitted.row

@@ -32,7 +32,8 @@ __all__ = ["Batch", "LateReplies", "Leased", "read_reply", "receive_reply"]
 
 
 _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
-"""A proof covers the role, so that the proof of an IMPORT is not valid for a RESERVE."""
+"""For each type of request, a text that the proof covers. So the proof of an IMPORT is not valid
+for a RESERVE."""
 
 
 class Batch(NamedTuple):
@@ -66,7 +67,7 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Leased:
-    """A granted lease. The caller of ``OwnerConnection.request`` closes its descriptors."""
+    """A granted lease. The caller of ``OwnerConnection.request`` owns the lease's descriptors."""
 
     slot: int
     generation: int
@@ -80,7 +81,8 @@ class Leased:
     """The table in which the importer holds the export. ``OwnerConnection.request`` sets it. None
     for a raw handle."""
     is_recorded: bool = False
-    """Whether an import ends the hold. If not, the caller of ``request`` must end the hold."""
+    """Whether the record of an import owns this lease, and so ends the hold. If not, the caller of
+    ``request`` must end the hold."""
 
     def close_descriptors(self) -> None:
         """Close the descriptors that no import owns. An interrupted call can be repeated."""

@@ -101,7 +101,7 @@ class OwnerConnection:
         return link if link is not None and link.is_open else None
 
     def is_owner_dead(self, *, within_s: float) -> bool:
-        """Whether the owner dies within ``within_s``. Without its pidfd: whether no link is open."""
+        """Whether the owner dies in ``within_s``. Without a pidfd: whether no connection exists."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
         return self.open_link is None
@@ -174,7 +174,7 @@ class OwnerConnection:
         """Map the control segment and the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
-            # A second row comes if the owner runs another program, or forgot the first, idle row.
+            # A second row means: the owner runs a new program, or dropped the first, unused row.
             self._holds = HoldTable()
         self._holds.add(which, leased.row)
         close_each(leased.row)

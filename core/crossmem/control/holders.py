@@ -15,7 +15,7 @@ __all__ = ["HolderTable"]
 
 
 class HolderTable:
-    """Finds the process of a connection, and watches it.
+    """Finds the process at the other end of a connection, and watches the process.
 
     Only the server's thread calls the methods, except :meth:`close`.
 
@@ -31,9 +31,9 @@ class HolderTable:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """The watched processes. The key is the pid, a number and the user. For a visible pid, the
-        number is 0. For other pids, it is the result of :func:`pidfd_number`, or the session if the
-        kernel does not number pidfds."""
+        """The watched processes. The key is the pid, a number and the user. If the pid is visible,
+        the number is 0. If not, the pid is 0, and the number is the result of :func:`pidfd_number`,
+        or the session if the kernel does not number pidfds."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold memory."""
 
@@ -76,7 +76,8 @@ class HolderTable:
         """Return the holder of a connection's process. Watch the process unless it is watched."""
         number = 0
         if not connection.pid:
-            # The pidfd's number is preferred, because a process can invent sessions.
+            # The pidfd's number is preferred to the session, because a request can contain any
+            # session.
             number = pidfd_number(pidfd) or request.session
             known = self._known(connection, number)
             if known is not None:
@@ -96,8 +97,8 @@ class HolderTable:
 
     def lose_if_dead(self, holder: Holder) -> bool:
         """Return whether a process is dead. Report a dead process to ``on_death``."""
-        # An event of epoll alone proves nothing. Earlier in the same batch, the descriptor may have
-        # been closed, and its number given to the pidfd of another process.
+        # An event of epoll alone does not prove the death. Earlier in the same batch of events, the
+        # server may have closed the descriptor. Its number may now belong to another pidfd.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)
         if dead:
             self._on_death(holder)
@@ -130,8 +131,8 @@ class HolderTable:
     def close(self) -> None:
         """Close every descriptor. A second call does nothing.
 
-        A child that is forked after the first call makes the second call. By then, other files may
-        have the numbers of the closed descriptors.
+        A child that is forked after the first call makes a second call. It must close nothing,
+        because the numbers of the closed descriptors may belong to other files by then.
         """
         for holder in list(self._holders.values()):
             _close_pidfd(holder)

@@ -12,7 +12,10 @@ __all__ = ["name_limit", "no_descriptors", "no_thread"]
 
 
 def no_descriptors(call: str, code: int = errno.EMFILE) -> DriverError:
-    """Return the error for a process or system without free descriptors; the hint has the limit."""
+    """Return the error for a process or system without a free descriptor.
+
+    The hint of the error names the limit.
+    """
     is_process = code == errno.EMFILE
     return DriverError(
         f"this {'process' if is_process else 'system'} has no descriptor left for shared memory",
@@ -38,7 +41,7 @@ def no_thread(name: str) -> DriverError:
 
 @contextmanager
 def name_limit(call: str) -> Iterator[None]:
-    """Turn an ``OSError`` about a limit on files into an error that names the limit.
+    """Turn an ``OSError`` about descriptors or a file's size into an error that names the limit.
 
     Other exceptions pass unchanged.
 

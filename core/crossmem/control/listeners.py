@@ -45,7 +45,9 @@ class Listeners:
         self._path: Path | None = None
 
     def open(self, run_dir: Path, identity: ProcessIdentity) -> None:
-        """Listen at the addresses of a process. If this raises, the caller must call :meth:`close`.
+        """Listen at the addresses of a process.
+
+        If this method raises, the caller must call :meth:`close`.
 
         Raises
         ------

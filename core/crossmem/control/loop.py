@@ -73,7 +73,7 @@ class EventLoop:
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Let :meth:`wait` return a descriptor whenever it can be read, and store its handler."""
-        # The handler is stored after the registration, which the kernel may refuse.
+        # If the kernel refuses the registration, no handler is stored.
         self.epoll.register(descriptor, select.EPOLLIN)
         self._handlers[descriptor] = handler
 

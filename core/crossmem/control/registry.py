@@ -26,7 +26,9 @@ __all__ = ["LeaseRegistry"]
 
 
 class LeaseRegistry:
-    """The exports of this process and the leases on them. Any thread may call it.
+    """The exports of this process and the leases on them.
+
+    Any thread may call the methods. The caller of a method in the last section holds the lock.
 
     Parameters
     ----------
@@ -78,7 +80,7 @@ class LeaseRegistry:
         with self.lock:
             export = self.exports.find(handle.allocation, handle.export)
             if export is None or export.unit is not unit:
-                # An earlier call may have been interrupted before it forgot the export.
+                # An earlier call may have been interrupted while it removed the export.
                 self._ends.settle(unit)
                 refusal = self.exports.refusal(handle.allocation, handle.export)
                 # UNKNOWN means that the export never existed. Any other refusal already stops
@@ -121,7 +123,7 @@ class LeaseRegistry:
             return refusal
 
     def refusal_of(self, handle: ShareableHandle) -> Refusal | None:
-        """Return why an export of this process is refused, None if it can be leased."""
+        """Return why a lease on an export of this process is refused; None if it is possible."""
         with self.lock:
             return self.exports.refusal(handle.allocation, handle.export)
 
@@ -135,7 +137,8 @@ class LeaseRegistry:
         Parameters
         ----------
         numbers
-            A new number for each reservation. If this method raises, the caller ends them all.
+            A new number for each reservation. If this method raises, the caller ends the
+            reservations with all these numbers.
         """
         refusal: Refusal | None = None
 
@@ -342,7 +345,7 @@ class LeaseRegistry:
     # Methods whose caller holds the lock ---------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
-        """Whether a reservation is for an export. For an arena: for any of its blocks."""
+        """Whether a reservation is for an export. For an arena, any of its blocks is enough."""
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
@@ -386,7 +389,7 @@ class LeaseRegistry:
             is_idle = unit.is_retired and not unit.is_kept and rows.seal(unit)
         except DriverError:
             # The barrier failed. ``on_idle`` still queues the memory for another attempt to retire
-            # it, which reports the error if the barrier fails again.
+            # it. If the barrier fails again, that attempt reports the error.
             is_idle = True
         else:
             if is_idle:

@@ -134,7 +134,8 @@ _segments: WeakSet[Segment] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # The segments are forgotten at once: another mapping of this child may get their addresses.
+    # Another mapping of this child may get the address of a segment, so the child must not keep the
+    # views of the segments.
     segments = list(_segments)
     for segment in segments:
         segment.abandon()
@@ -200,7 +201,7 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
     Raises
     ------
     InvalidHandleError
-        The descriptor is not a segment.
+        The descriptor is not a segment, or its seals forbid the writes of this process.
     OutOfMemoryError
         This process has no room for another mapping.
     """

@@ -257,8 +257,8 @@ class LeaseServer:
         its end is the only sign of the importer's death.
         """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # A connection costs two descriptors, its own and a pidfd. So at a quarter of the limit,
-        # connections take half of all descriptors.
+        # A connection costs two descriptors, its own and a pidfd. So this limit on the number of
+        # connections leaves half of all descriptors for other uses.
         if len(self._connections) < soft // 4:
             return
         for connection in list(self._connections.values()):
@@ -300,7 +300,7 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(1):
-                # The end of a connection takes little time, so only a message is noted.
+                # Only a message counts as served: the end of a connection takes little time.
                 self._served.add(process)
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
@@ -388,8 +388,9 @@ class LeaseServer:
         """End all leases of a process that is dead, or that has neither pidfd nor connection."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                # An unread END may end the reservation of a message that the peer has discarded. If
-                # the sender still holds the reservation, lose() does not end it.
+                # The peer may have discarded a message and sent an END for its reservation. If the
+                # sender of the message still holds the reservation, leases.lose() does not end it.
+                # So the server reads the END first.
                 self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

@@ -2,8 +2,8 @@
 """Loads, stores and fences for words that processes share.
 
 A signal handler or another thread can run between two calls of these functions, but not between
-two subscripts of the view. So code that must not be interrupted subscripts the view. Code that only
-reads may also subscript or slice the view.
+two consecutive subscripts of a ``memoryview``. So code that must not be interrupted subscripts the
+``memoryview`` of the words. Code that only reads may also subscript or slice it.
 
 A word has 8 bytes and is aligned. Only one process writes it, with the exceptions that
 :mod:`crossmem.sharing.timelines.cell` names. CPython copies an item of a ``memoryview`` with format
@@ -25,8 +25,8 @@ __all__ = ["any_of", "barrier", "fence", "load", "observe", "release", "store"]
 
 
 load: Final[Callable[[memoryview, int], int]] = getitem
-"""Return a word. If a call of :data:`store` directly follows a check of the word, no signal handler
-runs between the check and the store, because :data:`store` is C code."""
+"""Return a word. A signal handler may run after this call, even before the caller checks the word.
+No handler runs between the check and a call of :data:`store` that directly follows the check."""
 
 store: Final = cast("Callable[[memoryview, int, int], None]", setitem)
 """Write a word."""
@@ -47,7 +47,7 @@ def observe(words: memoryview, index: int) -> int:
 
 
 def any_of(several: Iterable[memoryview], index: int) -> bool:
-    """Whether one of several segments has a word other than 0 at that index."""
+    """Whether one of several segments has a word other than 0 at an index."""
     return any(map(itemgetter(index), several))
 
 
@@ -65,4 +65,5 @@ def fence() -> None:
 
 
 barrier = membarrier if IS_REGISTERED else fence
-"""Order the accesses of this thread, and of each importer that relies on the barrier."""
+"""Order the accesses of this thread. If this process is registered for ``membarrier``, also order
+the accesses of all other registered processes."""

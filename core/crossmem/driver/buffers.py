@@ -82,7 +82,7 @@ class HostBuffer:
         pointer = ctypes.byref(buffer)
         try:
             # A finaliser in Python code, such as that of _Kept, swallows exceptions of signal
-            # handlers. A memoryview has no such finaliser, so it comes first.
+            # handlers. A memoryview has no such finaliser, so it is tried first.
             try:
                 self._kept: memoryview | _Kept = memoryview(data)
             except (BufferError, ValueError):

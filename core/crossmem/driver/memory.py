@@ -2,7 +2,7 @@
 """The memory that this process can still allocate, and the limits on it.
 
 The kernel allocates a page at its first access. If no page is free then, the kernel returns no
-error but kills a process. So the limits are read before the access.
+error but kills a process. So a caller reads the limits before it accesses new memory.
 """
 
 from collections.abc import Iterator

@@ -52,7 +52,7 @@ returns the driver if the driver offers the group, else None."""
 
 
 class TracingDriver(Driver):
-    """Counts the calls of core, and checks that core keeps the rules of the driver contract.
+    """Counts the calls that core makes, and checks that they keep the rules of the driver contract.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class TracingDriver(Driver):
         ``allocate``, are counted only if they succeed. The methods ``devices``, ``capabilities``,
         ``refusal``, ``peer_identity`` and ``after_fork_in_child`` are not counted.
     violations
-        One line for each call that breaks a rule of the driver contract. Examples are a second
+        One line for each rule of the driver contract that a call breaks. Examples are a second
         release, a release while a dependent resource is live, a second ``map`` of a mapped import,
         and a call with an object that the driver did not return.
     """

@@ -66,6 +66,6 @@ class QueueHandle:
 
 
 def _restore(blob: bytes) -> QueueHandle:
-    # cloudpickle sends a function of a module by its name, but a method as bytecode. Bytecode
-    # depends on the Python version, so this function is not a method.
+    # cloudpickle sends a function of a module by its name, but a class method as bytecode. Bytecode
+    # depends on the Python version, so this function is not a class method.
     return QueueHandle.from_bytes(blob)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data that crossmem's commands and the plugin of an emulation exchange."""
+"""The data that crossmem's commands exchange with the plugin of an emulation."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 class EmulationRequest:
     """The settings of a requested emulation.
 
-    A field that is None takes its value from the environment, and has its default if the
-    environment does not set it.
+    A field that is None leaves the choice to the environment variable of this setting. If the
+    variable is not set either, the emulation uses the default of the setting.
 
     Parameters
     ----------
@@ -29,11 +29,13 @@ class EmulationRequest:
         Memory of each device, such as ``"8GiB"``.
     faults
         Calls that fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or ``CALL=CODE:SKIP:COUNT``.
-        After SKIP calls of the function CALL (default 0), the next COUNT calls (default 1) fail
-        with CODE. The faults end with the emulation. A lasting emulation must have no faults.
+        After SKIP calls of the function CALL, the next COUNT calls of it fail with CODE. SKIP is 0
+        by default, and COUNT is 1. The faults end with the emulation. A lasting emulation must have
+        no faults.
     strict
-        Whether the emulation records calls that the vendor forbids or leaves undefined. A strict
-        emulation also denies the CPU access to device addresses: such an access ends the program.
+        Whether the emulation records calls that the vendor forbids, and calls whose behaviour the
+        vendor leaves undefined. In a strict emulation, the CPU also cannot access device addresses:
+        such an access ends the program.
     slow_streams
         Whether streams delay their work until a thread waits for the work. If another process may
         wait for the work, the delay is short.
@@ -66,7 +68,7 @@ class Breach(NamedTuple):
     rule: str
     """Id of the rule."""
     text: str
-    """What is wrong with the call, with the values."""
+    """What is wrong with the call, including the relevant values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +102,11 @@ class Emulation:
     report
         Function that returns the report on the calls so far.
     segfault_note
-        A line that crossmem shows to the user if SIGSEGV ends the program. It says how the
-        emulation may have caused the signal. None if the emulation cannot cause
-        the signal.
+        A line that crossmem shows to the user if SIGSEGV ends the program. The line says how the
+        emulation may have caused the signal. None if the emulation cannot cause the signal.
     close
-        Function that releases the resources of this emulation. crossmem calls it once, after the
-        program has ended. For a lasting emulation, crossmem calls it after it has printed the
-        environment.
+        Function that releases the resources of this emulation. crossmem calls the function once:
+        after the program has ended or, for a lasting emulation, after the environment was printed.
     """
 
     library_path: tuple[Path, ...]

@@ -58,8 +58,9 @@ def token_for(tie: Any, kept: object) -> Any:
         An object that lives until the message is complete, and as long as this process may send
         the memory again.
     kept
-        The object that keeps the memory. It lives as long as the token, and the token lives as long
-        as the tie. So this object must not hold a reference to ``tie``, or none of them would end.
+        The object that keeps the memory. This module keeps the object until the token ends, and
+        keeps the token until the tie ends. If the object held a reference to ``tie``, none of the
+        three would end.
     """
     with _lock:
         found = _tokens.get(id(tie))

@@ -163,7 +163,7 @@ def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any
         found, (low, high) = leaf.found, leaf.bounds
         if counts[number] == 1 and high - low != found.layout.nbytes:
             # This array has gaps or repetitions, and overlaps no other array. So the new array is
-            # contiguous, and lies behind all arrays that keep their layout.
+            # contiguous. An assumed address after all originals gives it a range of its own.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % alignment
             found = found._replace(pointer=end, layout=layout)

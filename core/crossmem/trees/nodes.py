@@ -146,7 +146,7 @@ def _write_scalar(value: Any, numpy: Any) -> Any:
 def _can_be_changed(node: Any) -> bool:
     """Whether a node describes a mutable container.
 
-    If such a container occurs twice, the reader makes only one object. So a change shows twice.
+    If such a container occurs twice in a tree, the reader puts one object in both places.
     """
     return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 

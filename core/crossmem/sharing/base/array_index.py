@@ -49,8 +49,8 @@ class _Anchor(weakref.ref[Any]):
 class ArrayIndex:
     """An index of the memory that may contain arrays: memory with views, and adopted memory.
 
-    A lookup takes time logarithmic in the number of entries. Several objects may have the same
-    addresses.
+    If few entries overlap, a lookup takes time logarithmic in their number. Several objects may
+    have the same addresses.
 
     A finaliser or a signal handler may interrupt a thread inside this class at any point, and may
     itself add or look up arrays. Therefore, only the outermost call changes the lists.
@@ -80,7 +80,8 @@ class ArrayIndex:
         """New entries. The key is the number. The next lookup, or one addition in many, moves the
         entries into the lists."""
         self._gone: deque[_Anchor] = deque()
-        """The weak references to anchors that have ended. The callback of a reference adds it."""
+        """The weak references to anchors that have ended. Each reference's callback adds the
+        reference."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The single state of a process: settings, plugins, lease server and deferred work.
 
-A forked child gets a new state. An object that refers to another state than :func:`current` was
-inherited through a fork. Packages above this one keep their own state in *parts*
-(:meth:`Process.part`), so this module does not depend on those packages.
+A forked child gets a new state. An object whose state is not the result of :func:`current` was
+inherited through a fork. The packages that import this module keep their own state in *parts*
+(:meth:`Process.part`), so this module imports none of them.
 """
 
 import atexit
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 CATCH_UP_S: Final = 1.0
-"""Seconds that the lease server's thread may take to read the importers' messages."""
+"""The longest wait, in seconds, for the lease server's thread to read the importers' messages."""
 
 
 class Part:
@@ -64,7 +64,10 @@ class Part:
         self._process = process
 
     def tend(self) -> None:
-        """Do pending work outside the queue of deferred work, for :func:`crossmem.collect`."""
+        """Do the part's pending work that is not deferred work.
+
+        :func:`crossmem.collect` calls this method of all parts.
+        """
 
     def prepare_exit(self) -> None:
         """Do what must come before all releases of a normal exit, such as a wait for streams."""
@@ -73,7 +76,7 @@ class Part:
         """Release all resources of the part at a normal exit."""
 
     def abandon(self) -> None:
-        """Close every descriptor in a forked child, and change nothing else."""
+        """In a forked child, close the part's inherited descriptors, and change nothing else."""
 
 
 _P = TypeVar("_P", bound=Part)
@@ -90,9 +93,10 @@ class Process:
         self.state = ordered_lock(Rank.STATE)
         """Guards the open objects and their users. Threads hold this lock only briefly."""
         self._notifies = [threading.Condition(self.state).notify]
-        """``notify`` methods of conditions. One condition has the lock of the state. Once the lease
-        server runs, a second one has the lock of the lease registry. :attr:`is_inside` calls them
-        to find out whether this thread holds a lock. No thread ever waits on these conditions."""
+        """``notify`` methods of conditions. One condition has the lock ``state``. Once the lease
+        server runs, a second condition has the lock of the lease registry. :attr:`is_inside` calls
+        the methods to find out whether this thread holds one of the two locks. No thread ever waits
+        on these conditions."""
         # This program may have replaced another program by exec, with the same pid and start time.
         # The allocation numbers of that program must not occur again (C6). So the numbers begin
         # with the CPU time of the process in microseconds, which exec does not reset. An allocation
@@ -107,12 +111,13 @@ class Process:
         self._parts: dict[type[Part], Any] = {}
         self.stuck: set[object] = set()
         """Drivers whose streams still wait for another process when this process exits. The memory
-        of these drivers is left to the vendor, because a wait for the streams might never end."""
+        of these drivers is left to the vendor, because its release would first wait for the
+        streams, perhaps for ever."""
         self.is_exiting = False
         """Whether the exit has begun. Imports and the start of the server are refused from then
         on."""
         self.is_closed = False
-        """Whether all objects have become unusable. Set under the lock of the state."""
+        """Whether all objects have become unusable. Set under the lock ``state``."""
         self.is_inherited = False
         """Whether this state was made by an ancestor and inherited through fork."""
         self._servers: list[LeaseServer] = []
@@ -138,8 +143,8 @@ class Process:
         """Whether this thread holds a lock under which a release could deadlock; see ``_notifies``.
 
         Finalisers and signal handlers may run at any point, even while their thread holds such a
-        lock. If an object ends while its thread holds such a lock, a later call or the reaper
-        releases its resources.
+        lock. If a finaliser or handler then ends an object, a later call of crossmem or the reaper
+        releases the object's resources.
         """
         for notify in self._notifies:
             try:
@@ -177,7 +182,10 @@ class Process:
         return self.server
 
     def drain(self, *, patient: bool = False) -> None:
-        """Continue with deferred work. Each public call off the hot path does this first."""
+        """Continue with deferred work. Each public call off the hot path does this first.
+
+        :meth:`DeferredWork.drain` explains ``patient``.
+        """
         if not self.is_inside:
             self.deferred.drain(patient=patient)
 
@@ -230,7 +238,7 @@ class Process:
             warn_of_leases(server.leases.report())
 
     def abandon(self) -> frozenset[str]:
-        """Close every descriptor in a forked child, which owns nothing of its parent.
+        """In a forked child, close this inherited state's descriptors.
 
         Returns
         -------
@@ -329,7 +337,10 @@ def is_current(process: Process) -> bool:
 
 
 def may_release(process: Process) -> bool:
-    """Whether a finaliser may queue work. In a forked child and at exit, it may not."""
+    """Whether a finaliser of an object with this state may add deferred work.
+
+    It may not if the state was inherited through fork, or once the exit has begun.
+    """
     return is_current(process) and not process.is_exiting
 
 

@@ -82,7 +82,7 @@ class ExportInfo:
 def exports() -> list[ExportInfo]:
     """Return every export of this process that can have leases.
 
-    The exports have the order in which their memory was first exported. A pool has one entry;
+    The list has the order in which the memory was first exported. A pool has one entry;
     :meth:`crossmem.Pool.exports` returns its blocks. This call first frees memory whose last lease
     has ended.
     """

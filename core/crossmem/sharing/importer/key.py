@@ -23,7 +23,7 @@ class ImportRequest(NamedTuple):
     home
         Ordinal, in this process, of the device that holds the memory.
     reservation
-        The handle's reservation number in a message; 0 without a reservation.
+        The number of the reservation that came with the handle in a message; 0 without one.
     pool
         The pool, if the handle names the arena of a pool; else None.
     extras

@@ -106,7 +106,7 @@ def reserve(
     given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
-            # The numbers are recorded before the request, so a failure can end all of them below.
+            # ``given`` gets the numbers before the request, so the ``except`` block ends them all.
             numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
             if message is not None:

@@ -255,7 +255,7 @@ class Block(Memory):
             super()._end()
         finally:
             if self._record is record:
-                # The block was not freed. Later work may use it, so this landing is not valid.
+                # The block was not freed, and this landing does not cover later work on the block.
                 del record.landing
 
     @override
@@ -265,8 +265,8 @@ class Block(Memory):
             arena, pool, one = record.arena, record.pool, (record.index,)
             is_full = len(arena.freed) + 1 >= arena.batch
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # the branch needs no lock. A copy or a view, which prevents the end, records itself
-            # first, and then reads ``_record`` again.
+            # the branch needs no lock. A copy or view records itself and then reads ``_record``: so
+            # this branch sees the copy or view, or the copy or view sees the end of the block.
             if not (
                 is_full
                 or self._record is None
@@ -309,7 +309,7 @@ class Block(Memory):
                         self._refuse_if_used("free")
                         if self._record is None:
                             break  # Another thread has freed the block.
-                        # One step: if another thread then exports the block, the handle is stale.
+                        # One step. Later exports use this generation, so their handles are stale.
                         generation = record.generation
                         if is_retired := not generation:
                             # The block has no handle, so no barrier is necessary.

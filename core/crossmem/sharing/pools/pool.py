@@ -171,6 +171,10 @@ class Pool(Endable):
         ------
         ClosedError, ForkedProcessError
             The pool was closed, or a forked child made this call.
+        BusyError
+            The process cannot wait for the device's work now, for example during a capture.
+        DriverError
+            The kernel refuses the barrier.
         """
         drain()
         pool = self._record

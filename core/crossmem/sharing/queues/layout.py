@@ -47,15 +47,17 @@ JOINED: Final = 4
 word is written does not count as a producer of the queue."""
 # Words of a place.
 HANDED: Final = 2
-"""Number of entries from the owner's hand-outs that the consumer has read."""
+"""How many of the entries that the owner has handed out the consumer has read."""
 STREAMS: Final = 3
-"""1 if streams release buffers. Streams ring no bell, so producers must poll."""
+"""1 if the consumer has let a stream release a buffer in this session. Streams ring no bell, so
+producers must poll."""
 READS: Final = 4
 """The number of the session, as soon as the consumer can get every new entry."""
 # Words of control.
 END: Final = 0
 WANT: Final = 1
-"""1 if each release must ring the owner's bell; :data:`LATE` if entries also wait for streams."""
+"""1 if each release must ring the owner's bell. :data:`LATE` if, in addition, an entry waits until
+a stream makes it ready. Streams ring no bell, so consumers then poll, and ring the owner's bell."""
 LATE: Final = 2
 LOST: Final = 2
 """Number of entries that were lost at the end of their consumers' sessions."""
@@ -80,7 +82,7 @@ CLOSED: Final = 3
 ENTRY_WORDS: Final = 18
 STAMP: Final = 0
 TARGET: Final = 1
-"""The consumer that gets the entry, see :func:`target_of`; 0: the owner decides."""
+"""The consumer that gets the entry, as a result of :func:`target_of`; 0 if the owner decides."""
 SIZES: Final = 2
 """Length of the data, and number of bytes of user data."""
 WANTED: Final = 3
@@ -150,7 +152,7 @@ class Terms:
         return HEADER_WORDS + self.producers + producer
 
     def released(self, producer: int, buffer: int) -> int:
-        """Return the word with the last stamp of a buffer that the consumer has released."""
+        """Return the word with the stamp of the consumer's last release of a buffer."""
         return HEADER_WORDS + 2 * self.producers + producer * self.depth + buffer
 
     def held(self, producer: int, buffer: int) -> int:
@@ -172,7 +174,11 @@ class Terms:
         return HEADER_WORDS + self.places + place
 
     def stop(self, producer: int) -> int:
-        """Return the word with the last valid stamp of a ring."""
+        """Return the word with the largest stamp of a ring that counts.
+
+        At the end of a producer's session, the owner copies the tail into this word. So the entries
+        that the producer publishes after that do not count.
+        """
         return HEADER_WORDS + 2 * self.places + producer
 
     def decided(self, producer: int) -> int:
@@ -190,7 +196,8 @@ class Terms:
     def hand(self, consumer: int, position: int) -> int:
         """Return the first of two words about a handed-out entry.
 
-        The first word is the stamp. The second one names producer, buffer and delivery count.
+        The first word is the stamp. The second one contains the numbers of the producer and of the
+        buffer, and the delivery count.
         """
         which = consumer * self.prefetch + position % self.prefetch
         return self.decision(self.producers, 0) + 2 * which

@@ -130,8 +130,8 @@ class QueueOwner:
                 self._end(is_settled=is_settled)
                 self._handed_out = changes
             finally:
-                # A signal handler can raise only at a call or at a backward jump. So it may raise in
-                # release(), but not between the two stores, which always happen.
+                # A signal handler can raise only at a call or at a backward jump: here in
+                # release(), but not between the two stores. So both stores always happen.
                 try:
                     if not IS_ORDERED:
                         words.release()

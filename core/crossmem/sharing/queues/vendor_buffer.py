@@ -38,7 +38,7 @@ class VendorBuffers(Part):
 
 
 class Side:
-    """The producing or the consuming side of a queue in this process: the holder of its buffers."""
+    """The producer or the consumer of a vendor's queue in this process, as a holder of buffers."""
 
     def __init__(self, opened: Source, driver: VendorQueues) -> None:
         self.is_readonly = False
@@ -48,11 +48,14 @@ class Side:
         """The buffers that the application has."""
 
     def end_plainly(self, _buffer: SharedBuffer, /) -> bool:
-        """Return False: the vendor's buffers have no hot path for the release."""
+        """Return False: the release of a vendor's buffer has no hot path."""
         return False
 
     def take_back(self, record: BufferRecord, _stream: int | None) -> None:
-        """Free a buffer after the running work of the device, which may use it."""
+        """Wait for the device's running work, which may use the buffer, and then free the buffer.
+
+        If the work failed, raise its error after the free.
+        """
         assert isinstance(record, VendorBufferRecord)  # noqa: S101
         failure = finish_work(self.opened.device)
         if record.vendor.pointer:
@@ -63,7 +66,10 @@ class Side:
 
 
 def finish_work(device: LocalDevice) -> CrossmemError | None:
-    """Wait for all work of a GPU or NPU, and return the work's failure."""
+    """Wait for the running work of a GPU or NPU. Return the work's error, or None.
+
+    For a device with the capability ``host_visible``, this function does not wait.
+    """
     return None if device.capabilities.host_visible else wait_for_work(device)
 
 
@@ -73,7 +79,7 @@ class VendorBufferRecord(BufferRecord):
     Parameters
     ----------
     is_received
-        Whether this process received the buffer, and did not allocate it.
+        True: this process received the buffer. False: this process allocated it.
     """
 
     __slots__ = ("_lock", "_side", "vendor")
@@ -91,8 +97,8 @@ class VendorBufferRecord(BufferRecord):
         """Free the buffer."""
         taken: list[bool] = []
         try:
-            # Two threads may release one buffer: its user, and a thread with deferred work. The
-            # vendor must not free a buffer twice.
+            # The application's thread and a thread that does deferred work may release the same
+            # buffer. The lock and ``is_done`` ensure that the vendor frees the buffer only once.
             call_into(taken, self._lock.acquire, blocking)
             if taken[0] and not self.is_done:
                 super().give_back(blocking=blocking)
@@ -115,7 +121,8 @@ class BufferOfVendor(SharedBuffer):
 
     def __init__(self, record: VendorBufferRecord, length: int, user_data: bytes) -> None:
         super().__init__(record, length, user_data)
-        # A program that calls the vendor's API itself may put buffers of another size.
+        # The size may differ from the queue's ``nbytes``, because a program that calls the vendor's
+        # API itself can put buffers of any size.
         self.nbytes = record.vendor.capacity
         # The last statement: from here on, the finaliser of this object releases the buffer.
         self._record = record

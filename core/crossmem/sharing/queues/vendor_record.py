@@ -129,7 +129,7 @@ class VendorQueueRecord(Places):
         self.process.part(VendorQueueTable).live[self] = None
 
     def pointer(self, _producer: int, buffer: int) -> int:
-        """Return the address of a buffer, which is also the number of a vendor's buffer."""
+        """Return ``buffer``, because the number of a vendor's buffer is its address."""
         return buffer
 
     @override
@@ -247,7 +247,7 @@ class VendorQueueRecord(Places):
             raise
 
     def _drop(self, side: Side, made: Sequence[VendorBuffer | None]) -> None:
-        """Free the buffer that a failed or interrupted call has made, if there is one."""
+        """Free the buffer that a failed or interrupted call has allocated or received, if any."""
         found = made[-1] if made else None
         if found is not None:
             kept = [one for one in list(side.held) if one.vendor is found]

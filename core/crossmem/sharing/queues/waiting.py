@@ -104,7 +104,7 @@ def checked_pid(pid: Any) -> int:
 def for_members(
     look: Callable[[], Opened], producers: int, consumers: int, timeout_s: float
 ) -> None:
-    """Wait until there are enough members; see :meth:`crossmem.Queue.wait_for`."""
+    """Wait for this many producers and consumers; see :meth:`crossmem.Queue.wait_for`."""
     check_numbers(look().terms, producers=producers, consumers=consumers)
     end = time.monotonic() + timeout_s
     while True:
@@ -168,7 +168,10 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
 
 
 def _has_called(call: Callable[[], _T], found: list[_T], *, waits: bool) -> bool:
-    """Call once. Return False if the queue was empty or full, and the caller must wait."""
+    """Call once and append the result to ``found``. Return False if the queue was empty or full.
+
+    With ``waits=False``, raise the QueueEmptyError or QueueFullError instead.
+    """
     try:
         call_into(found, call)
     except (QueueEmptyError, QueueFullError):
@@ -178,6 +181,10 @@ def _has_called(call: Callable[[], _T], found: list[_T], *, waits: bool) -> bool
 
 
 def may_look(process: Process, timeout: object) -> bool:
-    """Whether the time limit and the process are valid, so that a call may try the hot path."""
+    """Whether a call may try the hot path.
+
+    Return False for an invalid time limit, after crossmem has shut down in this process, and in a
+    forked child that has inherited the queue.
+    """
     is_valid = timeout is None or (type(timeout) in _NUMBERS and timeout >= 0)  # type: ignore[operator]
     return is_valid and not (process.is_inherited or process.is_closed)

@@ -33,7 +33,7 @@ class AddressRange(Endable):
     Attributes
     ----------
     device
-        The device whose memory the pieces map. The same device uses the pieces.
+        The device that holds the memory of the pieces, and for which the pieces are mapped.
     nbytes
         Size in bytes: the requested size, rounded up to the granularity.
     """

@@ -5,12 +5,13 @@ The process that signals is the only writer of the words, with two exceptions. A
 ``CARE`` and ``WAITING`` before it sleeps. After the death of the signalling process, any other
 process may write ``VOID`` into the value and wake the sleepers.
 
-A sleeper reads ``SEQUENCE``, sets ``WAITING``, executes a fence and then reads the value. The
-signalling process writes the value, executes a fence and then reads ``WAITING``. So either the
-sleeper sees the value, or the signalling process sees ``WAITING``. In the second case, the
-signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleepers. If it
-clears a ``WAITING`` that another thread has just set, that thread does not sleep, because
-``SEQUENCE`` has changed. Only this file writes ``WAITING``, ``SEQUENCE`` and ``CARE``.
+Before a thread sleeps, it reads ``SEQUENCE``, sets ``WAITING``, executes a fence and reads the
+value. The signalling process writes the value, executes a fence and then reads ``WAITING``. So
+either the thread sees the new value, or the signalling process sees ``WAITING``. In the second
+case, the signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleeping
+threads. A thread that has set ``WAITING`` and does not sleep yet will not sleep either: the kernel
+lets a thread sleep only if ``SEQUENCE`` still has the value that the thread has read. Only this
+file writes ``WAITING``, ``SEQUENCE`` and ``CARE``.
 
 If the processes can use the barrier, the signalling process executes no fence before a thread has
 slept. The first sleeper sets ``CARE`` to 1 and executes the barrier, which orders the accesses of
@@ -40,7 +41,8 @@ __all__ = [
 ]
 
 VALUE: Final = 0
-"""The value that was reached. At level ``"event"``, streams do not write it."""
+"""The value that was reached. At level ``"event"``, VALUE may be smaller than the reached value,
+because streams do not write it."""
 IDENTITY: Final = 1
 """The identity of the timeline; 0 after the signalling process has closed the timeline."""
 WAITING: Final = 2
@@ -48,7 +50,8 @@ WAITING: Final = 2
 SEQUENCE: Final = 3
 """The word on which threads sleep. It is incremented before they are woken."""
 ISSUED: Final = 4
-"""The largest value that was issued to a stream. It is larger than VALUE while work is running."""
+"""The largest value that was issued to a stream or, at level ``"event"``, set at once. It is larger
+than VALUE while work is running."""
 CARE: Final = 5
 """0 before a thread sleeps for the first time, 1 while that thread executes the barrier, then 2."""
 _KNOWN: Final = 2
@@ -57,8 +60,8 @@ CELL_NBYTES: Final = 64
 
 VOID: Final = 2**63 - 1
 """The value after the signalling process has closed the timeline, or after another process has
-noticed that the signalling process is dead. This value ends every wait, also the waits of streams
-that compare values cyclically."""
+noticed that the signalling process is dead. This value ends every wait. Because it is below 2**63,
+it also ends the wait of a stream that compares values cyclically."""
 
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
@@ -141,6 +144,8 @@ class Cell:
         ------
         WaitTimeoutError
             The word has not reached the value in time.
+        CrossmemError
+            The check has failed, and the word has not reached the value.
         """
         load, cell, target = words.load, self.words, awaited.value
         end = time.monotonic() + awaited.timeout_s
@@ -158,8 +163,8 @@ class Cell:
             if IS_REGISTERED and load(cell, ISSUED) <= load(cell, VALUE):
                 futex.sleep(self.pointer + 8 * SEQUENCE, sequence, min(left_s, _LOOK_S))
             else:
-                # A stream wakes no thread. Without the barrier, this process cannot rely on a
-                # wake-up either.
+                # A stream wakes no thread. If this process cannot execute the barrier, the
+                # signalling process may not see WAITING, and then wakes no thread either.
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_S)
 

@@ -59,7 +59,7 @@ class EventLevel(Level):
         is_own
             Whether this object signals the timeline.
         maker
-            The level by which this process signals the same timeline with the same driver; None if
+            The object by which this process signals the same timeline with the same driver; None if
             there is none. This object uses the maker's events, because a vendor may refuse to open
             an event in the process that created the event.
         """
@@ -116,8 +116,9 @@ class EventLevel(Level):
                 if not cast("StreamEvents", self.streams).is_event_done(self._event(entry)):
                     break
                 value = issued
-        # The signalling process may have increased VALUE after the read above, and reused entries.
-        # The maximum ensures that a later result is never smaller than an earlier one.
+        # After the first read of VALUE, the signalling process may have reused an entry, so that
+        # the loop missed the entry's old value. Before the reuse, the signalling process increased
+        # VALUE. So with the second read, no result is smaller than an earlier one.
         return max(value, self.cell.read(VALUE))
 
     @override

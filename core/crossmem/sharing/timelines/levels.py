@@ -43,7 +43,7 @@ class Level:
         self.cell = cell
         self._last: tuple[int, int] | None = None
         """The stream of the last signal, and the thread that issued the signal. The thread matters,
-        because stream 0 may be another stream in each thread."""
+        because stream 0 may be a different stream in each thread."""
         self.is_unsure = False
         """Whether a signal failed or was interrupted, so that its stream may or may not write the
         value."""
@@ -86,8 +86,8 @@ class Level:
         """
         if self.is_unsure:
             self.device.driver.synchronize(self.device.ordinal)
-            # All work is complete, so the largest issued value is the reached one. At level
-            # "event", VALUE may be smaller than ``reached``.
+            # All work is complete, so no stream will write a larger value, and ISSUED must not
+            # exceed the reached value. At level "event", VALUE may be smaller than ``reached``.
             self.cell.write(ISSUED, self.reached)
             self.is_unsure, self._last = False, None
 
@@ -161,7 +161,7 @@ class WordLevel(Level):
     blocks_host: ClassVar = False
 
     def _word(self) -> tuple[StreamWords, int]:
-        """Return the driver and the address by which its devices reach the value."""
+        """Return the driver, and the address by which the device reaches the value."""
         driver = cast("StreamWords", self.streams)
         pages = self.process.part(Registrations)
         return driver, pages.enter(driver, self.device.ordinal, self.cell.pointer, self)
@@ -178,8 +178,8 @@ class WordLevel(Level):
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
         driver, address = self._word()
-        # A write by a stream wakes no thread. So this write comes first: it wakes the sleeping
-        # threads, and they poll until the stream has written the value.
+        # A write by a stream wakes no thread. So the host first writes ISSUED, which wakes the
+        # sleeping threads. They then poll until the stream has written the value.
         self.cell.write(ISSUED, value)
         driver.write_value(self.device.ordinal, address, value, stream)
 
