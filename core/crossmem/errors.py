@@ -208,7 +208,7 @@ class DriverError(CrossmemError, RuntimeError):
     call
         The vendor function or system call, such as ``"hipIpcOpenMemHandle"`` or ``"mmap"``.
     code
-        The numeric result of the call.
+        The number of the error: the vendor's result code, or the errno of a system call.
     name
         The name of that code, such as the vendor's constant or ``"EMFILE"``.
     """

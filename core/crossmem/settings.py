@@ -31,7 +31,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "disabled_plugins": "CROSSMEM_DISABLE_PLUGINS",
     }
 )
-"""The variable of each field of :class:`Settings`."""
+"""The environment variables. The key is the name of the field of :class:`Settings`."""
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class Settings:
     """The device that ``crossmem.device()`` returns if the call names no device."""
 
     runtimes: tuple[tuple[str, str], ...] = ()
-    """Pairs of a backend and the runtime that it uses if ``crossmem.device()`` gets none."""
+    """Pairs of a backend and the runtime that it uses if the call names no runtime."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
     """Folder of the lease servers' sockets. The default of :meth:`from_environ` is

@@ -24,7 +24,7 @@ def raise_if_of_handler(error: BaseException) -> None:
 
 
 def _is_handler(frame: FrameType, caller: FrameType) -> bool:
-    """Whether a function is a signal handler: one of its arguments is the interrupted frame."""
+    """Whether a frame runs a signal handler: one of its arguments is the interrupted frame."""
     code, known = frame.f_code, frame.f_locals
     count = code.co_argcount + bool(code.co_flags & _VARARGS)
     for name in code.co_varnames[:count]:

@@ -16,7 +16,7 @@ class DType:
     """
 
     name: str
-    """A common name, a type string or JSON text; see :mod:`crossmem.arrays.dtypes`."""
+    """A name such as ``float32``, a type string or JSON text; see :mod:`crossmem.arrays.dtypes`."""
 
     itemsize: int = field(compare=False)
     """Bytes of one element."""

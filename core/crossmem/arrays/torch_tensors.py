@@ -86,7 +86,8 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        The tensor has no memory, or is more than plain elements, such as a sparse or quantised
+        The tensor has no memory, its storage is smaller than its elements, or it is a lazy
+        conjugate or negative. Or it is more than plain elements, such as a sparse or quantised
         tensor. Also raised if crossmem does not support the dtype or the device.
     """
     torch = require("torch")

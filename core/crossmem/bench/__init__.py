@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark suite, which measures crossmem and its peers side by side.
+"""The benchmark suite, which measures crossmem side by side with other ways to share memory.
 
-Each peer has two processes, a producer and a consumer. Each process is bound to one CPU. A round
-measures the peers in turn.
+Each way to share memory, crossmem included, is a peer. Each peer has two processes, a producer and
+a consumer. Each process is bound to one CPU. A round measures the peers in turn.
 
-In most rows of the report, each round gives one number, and the row has the median of the rounds.
+In most rows of the report, each round gives one number, and the row has the median of these numbers.
 The number of a round is the median of its repetitions, or their mean if many allocations are timed
 together. The 99th percentiles (p99) are computed from the samples of all rounds together. Some
 tables, such as ``Scale``, have only one round.

@@ -13,8 +13,9 @@ __all__ = ["CallError", "time_calls"]
 
 _API: Final = "hip"
 _DEADLINE_S: Final = 120.0
-# The first call starts Python. hipGetLastError reads only state of the process. hipGetDevice also
-# reads state of the emulated host. hipMalloc and hipFree change the state of the emulated host.
+# The emulation is written in Python, so the program's first call of the library starts Python.
+# hipGetLastError reads only state of the process. hipGetDevice also reads state of the emulated
+# host. hipMalloc and hipFree change the state of the emulated host.
 _PROGRAM: Final = """
 #include <dlfcn.h>
 #include <stddef.h>
@@ -67,7 +68,7 @@ class CallError(Exception):
 
 
 def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[str, float]:
-    """Return the seconds that one call from C takes.
+    """Return the seconds that one call from C takes, for several functions of the library.
 
     The keys are ``"first call"``, ``"hipGetLastError"``, ``"hipGetDevice"`` and
     ``"hipMalloc and hipFree"``. The last value is the time of both calls together.

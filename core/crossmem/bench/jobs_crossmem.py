@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs that run only for the peer crossmem."""
+"""The jobs that run only for the peer crossmem; :mod:`crossmem.bench.jobs` explains jobs."""
 
 import os
 from time import perf_counter
@@ -12,8 +12,8 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# This system call changes nothing, and the counted code does not make it. In a trace, it marks the
-# beginning and the end of the counted code.
+# The benchmark counts the system calls of some code in a trace. This system call marks the beginning
+# and the end of that code: it changes nothing, and the code itself does not make it.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20
@@ -21,7 +21,7 @@ _COPIED_NBYTES: Final = 64 << 20
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return a copy without a cached hash, like bytes that come from a channel."""
+    """Return a copy of the bytes without a cached hash, like bytes that come from a channel."""
     return bytes(bytearray(blob))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures crossmem without the other peers."""
+"""The part of the benchmark that measures crossmem without the other peers."""
 
 import subprocess
 from importlib.util import find_spec

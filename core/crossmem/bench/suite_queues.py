@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures crossmem's queues beside other ways to hand buffers over."""
+"""The part of the benchmark that times hand-overs of buffers, by crossmem's queues and others."""
 
 from typing import Final
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a brief run: crossmem beside the other peers, with ratios and without verdicts."""
+"""The table of a brief run: crossmem beside the other peers, with ratios but without targets."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: only memfd, socke
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table. Its cells come from the rows with this section, metric and size."""
+    """A line of the table. Its cells come from the report's rows of this section, metric and size."""
 
     title: str
     section: str
@@ -43,7 +43,7 @@ _LINES: Final = (
 
 
 def make_summary(report: Report) -> Table:
-    """Return the table. A ratio is crossmem's time divided by the time of the peer to its left."""
+    """Return the table. A ratio is crossmem's time divided by the time in the column to its left."""
     peers = [name for name, one in report.peers.items() if one["state"] == "measured"]
     others = [name for name in peers if name != _OURS]
     heads = ["", *(report.peers[name]["title"] for name in peers if name == _OURS)]

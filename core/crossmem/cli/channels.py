@@ -60,10 +60,10 @@ class Sharing(Channel):
         self._queue = queue
         self.handle = queue.export(role="consume").to_bytes()
         # The first allocate() also makes this process a producer of the queue. This call is made
-        # before the stream, so that the measured time of the stream does not include this work.
+        # before the first chunk, so that the measured times do not include this work.
         queue.allocate().release()
-        # ``fill`` writes only into memory that the host can address. For other memory, it writes
-        # each chunk into the staging buffer.
+        # ``fill`` writes only into memory that the host can address. If the host cannot address the
+        # queue's buffers, ``fill`` writes into the staging buffer, and put() copies the chunk.
         visible = queue.device.capabilities.host_visible
         self._staging = None if visible else memoryview(bytearray(queue.nbytes))
 

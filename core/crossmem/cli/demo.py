@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of ``crossmem demo``: one file, one allocation, many processes, no copy."""
+"""Runs ``crossmem demo``: many processes attach one allocation, which contains a whole file.
+
+For comparison, the demo also times a copy of the same bytes through a pipe.
+"""
 
 import hashlib
 import operator
@@ -38,7 +41,8 @@ from crossmem.models import Access, ShareableHandle
 __all__ = ["Demo", "OpenBar", "time_for"]
 
 OpenBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""A function that opens a progress bar with a text and a number of bytes."""
+"""A function that opens a progress bar. Its arguments are the text and the total number of bytes.
+The value of the ``with`` block is a function that advances the bar by a number of bytes."""
 
 _SLOWEST_NBYTES_PER_S: Final = 20 * 2**20
 _LEASE_END_S: Final = 5.0
@@ -63,11 +67,11 @@ class Demo:
     Parameters
     ----------
     source
-        The source to share. The caller closes it.
+        The file or generated weights whose bytes are shared. The caller closes the source.
     device
         Name of the device on which the memory is allocated; None for the default device.
     consumers
-        Number of processes that attach.
+        Number of processes that attach the memory.
     copy
         Whether to time a copy through a pipe as well.
     timeout
@@ -205,7 +209,7 @@ class Demo:
         handle: ShareableHandle,
         file: FileReport,
     ) -> _Shared:
-        """Start consumers that attach, check, measure and release the memory."""
+        """Let new consumers attach, check, measure and release the memory; return the results."""
         parts = [handle.slice(one.offset, one.nbytes) for one in file.tensors if one.nbytes]
         task = Task(handle.to_bytes(), tuple(part.to_bytes() for part in parts), self.timeout)
         starting = time.perf_counter()
@@ -264,7 +268,7 @@ class Demo:
         )
 
     def _copy(self, children: Children, allocation: crossmem.Allocation, sha256: str) -> CopyReport:
-        """Time a copy through a pipe, if the copy is requested and enough memory is free."""
+        """Copy the memory through a pipe, and return the time. If there is no copy, say why."""
         nbytes = allocation.nbytes
         if not self.copy:
             return CopyReport(copy_s=None, equal=None, skipped="disabled by --no-copy")

@@ -108,7 +108,7 @@ def _await_end(pid: int) -> None:
 
 
 class _Forwarding:
-    """Forwards signals to a program. Only the program decides how to react."""
+    """Forwards signals to a program. These signals do not end this process itself."""
 
     def __init__(self) -> None:
         self._program: subprocess.Popen[bytes] | None = None

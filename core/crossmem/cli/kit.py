@@ -28,10 +28,10 @@ if os.getppid() == int(sys.argv.pop(1)):
     runpy.run_module("pytest", run_name="__main__", alter_sys=True)
 sys.exit(3)
 """
-"""A script that starts pytest. When the command ends, even by SIGKILL, the kernel sends SIGTERM to
-pytest, which then ends its own processes as after Ctrl-C. The script is not a module of
-crossmem, because the start of a module imports crossmem before pytest. pytest cannot rewrite the
-assertions of a package that is already imported."""
+"""A script that starts pytest. When ``crossmem conformance`` ends, even by SIGKILL, the kernel
+sends SIGTERM to pytest, which then ends its own processes as after Ctrl-C. The script is not a
+module of crossmem, because ``python -m`` would import crossmem before pytest starts. pytest cannot
+rewrite the assertions of a package that is already imported."""
 
 
 def run_kit(
@@ -78,7 +78,7 @@ def run_kit(
     # The report goes to memory, so that a killed command leaves no file.
     with os.fdopen(os.memfd_create("crossmem-report"), "rb") as report:
         # pytest must ignore the settings and conftest files of the current folder. So the options
-        # name an empty configuration file and the kit as the root folder. The command names the kit
+        # name an empty configuration file and the kit as the root folder. The options name the kit
         # by its path, because pytest loads the conftest files of the current folder if it gets a
         # module name.
         command = [sys.executable, "-c", _START, str(os.getpid()), "-q", "-c", "/dev/null"]
@@ -101,7 +101,7 @@ def run_kit(
                 raise
         seconds = time.perf_counter() - start
         text = report.read()
-    # pytest writes no report if it cannot start.
+    # pytest writes no report if it cannot start, or if it runs no test.
     found = json.loads(text)["laws"] if text else {}
     return ConformanceReport(
         version=__version__,

@@ -22,13 +22,15 @@ _TIMEOUT_S: Final = 1.0
 
 
 def look_at_barriers(run_dir: Path) -> BarrierReport:
-    """Return how this process orders its accesses, alone and with each exporter of a directory.
+    """Return how this process orders its accesses to shared words.
 
-    The mode ``"membarrier"`` requires that the kernel has registered this process and the exporter
-    for ``membarrier``. In all other cases, the mode is ``"fence"``. All lease servers together have
-    one second for their replies. The mode is None for an exporter whose lease server does not
-    reply. An exporter is omitted if its lease server cannot be reached, sends an invalid reply, or
-    has another protocol version.
+    The report contains the mode of this process, and its mode with each exporter of a run
+    directory. The mode of this process is ``"membarrier"`` if the kernel has registered the process
+    for ``membarrier``, and ``"fence"`` if not. The mode with an exporter is ``"membarrier"`` if the
+    kernel has registered both processes, and ``"fence"`` if not. It is None if the exporter's lease
+    server does not reply. All lease servers together have one second for their replies. An exporter
+    is omitted if its lease server cannot be reached, sends an invalid reply, or has another
+    protocol version.
     """
     exporters: list[NeighbourReport] = []
     with ExitStack() as stack:

@@ -150,7 +150,10 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Padding:
 
 @contextmanager
 def progress_bar(text: str, nbytes: int) -> Iterator[Advance]:
-    """Show a bar on standard error during the context, if standard error is a terminal."""
+    """Show a bar on standard error during a ``with`` block; yield the function that advances it.
+
+    If standard error is not a terminal, no bar is shown.
+    """
     console = _errors()
     columns = (
         TextColumn("{task.description:<28}"),

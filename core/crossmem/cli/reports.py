@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of ``devices``, ``conformance`` and ``demo``, and the errors of all commands.
+"""The results of ``devices``, ``conformance`` and ``demo``, and the error of a failed command.
 
 ``--json`` prints exactly these fields.
 Fields that end in ``_s`` are seconds, and fields that end in ``nbytes`` are bytes.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of ``crossmem demo --queue``.
+"""Runs ``crossmem demo --queue``: the chunks of a file go through two queues, one after the other.
 
 The primary process reads each chunk of a file into a buffer of its queue. Each chunk goes to one
-secondary process, which computes the digest of the chunk in the buffer. Then the same chunks go
-through ``multiprocessing.Queue``, which copies them.
+secondary process, which computes the digest of the chunk in the buffer. For comparison, the same
+chunks then go through ``multiprocessing.Queue``, which copies them.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from crossmem.errors import DriverError
 __all__ = ["MAX_SECONDARIES", "QueueDemo"]
 
 MAX_SECONDARIES: Final = 64
-"""The most consumers of a queue."""
+"""The largest number of secondaries. It is the largest number of consumers of a queue."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
 """The prefetch of the queue. Two secondaries can together hold all ``_DEPTH`` buffers. So with two
@@ -48,7 +48,8 @@ class QueueDemo:
     Parameters
     ----------
     open_source
-        Opens the source. It is called once for the digests, and once for each stream.
+        A function that opens the file or the generated weights. It is called once for the digests,
+        and once for each queue through which the chunks go.
     device
         Name of the device of the buffers.
     secondaries
@@ -56,8 +57,8 @@ class QueueDemo:
     copy
         Whether to send the chunks through ``multiprocessing.Queue`` as well.
     timeout
-        Seconds that a step may wait for another process. The wait for the digests gets more time
-        (see :func:`~crossmem.cli.demo.time_for`).
+        Seconds that a step may wait for another process. The wait for the digests of the
+        secondaries gets more time (see :func:`~crossmem.cli.demo.time_for`).
     open_bar
         A function that opens a progress bar.
     """
@@ -70,7 +71,7 @@ class QueueDemo:
     open_bar: OpenBar
 
     def run(self) -> QueueDemoReport:
-        """Stream the source and return the results.
+        """Send the chunks through the queues and return the results.
 
         Raises
         ------

@@ -142,9 +142,9 @@ def _count(number: int, thing: str) -> str:
 
 
 def show_devices(report: DevicesReport, *, verbose: bool) -> None:
-    """Print the usable devices, and why each other backend is unusable; details if ``verbose``."""
+    """Print the usable devices, and why backends are unusable; with ``verbose``, print details."""
     console = output()
-    # Equal devices share a line.
+    # Consecutive devices with equal backend, memory size and capabilities share a line.
     groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]
     if groups:
         console.print(grid(["Device", ">Memory", "Name"], [_device_row(one) for one in groups]))

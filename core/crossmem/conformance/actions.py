@@ -81,7 +81,10 @@ def begin(
     tracing: bool,  # noqa: FBT001
     on_blocks: bool = False,  # noqa: FBT001, FBT002
 ) -> None:
-    """Set the device; trace its driver if ``tracing``; allocate pool blocks if ``on_blocks``."""
+    """Set the device under test.
+
+    With ``tracing``, trace all drivers. With ``on_blocks``, replace allocations by blocks of pools.
+    """
     global _spec, _runtime, _mechanism
     _spec, _runtime, _mechanism = spec, runtime, mechanism
     if tracing:
@@ -112,7 +115,7 @@ def tracer() -> TracingDriver:
 
 
 def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
-    """Allocate memory; return its address and capacity. ``options`` are those of its exports."""
+    """Allocate memory for exports with ``options``; return its address and capacity."""
     allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
@@ -145,13 +148,13 @@ def free(name: str, **options: Any) -> None:
 
 
 def exports() -> list[crossmem.ExportInfo]:
-    """Return the exports of this process, except those of memory for further timelines."""
+    """Return the exports of this process, except those of pages with room for timelines."""
     pages = _pages()
     return [one for one in crossmem.exports() if one.handle not in pages]
 
 
 def _pages() -> list[crossmem.ShareableHandle]:
-    """Return the handles of the host memory that this process keeps for further timelines."""
+    """Return the handles of pages of host memory that have room for further timelines."""
     return [page.handle for page in current().part(Pages)._open.values()]
 
 
@@ -279,7 +282,7 @@ def attribute(name: str, attribute_name: str) -> Any:
 
 
 def call(name: str, method: str, *args: Any, keep: str | None = None, **options: Any) -> Any:
-    """Call a method of a named object. Return the result, or store it under a name."""
+    """Call a method of a named object. Return the result or store it under the name ``keep``."""
     result = getattr(objects[name], method)(*args, **options)
     if keep is None:
         return result
@@ -343,7 +346,7 @@ def keep_tracer(name: str) -> None:
 
 
 def live() -> dict[str, int]:
-    """Return counts of open blocks, exports, imports and mappings, except those of ``_pages``."""
+    """Count open blocks, exports, imports and mappings, except the memory of :func:`_pages`."""
     found = tracer().live
     if device().backend == HOST:
         pages = len(_pages())
@@ -352,7 +355,7 @@ def live() -> dict[str, int]:
 
 
 def violations() -> list[str]:
-    """Return the driver calls that the driver contract forbids."""
+    """Return the driver calls of this process that broke the driver contract, as texts."""
     return list(tracer().violations)
 
 

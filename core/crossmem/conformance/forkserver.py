@@ -44,7 +44,7 @@ def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that a server may read before it forks.
 
     A child that needs other values of these variables needs another server. The remaining variables
-    are set in each child. crossmem reads its own among them at its first use, after the fork.
+    begin with ``CROSSMEM_`` or ``PYTEST_``. Each child sets them before its first use of crossmem.
     """
     return {
         name: value
@@ -193,8 +193,8 @@ class ForkServer:
         if self._pid == os.getpid():
             self._process.wait()
         else:
-            # Only the parent can wait for the server. With a return code, the finaliser of Popen
-            # does not warn about a running process.
+            # Only the client can wait for the server, because it is the server's parent. Without a
+            # return code, the finaliser of Popen would warn about a running process.
             self._process.returncode = 0
 
 

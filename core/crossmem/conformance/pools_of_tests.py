@@ -37,8 +37,8 @@ def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # Before the owner reuses a block that was exported, it reads the importers' rows. The tests
-        # check these reads.
+        # Before the owner reuses a block, it reads the importers' rows, but only if the block was
+        # exported. The tests check these reads, so each block is exported.
         taken[-1].export()
 
 
@@ -58,7 +58,7 @@ def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> cros
 
 
 def are_free(pool: crossmem.Pool, count: int) -> Callable[[], list[str]]:
-    """Return a check that a pool has ``count`` free blocks."""
+    """Return a check for ``settle``. It finds nothing if the pool has ``count`` free blocks."""
 
     def check() -> list[str]:
         free = pool.stats().free

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the queue tests, for the test's process and for peers.
 
-As in ``actions``, objects have names. Most tests put numbered items. The producer and the number of
-an item determine its data, so each consumer can check the data.
+As in ``actions``, each process keeps its objects under names. Most tests put numbered items. The
+producer and the number of an item determine its data, so each consumer can check the data.
 """
 
 import random
@@ -45,7 +45,8 @@ NBYTES: Final = 4096
 _LABEL: Final = struct.Struct("<II")
 _USER_NBYTES: Final = 96
 
-# Buffers end first, because a queue with buffers in hand cannot be closed.
+# After a test, its buffers are released before its queues are closed, because a queue with buffers
+# in hand cannot be closed.
 ends[:0] = [(crossmem.SharedBuffer, "release"), (crossmem.Queue, "close")]
 
 
@@ -68,7 +69,7 @@ class Item(NamedTuple):
 
 
 def numbers_of(items: Iterable[Item], who: int = 0) -> list[int]:
-    """Return the numbers of a producer's items, in order."""
+    """Return the numbers of a producer's items, in the order of ``items``."""
     return [one.number for one in items if one.who == who]
 
 
@@ -209,9 +210,9 @@ def check_stats(name: str | crossmem.Queue, **expected: int) -> None:
 
 
 def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
-    """Return a buffer's user data, of which the producer has set ``nbytes`` bytes.
+    """Return a buffer's user data without the padding of a vendor's queue.
 
-    A vendor's queue pads the user data with zeros to 96 bytes.
+    The producer has set ``nbytes`` bytes. A vendor's queue pads them with zeros to 96 bytes.
     """
     found = buffer.user_data
     if buffer.device.capabilities.vendor_queues:
@@ -225,7 +226,10 @@ def user_data_of(buffer: crossmem.SharedBuffer, nbytes: int) -> bytes:
 
 
 def disable_polling() -> None:
-    """Disable the periodic checks of waits in queues. Call this function in a fresh peer."""
+    """Disable the periodic checks in a wait, so that only a bell or the timeout ends the sleep.
+
+    Call this function only in a fresh peer, because nothing enables the checks again.
+    """
     for module in list(sys.modules.values()):
         if module.__name__.startswith("crossmem.sharing.queues") and hasattr(module, "LOOK_S"):
             vars(module)["LOOK_S"] = 1e5

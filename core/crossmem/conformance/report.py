@@ -43,7 +43,7 @@ class LawOutcome(FrozenModel):
 
     passed: int
     failed: tuple[str, ...]
-    """Names of tests."""
+    """Names of the tests that failed."""
     skipped: dict[str, str]
     """Names of the tests that were skipped or that failed as expected, each with the reason."""
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fork servers of this process: one for each result of ``server_variables`` so far."""
+"""The fork servers of this process, which fork peers for the tests.
+
+There is one server for each set of environment variables that a server reads before a fork.
+"""
 
 import atexit
 import os
@@ -49,6 +52,6 @@ def _close_servers() -> None:
         _servers.popitem()[1].close()
 
 
-# A server ends when all descriptors of its connection are closed. Each forked child closes its
-# copies, so that the servers end with the parent.
+# A server ends when all copies of the client's end of its connection are closed. A forked child of
+# the client closes the copies that it inherits, so that the servers end with the client.
 os.register_at_fork(after_in_child=_close_servers)

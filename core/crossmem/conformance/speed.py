@@ -15,13 +15,14 @@ VARIABLE: Final = "CROSSMEM_TEST_SLOWNESS"
 and sets the variable for its children."""
 
 _REFERENCE_S: Final = 0.028
-"""Seconds that the sample takes on the reference machine, an idle core of 2026."""
+"""Seconds that a new interpreter takes for ``_SAMPLE`` on an idle CPU core of the year 2026. This
+core is the reference machine."""
 _SAMPLE: Final = "sum(range(1_000_000))"
 _ROUNDS: Final = 5
 
 
 def _measure() -> float:
-    """Return the median time of a small program relative to the reference machine; at least 1."""
+    """Return the median time of the sample, divided by ``_REFERENCE_S``; at least 1."""
     times = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
@@ -31,7 +32,7 @@ def _measure() -> float:
 
 
 def _read() -> float:
-    """Return the value of the variable, after a measurement if it is not set."""
+    """Return the value of the variable. If it is not set, measure the factor and set it first."""
     if VARIABLE not in os.environ:
         os.environ[VARIABLE] = f"{_measure():.2f}"
     try:
@@ -42,4 +43,5 @@ def _read() -> float:
 
 
 SLOWNESS: Final = _read()
-"""Time of a program on this machine, divided by its time on the reference machine."""
+"""The factor. A measured factor is the time of a program on this machine, divided by the program's
+time on the reference machine."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the timeline and stream tests, for the test's process and for peers.
 
-As in ``actions``, objects have names.
+The functions find timelines, streams and memory by their names in ``actions.objects``.
 """
 
 import time
@@ -67,7 +67,7 @@ class StreamOfTest:
         self.ptr = work.create_stream(self._device.ordinal)
 
     def copy(self, target: Any, source: Any, nbytes: int, *, offset: int = 0) -> None:
-        """Issue a copy from ``source`` to an offset of ``target`` on this stream; do not wait."""
+        """Issue a copy on this stream, from ``source`` to an offset of ``target``; do not wait."""
         where = target.ptr + offset
         self._work.copy_async(self._device.ordinal, where, source.ptr, nbytes, self.ptr)
 
@@ -83,7 +83,8 @@ class StreamOfTest:
             self._work.destroy_stream(self._device.ordinal, stream)
 
 
-# Streams end first, because their work may use the other objects.
+# At the end of a test, its streams are closed before its other objects. The work of a stream may
+# use those objects.
 ends.insert(0, (StreamOfTest, "close"))
 
 
@@ -106,7 +107,7 @@ class MakeTimeline(Protocol):
 
 
 def has_streams() -> bool:
-    """Whether the driver under test can run work on streams."""
+    """Whether the driver under test lets the kit create streams and issue work on them."""
     return stream_work_of(actions.device().driver) is not None
 
 
@@ -130,8 +131,9 @@ def open_(name: str, blob: bytes, **options: Any) -> str:
 def open_event_files() -> None:
     """Signal an event that processes can share.
 
-    The vendor's library opens files at the first such event, and keeps them open. If a test
-    signalled this event, the files would count as a leak of the test.
+    When a process signals its first such event, the vendor's library opens files and keeps them
+    open. During a test, these files would count as a leak. So the kit calls this function before
+    the tests.
     """
     device = actions.device()
     if "event" in device.capabilities.timeline_levels:
@@ -160,7 +162,7 @@ def signal(name: str, value: int, stream: str | None = None) -> None:
 def wait(
     name: str, value: int, stream: str | None = None, timeout: float | None = None
 ) -> tuple[int, float]:
-    """Wait for a value; return the result of the wait, and its time in seconds."""
+    """Wait on the host, or let a stream wait; return the result, and the seconds of the call."""
     where = None if stream is None else actions.objects[stream]
     start = time.monotonic()
     found = actions.objects[name].wait(value, stream=where, timeout=timeout)
@@ -168,7 +170,7 @@ def wait(
 
 
 def wait_for_the_dead(name: str, value: int, stream: str) -> bool:
-    """Let a stream wait for a dead process's value; return whether the wait was refused."""
+    """Let a stream wait for a timeline of a dead process; return whether this was refused."""
     try:
         actions.objects[name].wait(value, stream=actions.objects[stream])
     except crossmem.OwnerGoneError:
@@ -208,8 +210,8 @@ def issue_work(name: str, stream: str) -> None:
     target, source, decoy = (actions.objects[name + part] for part in ("", "-source", "-decoy"))
     queue: StreamOfTest = actions.objects[stream]
     if not _copies:
-        # The time of the second copy counts. The first copy is slower, because it may be the first
-        # access to the memory's pages.
+        # Only the time of the second copy is used. The first copy may be the first access to the
+        # memory's pages, and such an access is slower.
         for _ in range(2):
             start = time.monotonic()
             queue.copy(target, decoy, NBYTES)

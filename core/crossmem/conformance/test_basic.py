@@ -156,7 +156,8 @@ def test_c02_nbytes_as_asked_and_capacity_rounded_up(
         handle = allocation.export()
         capacity = -(-nbytes // unit) * unit
         if blocks.are_used():
-            # The capacity of a block is not rounded to the granularity.
+            # Each allocation is a block of a pool here. The capacity of a block is not rounded to
+            # the granularity.
             capacity = allocation.capacity
             assert nbytes <= capacity
 

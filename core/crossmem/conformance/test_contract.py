@@ -67,7 +67,7 @@ def test_c25_capabilities_are_constant_and_consistent(
 
             assert said == tracer.inner.capabilities(info.ordinal, mechanism)
             assert said.mechanisms == preferred.mechanisms
-            # A fork affects the whole backend, so all mechanisms have the same value.
+            # A fork affects the whole backend, so ``fork_safe`` does not depend on the mechanism.
             assert said.fork_safe == preferred.fork_safe
             assert said.max_allocation_nbytes >= said.granularity_nbytes
 

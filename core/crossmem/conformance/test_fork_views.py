@@ -106,7 +106,7 @@ def test_c18_inherited_views_outlive_what_the_parent_had(
         peer.exit()
     else:
         peer.kill()
-    # The child has the pages, but no lease, so the memory can be freed.
+    # The child has the pages mapped but holds no lease, so free() does not wait for the child.
     allocation.free(busy="wait", timeout=SOON_S)
     for _ in range(4):
         allocate(_NBYTES, b"somebody else's")
@@ -199,9 +199,15 @@ def _attach_own() -> None:
 
 
 def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
-    """Drop all objects but one view; return its bytes, and the new descriptors that were closed."""
+    """Drop all objects but one view.
+
+    Returns
+    -------
+    tuple
+        The bytes of the view, and the descriptors of this function's files that are closed now.
+    """
     # These files get the numbers of descriptors that the child has inherited and closed. If an
-    # object closed its descriptor again, it would close one of these files.
+    # object of crossmem closed its descriptor again, it would close one of these files.
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
     kept = actions.objects[_view_of("allocation")]
     actions.objects.clear()

@@ -56,7 +56,7 @@ def test_c16_more_than_the_device_can_ever_give(
 
 
 def fill(device: crossmem.Device) -> tuple[list[crossmem.Allocation], crossmem.OutOfMemoryError]:
-    """Make allocations of the largest size until one fails; return them and the error."""
+    """Allocate the largest size until a call fails; return the allocations and the error."""
     held: list[crossmem.Allocation] = []
     nbytes = device.capabilities.max_allocation_nbytes
     for _ in range(1000):
@@ -68,7 +68,7 @@ def fill(device: crossmem.Device) -> tuple[list[crossmem.Allocation], crossmem.O
 
 
 def largest(device: crossmem.Device) -> int:
-    """Halve the largest allowed size until an allocation succeeds; return that size."""
+    """Halve the largest allowed size until it can be allocated; return the resulting size."""
     nbytes = device.capabilities.max_allocation_nbytes
     while True:
         try:

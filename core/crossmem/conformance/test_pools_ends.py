@@ -120,8 +120,9 @@ def test_p04_rubbish_in_a_row_pins_blocks_at_worst(
         assert stats.free + stats.live + stats.waiting == 16
         crossmem.exports()
         crossmem.collect()
-        # The slots of both pools lie in one segment, so the rogue also writes words of ``other``.
-        # These words have no effect, because the rogue has no lease on ``other``.
+        # A row has a word for each slot of a control segment, and the slots of both pools lie in
+        # one control segment. So the rubbish also covers the words for ``other``. These words have
+        # no effect, because the rogue has no lease on ``other``.
         assert other.stats().free == 16
         taken = take_all(other)
         assert len(taken) == 16
@@ -141,8 +142,9 @@ def test_p04_words_of_blocks_that_one_has_no_lease_on_pin_nothing(
     pools = [make_pool(8) for _ in range(3)]
     rogue = fresh_peer()
     share(pools[0], rogue, "mapped").free()
-    # The slots of the pools lie in one segment, so the rogue also writes the words of the second
-    # pool. Only ``peer`` has a lease on the second pool, and holds one block of it.
+    # A row has a word for each slot of a control segment, and the slots of all pools lie in one
+    # control segment. So the rubbish in the rogue's row also covers words for the second pool. Only
+    # ``peer`` has a lease on the second pool, and holds one block of it.
     share(pools[1], peer, "mapped").free()
     rogue.call(fill_row, 1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C3 to C26 as far as they apply to queues, and law Q12: what a role allows."""
+"""Laws C3, C6, C12 to C14, C16 to C18, C20 and C26 for queues; law Q12: what a role allows."""
 
 import os
 import random
@@ -230,7 +230,7 @@ def test_c20_an_owner_can_exit(fresh_peer: FreshPeer, peer: Peer) -> None:
     owner.exit()
 
     assert owner.exitcode == os.EX_OK
-    # The memory may have ended with its owner, so the test does not read it.
+    # The buffer's memory may have ended with the owner, so the test does not read it.
     peer.call(actions.call, "queue", "get", timeout=SOON_S, keep="buffer")
     with pytest.raises((crossmem.ClosedError, crossmem.OwnerGoneError)):
         peer.call(queues.get, "queue", timeout=SOON_S)
@@ -270,7 +270,7 @@ def test_q12_a_process_does_what_its_role_allows(make_queue: MakeQueue, peer: Pe
     peer.call(queues.put, "produce", [1])
 
     assert peer.call(queues.get, "consume") == Item(0, 1, 1)
-    # The owner has both roles.
+    # An owner can put without a handle.
     queues.put(make_queue(), [2])
     assert (queue.stats().producers, queue.stats().consumers) == (1, 1)
 

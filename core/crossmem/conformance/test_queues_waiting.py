@@ -45,7 +45,11 @@ def test_q10_no_wake_up_is_lost(
 
 
 def _ask(there: str, back: str, count: int) -> None:
-    """Put items and await each answer. The other process can sleep during a random pause."""
+    """Put items and await each answer.
+
+    After each answer, this process pauses for a random time, so the other process sometimes falls
+    asleep before the next put.
+    """
     chosen = random.Random(10)
     for number in range(count):
         queues.put(there, [number])

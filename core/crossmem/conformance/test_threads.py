@@ -36,7 +36,10 @@ def switching() -> Iterator[None]:
 
 
 def _together(function: Callable[..., Any], *args: Any, count: int = _THREADS) -> list[Any]:
-    """Call a function in ``count`` threads at once; return the results, or raise an exception."""
+    """Call a function in ``count`` threads at once; return the results.
+
+    If threads raise exceptions, raise the exception of the thread with the lowest number.
+    """
     results = actions.in_threads(count, function, *args)
     for result in results:
         if isinstance(result, Exception):
@@ -64,7 +67,10 @@ def _racing(function: Callable[..., Any], *args: Any, count: int = 6) -> None:
 
 
 def _made(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
-    """Count, by name, the driver calls since ``before`` that acquire or release a resource."""
+    """Count, by name, the driver calls that acquire or release a resource.
+
+    ``before`` is an earlier copy of ``tracer.calls``. Only later calls are counted.
+    """
     names = ("import_", "close", "map", "unmap", "allocate", "export", "free")
     return {name: tracer.calls[name] - before.get(name, 0) for name in names}
 
@@ -196,7 +202,8 @@ def test_c19_closing_twice_at_once_is_harmless(peer: Peer, tracer: TracingDriver
         for end in (mapping.unmap, attached.unmap, imported.close):
             _racing(end)
 
-        # One import is left. The ends of the other imports must not have closed the memory.
+        # ``kept`` still uses the vendor's one import of the memory. The ends of the other objects
+        # must not have closed this import.
         made = _made(tracer, before)
         assert (made["import_"], made["map"], made["unmap"], made["close"]) == (1, 1, 0, 0)
         assert kept.read(4) == b"data"

@@ -30,7 +30,7 @@ class EventQueue:
         self.registry = registry
         self._events: deque[Event] = deque()
         self.deaths = Deaths()
-        """The exports whose ``on_death`` must be called."""
+        """The exports that dead processes were granted, and whose ``on_death`` must be called."""
 
     def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
         """Add an event, if an observer is registered."""
@@ -51,7 +51,7 @@ class EventQueue:
         )
 
     def tell(self) -> None:
-        """Call ``on_death`` for the deaths of holders, and send the events to observers in order.
+        """Call ``on_death`` of each export in :attr:`deaths`, and send the events in order.
 
         The caller holds no lock.
         """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of a process by number, and the reasons for refusals. The caller holds a lock."""
+"""The exports of a process by number, and the reasons why requests for them are refused.
+
+Callers hold the lock of the lease registry.
+"""
 
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export, Unit
@@ -17,8 +20,8 @@ class ExportTable:
         self._exports: dict[int, dict[int, Export]] = {}
         """The exports, by the number of the allocation and the number of the export."""
         self._made: dict[int, int] = {}
-        """The number of exports that an allocation has had, until the memory is released. The key
-        is the number of the allocation."""
+        """How many exports each allocation has had. The key is the number of the allocation. The
+        entry exists until the memory is released."""
         self._newest_allocation = 0
         self.is_exiting = False
         """Whether this process is exiting. Then only receivers of messages can lease, by their
@@ -39,7 +42,7 @@ class ExportTable:
         return self._exports[allocation][export]
 
     def find(self, allocation: int, export: int) -> Export | None:
-        """Return the export with these numbers, None if it does not exist."""
+        """Return the export with these numbers, or None if it does not exist."""
         exports = self._exports.get(allocation)
         return None if exports is None else exports.get(export)
 
@@ -49,7 +52,7 @@ class ExportTable:
         return list({id(one.unit): one.unit for one in exports}.values())
 
     def refusal(self, allocation: int, export: int, *, is_reserved: bool = False) -> Refusal | None:
-        """Return why a request for an export is refused, None if the export can be leased.
+        """Return why a request for an export is refused, or None if the export can be leased.
 
         Parameters
         ----------
@@ -73,8 +76,8 @@ class ExportTable:
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
-                # Importers request a block only by a reservation, and each reserved block is in
-                # this table. So this handle is stale.
+                # An importer requests a block of a pool only with a reservation, and this table
+                # contains each reserved block. So no reservation is left, and the handle is stale.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
@@ -86,10 +89,10 @@ class ExportTable:
     def refusal_of_reservation(
         self, wanted: Wanted | ShareableHandle, holder: Holder
     ) -> Refusal | None:
-        """Return why a message of a process may not reserve an export, None if it may.
+        """Return why a message of ``holder`` may not reserve an export, or None if it may.
 
-        A process that holds freed memory may forward it. No process may forward a withdrawn export,
-        because the receiver would import it for the first time.
+        A process that holds freed memory may forward this memory. No process may forward a
+        withdrawn export, because a withdrawal forbids imports by further processes.
         """
         refusal = self.refusal(wanted.allocation, wanted.export)
         if refusal is not None:
@@ -109,7 +112,7 @@ class ExportTable:
         export.unit.exports.pop(number, None)
 
     def forget(self, unit: Unit) -> None:
-        """Forget the exports of memory. A second call does nothing."""
+        """Forget all exports of a unit. A second call does nothing."""
         exports = self._exports.get(unit.allocation, {})
         for number in list(unit.exports):
             exports.pop(number, None)

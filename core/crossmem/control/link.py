@@ -61,8 +61,8 @@ class Deadline:
 class Link:
     """An open connection to the owner's lease server.
 
-    :meth:`send`, :meth:`wait_for_room`, :meth:`receive` and :meth:`take` raise ``EOFError`` if the
-    owner has closed the connection.
+    :meth:`send`, :meth:`receive` and :meth:`take` raise ``EOFError`` if the owner has closed the
+    connection. :meth:`wait_for_room` raises it only if :attr:`is_broken` is true.
 
     Parameters
     ----------
@@ -101,7 +101,8 @@ class Link:
     def abandon(self) -> None:
         """Close a forked child's copy of the socket.
 
-        The close cannot block, because the parent's copy stays open.
+        The close cannot block: the kernel closes unread descriptors only with the last copy of the
+        socket, and the parent's copy stays open.
         """
         self._socket.close()
 
@@ -117,7 +118,7 @@ class Link:
 
     @property
     def has_messages(self) -> bool:
-        """Whether a message can be received without waiting."""
+        """Whether an unread message has arrived, or the connection has ended."""
         return any(number == self._number for number, _events in self._readable.poll(0))
 
     def send_now(self, message: bytes) -> bool:
@@ -193,9 +194,9 @@ class Link:
             if not size and not received:
                 raise EOFError
             if flags & _MSG_CTRUNC:
-                # This process has no room for all descriptors. The message stays in the socket. A
-                # read would let the kernel close the remaining descriptors in this thread, which
-                # may block.
+                # This process has no room for all descriptors. The message stays in the socket. If
+                # it were taken out, the kernel would close the remaining descriptors in this
+                # thread, and that may block.
                 raise no_descriptors("recvmsg")
             # This read takes the message out of the socket, and the kernel drops its references to
             # the files. That cannot block, because this process has the files open.
@@ -215,7 +216,7 @@ class Link:
         while True:
             remaining_s = deadline.remaining_s
             ready = poller.poll(remaining_s * 1000)
-            # The last messages of a dead owner are still read.
+            # The socket is checked before the pidfd, so the last messages of a dead owner are read.
             if any(number == self._number for number, _events in ready):
                 return
             if ready:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease registry's record of the pools of a process.
 
-The caller holds the registry's lock, except for :meth:`PoolTable.close`.
+:meth:`PoolTable.close` takes the registry's lock. The caller of any other method holds the lock.
 """
 
 from typing import Protocol

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit of the exports that the messages of one process may reserve."""
+"""The limit on the number of exports that the messages of one process may reserve."""
 
 from crossmem.control.leases import Holder
 from crossmem.control.wire import Refusal, Status
@@ -8,7 +8,7 @@ __all__ = ["refuse_more"]
 
 
 def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> Refusal | None:
-    """Return a refusal if a process's messages may not reserve ``count`` more exports, else None.
+    """Return a refusal if ``count`` more reservations of a process exceed the limit, else None.
 
     Parameters
     ----------

@@ -99,7 +99,8 @@ class Imported:
     ordinal
         Device for which the memory was opened.
     capacity
-        Size of the whole allocation in bytes, checked against the vendor or the descriptor.
+        Size of the whole allocation in bytes. The driver has checked it against the vendor or the
+        descriptor.
     access
         The access that every mapping of the import has.
     reference
@@ -230,7 +231,7 @@ class Driver(ABC):
 
     @abstractmethod
     def free(self, block: Block) -> None:
-        """Free a block, after the release of each of its exports.
+        """Free a block. Core has released all exports of the block before.
 
         The block's last lease has ended. Exception: if the capability ``survives_owner`` is true,
         core also frees leased blocks at a normal exit of the process. Called on a thread of the
@@ -253,7 +254,7 @@ class Driver(ABC):
             True: only the payloads reach the importing programs, without leases and without
             :meth:`grant`. Core passes True only if the capability ``raw_handles`` is true. If a
             vendor does not allow both raw and leased exports of a block, the driver raises
-            ``UnsupportedError`` for the kind that comes second.
+            ``UnsupportedError`` for the kind that core requests second.
         """
 
     def release_export(self, block: Block, exported: Exported) -> None:  # noqa: B027
@@ -265,7 +266,7 @@ class Driver(ABC):
         """
 
     def after_fork_in_child(self) -> None:  # noqa: B027
-        """Close every inherited descriptor. Called in a forked child, on its parent's driver.
+        """Close each descriptor of the driver. Called in a forked child, on its parent's driver.
 
         The driver is not used again: a child that imports gets a new driver (law C18). The method
         must not make vendor calls. If the capability ``host_visible`` is true, the method leaves
@@ -339,8 +340,9 @@ class Driver(ABC):
         Not called while the import has a mapping from an earlier call. With ``remappable=False``,
         core does not call this method again for the import after a success. The driver then
         releases everything that only a further mapping needs, such as a descriptor, because many
-        mappings would exhaust the process's descriptors (law C16). Core then keeps the mapping as
-        long as core may call :meth:`crossmem.driver.AddressRanges.map_at` for the import.
+        mappings would exhaust the process's descriptors (law C16). A later
+        :meth:`crossmem.driver.AddressRanges.map_at` for the import may need this mapping, so core
+        keeps the mapping as long as such a call is possible.
         """
 
     @abstractmethod

@@ -55,7 +55,7 @@ def candidates(
         f"/{path}"
         for line, _, path in (entry.partition("/") for entry in maps.splitlines())
         # An executable mapping shows that the library is loaded. A program that only reads the file
-        # may map it, too, but without that permission.
+        # may map it, too, but its mapping is not executable.
         if PurePath(path).name.startswith(stem) and "x" in line.split()[_PERMISSIONS]
     )
     elsewhere = (str(PurePath(folder, name)) for folder in folders for name in names)
@@ -94,7 +94,8 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            # The loader names the missing file, which may be a dependency of the library.
+            # The loader's text begins with the file at fault: this path, or a dependency of the
+            # library. For a missing dependency, the reason is the loader's text, which names it.
             reason = str(error).removeprefix(f"{path}: ")
             if reason.startswith("cannot open shared object file: No such"):
                 reason = "no such file" if "/" in path else "not on the library search path"
@@ -294,8 +295,8 @@ class Functions:
         function = self._bound.get(name)
         if function is None:
             prototype = self._prototypes[name]
-            # The subscript makes a new function object. An attribute of the library is one object,
-            # whose types another prototype of the same symbol would overwrite.
+            # Each subscript of the library makes a new function object. Attribute access returns a
+            # cached object, whose types a second prototype of the same symbol would overwrite.
             function = self._library[prototype.symbol]
             function.restype = prototype.restype
             function.argtypes = tuple(kind for one in prototype.parameters for kind in one.kinds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optional groups of driver methods that order the work of streams across processes.
+"""Optional groups of driver methods for streams, and for the order of their work across processes.
 
 A stream is the vendor's handle as an integer; 0 is the default stream. Each method may be called
 from any thread, and preserves the thread's current device (law C19).
@@ -41,13 +41,13 @@ class StreamWords(Protocol):
     def unregister_host(self, ordinal: int, pointer: int) -> None:
         """Undo :meth:`register_host`. No stream uses the page any more.
 
-        Core repeats a call that a signal handler has interrupted. The driver must not repeat a
-        vendor call that has succeeded.
+        If a signal handler interrupts a call of this method, core calls the method again. The
+        second call must not repeat a vendor call that has succeeded.
         """
         ...
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
-        """Let a stream write a word when its earlier work is complete and visible.
+        """Let a stream write a word when the stream's earlier work is complete and visible.
 
         The method makes one vendor call.
         """

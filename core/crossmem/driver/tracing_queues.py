@@ -18,7 +18,7 @@ QUEUE_METHODS: Final = frozenset(name for name in vars(VendorQueues) if not name
 
 
 class QueueTracer:
-    """Counts the calls about queues and buffers, and checks that each of them is released once.
+    """Counts calls for queues and buffers, and checks that each queue or buffer is released once.
 
     Parameters
     ----------

@@ -40,8 +40,8 @@ class Capabilities:
     host_visible: bool
     """The CPU can read and write device addresses, so ``view()`` works.
 
-    A forked child inherits the mappings of such memory, except the memory of pools. Inherited views
-    of this memory continue to work in the child (C18)."""
+    A forked child inherits the mappings of the device's memory, and inherited views continue to
+    work in the child (C18). The memory of pools is an exception: its mappings are not inherited."""
 
     readonly_exports: bool
     """``export(access="ro")`` is enforced by the device or the kernel (C23)."""
@@ -80,8 +80,9 @@ class Capabilities:
     """The levels of timelines that the device offers, the strongest first. ``"word"``: streams
     write and await a 64-bit word in host memory. A device without streams, whose work is complete
     when the issuing call returns, has this level, too. ``"event"``: streams record and await events
-    that processes share.
-    ``"host"``: a signal waits on the host until the stream's work is complete."""
+    that processes share. ``"host"``: the host waits in place of the streams. A signal on a stream
+    blocks the host until the stream's work is complete. A wait on a stream blocks the host until
+    the value is reached."""
 
     vendor_queues: bool = False
     """The mechanism shares only queues of the vendor, and has no allocations. The driver offers the

@@ -26,7 +26,8 @@ if typing.TYPE_CHECKING:
         explain,
     )
 else:
-    # These names are imported at their first use, because importers of memory need none of them.
+    # A process that only imports memory uses none of these names. So each of the two modules is
+    # imported at the first use of one of its names.
     __getattr__, __dir__ = lazy.names(
         __name__,
         {

@@ -17,7 +17,7 @@ class EmulationRequest:
     """The settings of a requested emulation.
 
     A field that is None leaves the choice to the environment variable of this setting. If the
-    variable is not set either, the emulation uses the default of the setting.
+    variable is not set, the emulation uses the setting's default.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ class EmulationRequest:
         Memory of each device, such as ``"8GiB"``.
     faults
         Calls that fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or ``CALL=CODE:SKIP:COUNT``.
-        After SKIP calls of the function CALL, the next COUNT calls of it fail with CODE. SKIP is 0
-        by default, and COUNT is 1. The faults end with the emulation. A lasting emulation must have
-        no faults.
+        After SKIP calls of the function CALL, the next COUNT calls of the function fail with CODE.
+        SKIP is 0 by default, and COUNT is 1. The faults end with the emulation. A lasting emulation
+        must have no faults.
     strict
         Whether the emulation records calls that the vendor forbids, and calls whose behaviour the
         vendor leaves undefined. In a strict emulation, the CPU also cannot access device addresses:

@@ -41,7 +41,8 @@ def copy_all(copies: Sequence[Copy], operation: Operation) -> None:
     Raises
     ------
     ConfigurationError
-        One target is at two places, and the sources of these places differ. Nothing was copied.
+        One target is at two paths of its tree, and the sources at these paths differ. Nothing was
+        copied.
     """
     _refuse_two_contents(copies, operation)
     ranges = _Ranges(copies)

@@ -23,7 +23,8 @@ _Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 class Body(BaseModel):
     """The fields of the JSON.
 
-    Other modules check the names of dtypes and the tree itself.
+    An item of ``arrays`` has the array's library, the index of its handle, and its dtype, shape,
+    strides and offset. Other modules check the names of dtypes and the tree itself.
     """
 
     # If the model refused unknown keys, pydantic would create one error for each of perhaps a
@@ -55,7 +56,8 @@ def read_body(text: bytes) -> Body:
     Raises
     ------
     ValueError
-        The JSON does not describe a tree. The message names the first wrong fields.
+        The text is not JSON, or a field is missing, wrong or unknown. The message names at most
+        three faults.
     """
     try:
         body = Body.model_validate_json(text)

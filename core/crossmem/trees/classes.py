@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classes of objects in a tree: the sender names them, and the receiver looks them up.
 
-The receiver looks only in modules that it has imported. A dataclass must have exactly the sent
-fields, and a named tuple must have as many fields as values were sent. A received object must not
-run code of its class, except ``__hash__`` and ``__eq__`` if the object is a key of a dict.
-Therefore, a class with ``__del__`` is refused. A dataclass is also refused if a field is a data
-descriptor other than a slot, because an assignment to the field would call the descriptor.
+The receiver looks only in modules that it has imported. Its dataclass must have exactly the fields
+that were sent, and its named tuple must have as many fields as values were sent. When a received
+object is made or deleted, no code of its class may run. The only exceptions are ``__hash__`` and
+``__eq__``, which run if the object is a key of a dict. Therefore, a class with ``__del__`` is
+refused. A dataclass is also refused if a field is a data descriptor other than a slot, because an
+assignment to the field would call the descriptor.
 """
 
 import sys
@@ -94,6 +95,8 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
     ------
     UnsupportedError
         This process has not imported the class, or the class has other fields or ``__del__``.
+    TypeError
+        An assignment to a field would run code of the class.
     """
     kind, values = _class(name), dict(pairs)
     if not is_dataclass(kind) or set(_field_names(kind)) != values.keys():
@@ -105,7 +108,7 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
 
 
 def make_named_tuple(values: list[Any], name: str) -> Any:
-    """Return a named tuple of the named class. The errors are those of :func:`make_dataclass`."""
+    """Return a named tuple of the named class. Raise UnsupportedError as make_dataclass() does."""
     kind = _class(name)
     if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
         raise _not_the_same(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of pools for new arrays, and the refusal of blocks that a forked child does not have."""
+"""Takes blocks of pools for new arrays. Refuses arrays in memory that a forked child lacks."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,7 +41,7 @@ def check_pool(pool: object, device: object, operation: str) -> None:
     Raises
     ------
     ConfigurationError
-        The value is not a pool, or a device was given too.
+        The value is neither a pool nor None, or a device was given with a pool.
     """
     if pool is None:
         return
@@ -81,7 +81,7 @@ def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
     """
     if pool.device.name != home:
         place = clause(where, 60)
-        msg = f"{place} would be copied to {home}, and the pool has memory of {pool.device.name}"
+        msg = f"{place} must be copied to {home}, but the pool has memory of {pool.device.name}"
         raise UnsupportedError(msg, operation="share", hint=f"use a pool of {home}")
 
 

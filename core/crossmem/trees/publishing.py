@@ -47,7 +47,7 @@ class Published:
     _is_taken: bool
     """Whether ``value``, ``update`` or ``receive`` has used the shared arrays of this object.
 
-    Before that, this process has only the originals, so it cannot have written to the copies.
+    Before the first use, this process has only the originals, so it has not written to the copies.
     """
     _lock: threading.RLock
     _process: Process
@@ -187,7 +187,8 @@ class Published:
             if self.message.timeline is None:
                 msg = f"{self!r} has no version"
                 raise UnsupportedError(msg)
-            # This runs without the lock, because close() must not wait for the exporter.
+            # close() takes the lock and must not wait for the exporter. So this request runs
+            # without the lock.
             try:
                 made = leave_to_references(open_timeline(self.message.timeline, timeout=timeout))
             except StaleHandleError as error:
@@ -225,10 +226,11 @@ class Published:
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
             This process has closed the tree, or a forked child made this call. Or the writer has
-            closed the tree, and this object has not used its versions before. If it has, a call
-            after the writer's end has no effect.
+            closed the tree, and this call is the first use of versions by this object. A later call
+            has no effect after the writer's end.
         OwnerGoneError, OwnerUnresponsiveError
-            This object has not used its versions before, and the writer is dead or does not reply.
+            This call is the first use of versions by this object, and the writer is dead or does
+            not reply.
         """
         version, timeline = plain_integer(version), self._look(None)
         if self._is_own:
@@ -237,8 +239,8 @@ class Published:
             raise UnsupportedError(msg, operation="done", hint=hint)
         record = timeline._usable()
         if is_within(version, record.known + 1, _MOST):
-            # A program may pass a version of an earlier tree by mistake. A larger number would
-            # acknowledge versions of this tree in advance.
+            # A program may pass a version of an earlier tree by mistake. If that number is larger
+            # than the newest version of this tree, it would acknowledge later versions in advance.
             newest = record.level.issued
             msg = f"version {version} cannot be acknowledged: the newest version is {newest}"
             hint = "acknowledge a version that wait() has returned; each new tree begins at 0"

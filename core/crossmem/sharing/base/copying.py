@@ -52,7 +52,7 @@ class Copyable(Endable):
         Raises
         ------
         InvalidSizeError
-            The data does not fit.
+            The data does not fit into the memory at this offset.
         ConfigurationError
             ``data`` has no contiguous buffer.
         AccessDeniedError

@@ -34,10 +34,10 @@ def stream_of(stream: Any) -> int:
 
 
 class Landing(Protocol):
-    """The end of the work that was issued on a stream before a certain call."""
+    """The end of the work issued on a stream before ``LocalDevice._landing_of()`` was called."""
 
     def has_landed(self) -> bool:
-        """Return whether the work is complete, without a wait.
+        """Return at once whether the work is complete.
 
         Raises
         ------

@@ -35,8 +35,8 @@ def export_again(
         if handle is None and record.memory.blocks and not record.is_done:
             if synchronize:
                 device.driver.synchronize(device.ordinal)
-            # A handle that is returned without a wait has its own key. So a later call with
-            # synchronize=True waits.
+            # A handle that is returned without a wait for the device is stored under the key
+            # ``early``. So a later call with synchronize=True does not find it, and waits first.
             early = (*key, "early")
             handle = known.get(early)
             is_new = handle is None
@@ -76,7 +76,8 @@ def _export(
         handle = handle.slice(record.offset, record.nbytes)
     named = handle.allocation, handle.export
     # The end of the record removes the entries of ``allocations.exported`` that ``record.handles``
-    # or ``loose_exports`` names. The handle is not in ``record.handles`` yet.
+    # or ``loose_exports`` names. The handle is not in ``record.handles`` yet, so ``loose_exports``
+    # names it until the caller has stored it.
     record.loose_exports.add(named)
     record.allocations.exported[named] = record
     if lease:

@@ -39,7 +39,7 @@ def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
     """Return a report about the memory at an address, with any obstacle to an adoption.
 
     The driver makes the report, with two exceptions. If crossmem itself allocated or imported the
-    memory, or if the device does not offer adoptions, the report contains only this obstacle.
+    memory, or if the device does not offer adoptions, the report contains only the obstacle.
 
     Raises
     ------
@@ -138,7 +138,8 @@ class ForeignAllocations(Part):
         Raises
         ------
         BusyError
-            An adoption at these addresses remains, but the vendor has replaced the memory.
+            Memory at these addresses was freed before the end of its adoption, and the vendor now
+            has other memory there.
         CrossmemError
             The driver cannot adopt the memory, or cannot yet disown an earlier block.
         """

@@ -64,8 +64,8 @@ def import_handle(
     on_owner_death
         The effect of the exporter's death. ``"keep"``: the import stays until it is closed.
         ``"release"``: a thread of crossmem closes the import and its mappings within a second
-        (C29). A live view or array delays this close until its end. Uses of the closed objects
-        raise :class:`ClosedError`.
+        (C29). A live view or array of the memory delays the close until the view or array ends.
+        Uses of the closed objects raise :class:`ClosedError`.
 
     Returns
     -------

@@ -104,8 +104,9 @@ class Import(Endable):
             return mapping
         except BaseException:
             process.deferred.ready[use] = None
-            # Another thread may hold the import's lock and so delay the release of this use. The
-            # import's close() must not fail until then, so this use leaves the set now.
+            # Another thread may hold the import's lock and so delay the release of this use. Until
+            # the release, a close() of the import would raise BusyError because of this use. So
+            # this use leaves the set now.
             if parent.children is not None:
                 parent.children.discard(use)
             process.drain()
@@ -141,7 +142,7 @@ def _ends(child: object) -> bool:
 
 
 def children_of(use: Use) -> set[object]:
-    """Return the set of mappings and pieces that were made through an import object.
+    """Return the records of the mappings and pieces that were made through an import object.
 
     The caller holds the lock of the state.
     """
@@ -256,8 +257,8 @@ class Mapping(Memory):
     def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
 
-        If :meth:`Import.map` did not make the mapping, this call also closes the import. A second
-        call does nothing.
+        A mapping that :meth:`Import.map` did not make has its own import, which this call also
+        closes. A second call does nothing.
 
         Parameters
         ----------
@@ -295,7 +296,7 @@ class Mapping(Memory):
 def asked_readonly(mapping: Mapping) -> Readonly:
     """Return the ``readonly`` argument that gives a new import the access of a mapping.
 
-    The argument is False if the handle itself is read-only.
+    If the handle itself is read-only, each import of it is read-only, so the argument is False.
     """
     if not mapping.readonly or mapping.handle.access == "ro":
         return False

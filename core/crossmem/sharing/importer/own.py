@@ -72,7 +72,7 @@ class OwnImport(ImportRecord):
 
     @override
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return this process's control segment and own row, and False: it uses no fences."""
+        """Return the control segment, this process's own row, and False: no fences are used."""
         server = self.process.start_server()
         which = slot // SLOTS
         with server.leases.lock:
@@ -84,7 +84,7 @@ class OwnImport(ImportRecord):
 
     @override
     def row_of(self, core: bytes) -> LeaseWords:
-        """Return the slot of an export, and this process's control segment and own row for it."""
+        """Return the slot of an export, the slot's control segment, and this process's own row."""
         leases = self.process.start_server().leases
         with leases.lock:
             for slot, export in leases.granted.items():
@@ -98,7 +98,7 @@ class OwnImport(ImportRecord):
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Return the generation that this process's own lease registry has for the block."""
+        """Return the reserved block's generation, from this process's own lease registry."""
         leases = self.process.start_server().leases
         with leases.lock:
             held = leases.leases.find_reservation(reservation, handle.allocation, handle.export)
@@ -127,7 +127,13 @@ class OwnImport(ImportRecord):
     @property
     @override
     def source(self) -> Block | Imported:
-        """The driver's block. An address range cannot map it through a read-only import."""
+        """The driver's block, which an address range can map.
+
+        Raises
+        ------
+        UnsupportedError
+            This import is read-only.
+        """
         if self._alias is not None:
             msg = f"{self.device.name} cannot map this process's own memory read-only in a range"
             raise UnsupportedError(msg, operation="map", hint="map the allocation itself")
@@ -172,8 +178,9 @@ class OwnImport(ImportRecord):
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     """Return the error for memory that this process has freed or never exported."""
     server = process.server
-    # The lease registry learns of a raw handle only by an import of the handle, so it is not asked
-    # about raw handles.
+    # A raw export enters the lease registry only when this process imports the raw handle. Before
+    # that, the registry may wrongly report that the export never existed. So this function does not
+    # ask the registry about raw handles.
     refusal = None
     if server is not None and handle.raw is None:
         refusal = server.leases.refusal_of(handle)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pickling of memory. A pickle contains a handle's bytes; unpickling attaches the handle.
 
-The modules of the pickled classes cannot import ``attach``. The modules of mappings are imported by
-``attach`` itself, and the exporter's modules must not import the importer's.
+The pickled classes are those of allocations, adoptions and mappings. Their modules cannot import
+``attach``, so this module registers their pickling functions. The module of ``attach`` itself
+imports the modules of mappings, and the exporter's modules must not import the importer's.
 """
 
 import copyreg

@@ -66,7 +66,8 @@ class ImportTable(Part):
         record = self._shortcuts.get((use.core, device, readonly))
         if record is not None:
             with self._process.state:
-                # The lease may have ended while users of other exports keep the memory open.
+                # The lease of this export may have ended, while users of other exports of the same
+                # memory keep the import open.
                 if record.is_ready_for(use.core):
                     use.record = record
                     record.uses.add(use)
@@ -208,15 +209,15 @@ class ImportTable(Part):
                         late.append(pair)
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
-                    # Another thread has opened the same memory first, or the exporter has begun
-                    # another generation.
+                    # No import uses an answer if another thread has opened the same memory first,
+                    # or if the exporter has begun another generation.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
             except BaseException as error:
                 connection.give_back(answers)
-                # After an interrupt, the request may be unsent, and the reaper might wait for ever
-                # for the reply. So only a timeout lets the reaper drop late replies.
+                # After a timeout, the reaper drops the reply when it arrives. After an interrupt,
+                # the request may be unsent, and the reaper would wait for ever for the reply.
                 if isinstance(error, OwnerUnresponsiveError):
                     drop_late_replies(self._process, connection)
                 raise
@@ -280,7 +281,7 @@ class ImportTable(Part):
                 connection.users.discard(user)
 
     def _connection_to(self, owner: ProcessIdentity) -> OwnerConnection:
-        """Return the one connection to an exporter. The caller holds the lock of the state."""
+        """Return the one connection to an exporter. The caller holds ``Process.state``."""
         connection = self._connections.get(owner)
         if connection is None:
             process = self._process
@@ -301,7 +302,8 @@ class ImportTable(Part):
         for owner, connection in list(self._connections.items()):
             if connection.users or connection.is_owner_alive:
                 continue
-            # The connection leaves the table last: after an interrupt, the next call continues.
+            # The connection leaves the table last. So after an interrupt, the next call finds the
+            # connection and continues.
             if not _close_unused(connection):
                 continue
             with self._process.state:
@@ -335,7 +337,7 @@ class ImportTable(Part):
 
     @override
     def abandon(self) -> None:
-        """In a forked child, close every descriptor and change nothing else."""
+        """In a forked child, close the descriptors of all connections and change nothing else."""
         for connection in self._connections.values():
             connection.abandon()
 

@@ -28,7 +28,7 @@ class _Terms(Protocol):
 
 
 class Source(Protocol):
-    """The attributes of a queue in this process that its buffers use."""
+    """The attributes of a queue object that the buffers of the queue use."""
 
     @property
     def process(self) -> Process:
@@ -42,7 +42,7 @@ class Source(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """The users of the memory."""
+        """The copies and views of the queue's buffers in this process."""
         ...
 
     @property
@@ -67,7 +67,7 @@ class Holder(Protocol):
     """Whether the application may only read the buffers of this holder."""
 
     def end_plainly(self, buffer: "SharedBuffer", /) -> bool:
-        """End and release a buffer on the hot path. Return False if this call has no effect."""
+        """End and release a buffer on the hot path. Return False if this needs a slower path."""
         ...
 
     def take_back(self, record: "BufferRecord", stream: int | None) -> None:
@@ -81,8 +81,8 @@ class BufferRecord(Record):
     __slots__ = ("buffer", "count", "holder", "producer", "stamp", "stream")
 
     def __init__(self, holder: Holder, producer: int, buffer: int, stamp: int, count: int) -> None:
-        # The constructor of the base class sets only is_done. Its call takes as long as all of
-        # these lines.
+        # The constructor of the base class sets only is_done. A call of that constructor would take
+        # as long as all of these lines, so the first line sets is_done instead.
         self.is_done = False
         self.holder = holder
         self.producer = producer
@@ -317,8 +317,10 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     """
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
-    # One step: no signal handler and no other thread runs before the return. A thread that begins a
-    # copy or a view records it first, and then reads ``_record`` again.
+    # One step: the condition and the branch call no function, so no signal handler and no other
+    # thread runs before the return. A thread that begins a copy or a view records it first, and
+    # then reads ``_record`` again. So either this condition sees the copy or view, or that thread
+    # sees that the buffer has ended.
     if (
         is_plain
         and record is not None
@@ -345,7 +347,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
             taken, buffer._record = record, None
             buffer.__class__ = buffer._when_ended
     except BaseException:
-        # A signal handler may have raised at the end of the ``with`` block. So the end is undone.
+        # A signal handler may have raised at the end of the ``with`` block. The caller gets this
+        # error and keeps the buffer, so the end of the buffer is undone.
         if taken is not None:
             buffer.__class__, buffer._record = buffer._when_alive, taken
         raise

@@ -70,7 +70,10 @@ class Consumer(Receiver):
 
     @override
     def begin(self) -> None:
-        """Write the words of a new session. Only the owner gives it entries that exist already."""
+        """Write the words of a new session, which begins behind the tails of all rings.
+
+        The session gets an entry that exists already only if the owner hands the entry out.
+        """
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
         words.store(mine, STREAMS, 0)
@@ -79,7 +82,7 @@ class Consumer(Receiver):
         for producer in range(terms.producers):
             for buffer in range(terms.depth):
                 # The releases of an earlier session stay valid. A release with a stamp above the
-                # tail is invalid, because the producer uses that stamp later.
+                # tail is cleared, because it would release the later entry that gets this stamp.
                 words.store(mine, terms.held(producer, buffer), 0)
                 at = terms.released(producer, buffer)
                 if mine[at] > self.opened.tail(producer):
@@ -98,8 +101,9 @@ class Consumer(Receiver):
         """Begin a session; see :meth:`Place.join`."""
         super().join(timeout_s)
         if self.opened.terms.delivery == "each":
-            # Until the barrier, a producer may not see this session, and may reuse the buffer of a
-            # new entry. So the tails are read again after the barrier.
+            # Before the barrier, a producer may overlook this session, and reuse the buffer of an
+            # entry that this session has not read. So the session skips the entries of that time:
+            # it reads the tails again after the barrier.
             words.barrier()
             self._begin_behind_tails()
         words.release()
@@ -164,7 +168,8 @@ class Consumer(Receiver):
     def _look_in_hand(self) -> SharedBuffer | None:
         """Return the next ready buffer that the owner has handed out; None if there is none.
 
-        An earlier entry of the same ring, which its producer gave to this consumer, comes first.
+        If the producer gave this consumer an earlier entry of the same ring, return that entry
+        first.
         """
         hand, mine, opened = self._hand, self.words, self.opened
         while True:
@@ -188,7 +193,8 @@ class Consumer(Receiver):
             made = None if entry is None else SharedBuffer(record, *entry)
             at = opened.terms.held(producer, buffer)
             # One step: no signal handler and no other thread runs between these statements. Before
-            # this step, a signal handler may have received the entry, so the entry is checked.
+            # this step, a signal handler may have received the entry. So this step first checks
+            # that the entry is still in hand.
             if one in hand and hand[one] is aside and self.session:
                 del hand[one]
                 if made is not None:
@@ -254,7 +260,8 @@ class Consumer(Receiver):
                         return made
             entry = None
             if buffer >= depth or ring_[self._entries + ENTRY_WORDS * buffer] & ~DROPPING != stamp:
-                # The entry with this stamp was dropped or had another target. Find the next entry.
+                # The entry with this stamp is gone: it was dropped, or another consumer got it and
+                # the producer reused its buffer. Find the next entry.
                 found = [
                     (later, one)
                     for one in range(terms.depth)
@@ -325,7 +332,8 @@ class Consumer(Receiver):
         Raises
         ------
         QueueEndedError, ClosedError, OwnerGoneError, AccessDeniedError
-            The queue has ended or was closed, or its owner is dead or has revoked the role.
+            The queue has ended, this process or the owner has closed the queue, or the owner is
+            dead or has revoked the role.
         """
         opened, terms, control = self.opened, self.opened.terms, self.opened.control
         if opened.member(self.place) != self.session:

@@ -47,7 +47,7 @@ JOINED: Final = 4
 word is written does not count as a producer of the queue."""
 # Words of a place.
 HANDED: Final = 2
-"""How many of the entries that the owner has handed out the consumer has read."""
+"""Number of handed-out entries that the consumer has read."""
 STREAMS: Final = 3
 """1 if the consumer has let a stream release a buffer in this session. Streams ring no bell, so
 producers must poll."""
@@ -174,10 +174,10 @@ class Terms:
         return HEADER_WORDS + self.places + place
 
     def stop(self, producer: int) -> int:
-        """Return the word with the largest stamp of a ring that counts.
+        """Return the word with the largest valid stamp of a ring.
 
-        At the end of a producer's session, the owner copies the tail into this word. So the entries
-        that the producer publishes after that do not count.
+        At the end of a producer's session, the owner copies the tail into this word. So entries
+        that the producer publishes after that are not valid.
         """
         return HEADER_WORDS + 2 * self.places + producer
 

@@ -74,8 +74,8 @@ class QueueOfVendor(Queue):
             record.join(role, self._process.settings.timeout_s)
         record.check_open()
         if role == "produce":
-            # The buffers in the queue of a dead owner can still be read, so a consumer does not
-            # check the owner yet.
+            # A consumer can still read the buffers that are in the queue of a dead owner. So get()
+            # checks the owner only if it finds no buffer.
             record.check_owner()
         return record
 
@@ -158,7 +158,7 @@ class QueueOfVendor(Queue):
         # No signal handler runs between the next assignment and the ``try`` block.
         taken = taken_from(buffer, record.producing)
         try:
-            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - its holder is a Side
+            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - a Side holds no others
             if not record.put(taken, length, user_data, timeout_s):
                 msg = f"the queue of {self.depth} buffers stayed full for {timeout_s:g} s"
                 hint = "wait longer with timeout=, or make the queue deeper"

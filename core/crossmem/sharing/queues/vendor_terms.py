@@ -38,7 +38,7 @@ def refuse_features(device: LocalDevice, asked: Mapping[str, bool]) -> None:
     Raises
     ------
     UnsupportedError
-        The message names the first feature that the caller asks for.
+        The caller asks for a feature. The message names the first of these features.
     """
     for name, is_asked in asked.items():
         if is_asked:

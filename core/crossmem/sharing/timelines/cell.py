@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 VALUE: Final = 0
-"""The value that was reached. At level ``"event"``, VALUE may be smaller than the reached value,
+"""The largest value that was reached. At level ``"event"``, this word may contain a smaller value,
 because streams do not write it."""
 IDENTITY: Final = 1
 """The identity of the timeline; 0 after the signalling process has closed the timeline."""

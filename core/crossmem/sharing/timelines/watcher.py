@@ -66,15 +66,16 @@ class StreamWatcher(Part):
         Returns
         -------
         int
-            The value for which the timeline was watched before, or 0. If the stream's wait then
-            fails, pass this value to :meth:`forget`.
+            The value for which the timeline was watched before, or 0. If the driver then refuses the
+            stream's wait, pass this value to :meth:`forget`.
 
         Raises
         ------
         DriverError
             This process can start no more threads.
         """
-        # Two threads may make a watcher each, and only one of the watchers is kept: this one.
+        # This assignment is not in __init__(): two threads may make a StreamWatcher each, but
+        # Process.part() keeps only one of the two, and watch() is called only on that one.
         self._process.deferred.streams_wait = self.is_waiting
         with self._process.state:
             before = self._targets.get(one, 0)
@@ -101,7 +102,7 @@ class StreamWatcher(Part):
         return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
-        """Watch a timeline for ``before`` instead of ``value``. 0 ends the watch.
+        """Watch a timeline for ``before`` instead of ``value``. If ``before`` is 0, end the watch.
 
         If another call has set a larger value meanwhile, change nothing.
         """
@@ -128,8 +129,8 @@ class StreamWatcher(Part):
     def prepare_exit(self) -> None:
         """Wait for the streams, at most as long as an exit waits for leases.
 
-        If a stream still waits after that, crossmem leaves all memory of the stream's driver to the
-        vendor.
+        If a stream still waits after that, crossmem does not release the memory of the stream's
+        driver, because the release would wait for the stream. The vendor releases the memory.
         """
         end = time.monotonic() + self._process.settings.exit_wait_s
         while self._targets and time.monotonic() < end:
