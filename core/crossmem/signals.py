@@ -26,7 +26,8 @@ def raise_if_of_handler(error: BaseException) -> None:
 def _is_handler(frame: FrameType, caller: FrameType) -> bool:
     """Whether a frame runs a signal handler: one of its arguments is the interrupted frame."""
     code, known = frame.f_code, frame.f_locals
-    count = code.co_argcount + bool(code.co_flags & _VARARGS)
+    # co_varnames lists the parameters in this order: positional, keyword-only, *args.
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & _VARARGS)
     for name in code.co_varnames[:count]:
         value = known.get(name)
         if value is caller or (type(value) is tuple and any(one is caller for one in value)):

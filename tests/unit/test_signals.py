@@ -24,6 +24,10 @@ def raise_alarm(*_: object) -> None:
     raise Alarm
 
 
+def raise_alarm_and_log(*_: object, log: object = None) -> None:
+    raise Alarm
+
+
 def raise_alarm_once(number: int, _frame: object) -> None:
     """Raise, and leave the next signal to the default action, as many programs do for SIGTERM."""
     signal.signal(number, signal.SIG_IGN)
@@ -53,7 +57,15 @@ def handle() -> Iterator[Callable[[Any], object]]:
 
 
 @pytest.mark.parametrize(
-    "handler", [raise_alarm, raise_alarm_once, Handler(), Service().stop, partial(raise_alarm, 1)]
+    "handler",
+    [
+        raise_alarm,
+        raise_alarm_and_log,
+        raise_alarm_once,
+        Handler(),
+        Service().stop,
+        partial(raise_alarm, 1),
+    ],
 )
 def test_an_exception_of_a_handler_is_known(handler: Any, handle: Callable[[Any], object]) -> None:
     handle(handler)

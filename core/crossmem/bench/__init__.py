@@ -4,10 +4,10 @@
 Each way to share memory, crossmem included, is a peer. Each peer has two processes, a producer and
 a consumer. Each process is bound to one CPU. A round measures the peers in turn.
 
-In most rows of the report, each round gives one number, and the row has the median of these numbers.
-The number of a round is the median of its repetitions, or their mean if many allocations are timed
-together. The 99th percentiles (p99) are computed from the samples of all rounds together. Some
-tables, such as ``Scale``, have only one round.
+In most rows of the report, each round gives one number, and the row has the median of these
+numbers. The number of a round is the median of its repetitions, or their mean if many allocations
+are timed together. The 99th percentiles (p99) are computed from the samples of all rounds together.
+Some tables, such as ``Scale``, have only one round.
 
 In the tables that compare all peers, each operation is timed in the process that performs it. Only
 the column ``round trip`` and the table ``Churn`` also include the transfer of the token to

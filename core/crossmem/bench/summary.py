@@ -16,7 +16,7 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: only memfd, socke
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table. Its cells come from the report's rows of this section, metric and size."""
+    """A line of the table. The report's rows of this section, metric and size fill its cells."""
 
     title: str
     section: str
@@ -43,7 +43,7 @@ _LINES: Final = (
 
 
 def make_summary(report: Report) -> Table:
-    """Return the table. A ratio is crossmem's time divided by the time in the column to its left."""
+    """Return the table. A ratio is crossmem's time divided by the time in the column before."""
     peers = [name for name, one in report.peers.items() if one["state"] == "measured"]
     others = [name for name in peers if name != _OURS]
     heads = ["", *(report.peers[name]["title"] for name in peers if name == _OURS)]

@@ -346,7 +346,7 @@ def keep_tracer(name: str) -> None:
 
 
 def live() -> dict[str, int]:
-    """Count open blocks, exports, imports and mappings, except the memory of :func:`_pages`."""
+    """Count open blocks, exports, imports and mappings. The pages of ``_pages`` do not count."""
     found = tracer().live
     if device().backend == HOST:
         pages = len(_pages())

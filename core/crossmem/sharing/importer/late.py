@@ -40,8 +40,8 @@ def drop_late_replies(process: Process, connection: OwnerConnection) -> None:
 
     The descriptors in an unread reply keep the memory allocated, even after the exporter's free.
     """
-    # Most calls of crossmem work on the records in ``ready``. The record enters ``waiting``, so only
-    # the reaper and a few calls, such as crossmem.collect(), spend time on the late replies.
+    # Most calls of crossmem work on the records in ``ready``. This record enters ``waiting``, so
+    # only the reaper and a few calls, such as crossmem.collect(), spend time on late replies.
     waiting = process.deferred.waiting
     known = [one for one in list(waiting) if isinstance(one, _LateReplies) and not one.is_done]
     if connection.late_replies and all(one.connection is not connection for one in known):

@@ -66,8 +66,8 @@ class StreamWatcher(Part):
         Returns
         -------
         int
-            The value for which the timeline was watched before, or 0. If the driver then refuses the
-            stream's wait, pass this value to :meth:`forget`.
+            The value for which the timeline was watched before, or 0. If the stream's wait cannot
+            be issued, pass this value to :meth:`forget`.
 
         Raises
         ------
