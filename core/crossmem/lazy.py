@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names of a package whose modules are imported at the first use of a name.
+"""Lets a package import each of its modules at the first use of a public name of the module.
 
-So the import of the package itself is fast. Type checkers do not see such names. Therefore the
-package also imports the names under ``if TYPE_CHECKING``.
+So the import of the package itself is fast. Type checkers do not see names that ``__getattr__``
+provides. Therefore the package also imports these names under ``if TYPE_CHECKING``.
 """
 
 import sys

@@ -7,10 +7,12 @@ memory belongs to another process. ``multiprocessing`` sends all other arrays as
 crossmem. Plain ``pickle`` does not change.
 
 Each message reserves the memory of its arrays until a process receives or discards the message, or
-until the sender has exited. A sender may therefore drop an array as soon as ``put`` has returned.
+until the sender has exited. A sender may therefore drop an array as soon as ``put`` of a queue has
+returned.
 The receiver holds a lease on the memory of a received array as long as the array exists.
-``CROSSMEM_MAX_RESERVATIONS`` of an exporter limits the reservations of each sender. At the limit, a
-sender waits up to ``CROSSMEM_TIMEOUT``, and then raises :class:`crossmem.BusyError`.
+``CROSSMEM_MAX_RESERVATIONS`` in an exporter limits how many of its exports the messages of one
+sender may reserve at a time. At the limit, a sender waits up to ``CROSSMEM_TIMEOUT``, and then
+raises :class:`crossmem.BusyError`.
 :func:`crossmem.exports` shows the reservations.
 """
 
@@ -197,10 +199,10 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor that has no elements or lies in crossmem's memory, else None.
+    """Return a copy of a tensor that has no elements or lies in crossmem's memory.
 
-    The caller cannot send this tensor as a handle, for example because the process inherited the
-    memory through fork. Without the copy, PyTorch would send the tensor's whole storage, which may
+    Return None for other arrays. The caller cannot send the tensor as a handle, for example because
+    the process inherited the memory through fork. Without the copy, PyTorch would send the tensor's whole storage, which may
     be a whole allocation of crossmem.
     """
     try:
@@ -317,8 +319,8 @@ def _loads(data: Any, /, **options: Any) -> Any:
     try:
         return pickle.loads(data, **options)  # noqa: S301 - what multiprocessing does
     except BaseException:
-        # Some reservations have ended already, with the receipt of their arrays; to end them again
-        # is harmless. If an exporter does not respond, its reservations cannot be ended now.
+        # The receipt of an array has ended its reservation already; to end it again is harmless. If
+        # an exporter does not respond, its reservations stay, and the first error is still raised.
         with suppress(Exception):
             discard_reservations(_reservations_of(data), timeout=_DISCARD_TIMEOUT_S)
         raise
@@ -327,8 +329,9 @@ def _loads(data: Any, /, **options: Any) -> Any:
 def _give_up(handles: Callable[[], Sequence[ShareableHandle]], numbers: Sequence[int]) -> None:
     """End the reservations of a message that could not be received.
 
-    No process unpickles the message again, even if only a signal handler has raised. Without this
-    call, the reservations last until the sender or this process ends.
+    No process unpickles the message again, even if the error came from a signal handler and not
+    from the message. Without this call, the reservations last until the sender or this process
+    ends.
     """
     # If the exporter does not respond, the reservations cannot be ended now.
     with suppress(CrossmemError):

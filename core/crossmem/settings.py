@@ -147,7 +147,8 @@ class Settings:
     """The device that ``crossmem.device()`` returns if the call names no device."""
 
     runtimes: tuple[tuple[str, str], ...] = ()
-    """Pairs of a backend and the runtime that it uses if the call names no runtime."""
+    """Pairs of a backend and the runtime that ``crossmem.device()`` uses for it, if the call names
+    no runtime."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
     """Folder of the lease servers' sockets. The default of :meth:`from_environ` is

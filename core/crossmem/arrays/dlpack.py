@@ -3,10 +3,11 @@
 
 A consumer releases a tensor by calling its deleter, a C function. The consumer may call the deleter
 on any thread, without the GIL, while an exception is propagating, and even after the interpreter
-has ended. A ctypes callback cannot do this: while an exception is propagating, the callback loses
-the exception and does not release the memory. NumPy's deleter is C code that handles all these
-cases. Therefore NumPy makes each capsule from a tiny array, which keeps alive the object that owns
-the memory. This module then overwrites the fields that describe the array.
+has ended. A deleter that is a ctypes callback fails in one of these cases: if an exception is
+propagating, the callback loses the exception and does not release the memory. NumPy's deleter is C
+code that handles all cases. Therefore this module lets NumPy make each capsule from a tiny array,
+which keeps alive the object that owns the memory. Then this module overwrites the fields of the
+capsule that describe the array.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 CPU: Final = 1
-"""DLPack's device type of host memory. Its device id is 0."""
+"""DLPack's device type of host memory. The device id of host memory is 0."""
 
 CUDA: Final = 2
 
@@ -96,11 +97,11 @@ _BYTE: Final = ctypes.c_ubyte()
 
 
 class _Base:
-    """An object whose array interface describes a tiny array. The capsule keeps this object alive.
+    """An object whose array interface describes a tiny array. The array's capsule keeps it alive.
 
-    NumPy 2.1 leaves the strides of contiguous arrays out of a capsule. This array has two elements
-    and a stride of 0. So it is not contiguous, and the capsule has room for strides. An array
-    without dimensions needs no strides.
+    NumPy 2.1 leaves the strides of contiguous arrays out of a capsule. The tiny array has two
+    elements and a stride of 0. So it is not contiguous, and its capsule has room for strides. If
+    ``ndim`` is 0, the array has one element, and its capsule needs no strides.
     """
 
     __slots__ = ("__array_interface__", "owner")
@@ -134,9 +135,10 @@ def make_capsule(
     Parameters
     ----------
     pointer
-        Address of the memory, to which the layout is relative.
+        Address of the memory. The layout's offset counts from this address.
     layout
-        The array. This function does not check its bounds.
+        The array's dtype, shape, strides and offset. This function does not check whether the
+        memory contains all elements.
     device
         DLPack's device type and id.
     owner

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types of elements: one description for NumPy, CuPy, PyTorch and DLPack.
 
-Each dtype has exactly one name. A message contains the name as text. There are three kinds of
-names::
+Each dtype has exactly one name. A message with an array contains the name of the array's dtype as
+text. There are three kinds of names::
 
     float32, bfloat16, float8_e4m3fn ...    the frameworks' common names, in native byte order
     >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for dtypes that only NumPy has

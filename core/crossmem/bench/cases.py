@@ -22,7 +22,7 @@ def run_case(
 ) -> dict[str, list[float]]:
     """Measure one case of a program, and return the numbers that the program prints.
 
-    The numbers are times in seconds; the case ``readers`` also has a ratio. If the program fails,
+    The numbers are times in seconds; the case ``readers`` also prints a ratio. If the program fails,
     the suite's report notes why, and the result is empty.
 
     Parameters
@@ -35,8 +35,9 @@ def run_case(
     path = str(Path(__file__).with_name(f"{program}.py"))
     try:
         done = subprocess.run(
-            # With -m, Python would first import crossmem.bench and many modules of crossmem. The
-            # cold times of copies.py must include the import of these modules.
+            # The program is run by its path. With -m, Python would first import crossmem.bench and
+            # many modules of crossmem, but the cold times of copies.py must include the import of
+            # these modules.
             [sys.executable, "-P", path, name, json.dumps(arguments)],
             check=True,
             capture_output=True,

@@ -12,8 +12,8 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# The benchmark counts the system calls of some code in a trace. This system call marks the start and
-# the end of that code: it changes nothing, and the code itself does not make it.
+# The benchmark traces some code and counts its system calls. This system call marks the beginning
+# and the end of that code: it changes nothing, and the code itself does not make it.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20

@@ -20,7 +20,8 @@ from crossmem.bench.peer import peer_class
 __all__ = ["PARTNER_TIMEOUT_S", "main"]
 
 PARTNER_TIMEOUT_S: Final = 45.0
-"""The longest time for which the producer and the consumer wait for each other, in seconds."""
+"""The longest time for which one send to the other process, or one receive from it, waits, in
+seconds."""
 
 
 def main(arguments: list[str]) -> None:

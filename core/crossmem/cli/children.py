@@ -115,7 +115,7 @@ class Child:
 
 
 class Children:
-    """Children of one command. The end of the context kills the children that still run."""
+    """Children of one command. At the end of the context, each child ends or is killed."""
 
     def __init__(self) -> None:
         self._all: list[Child] = []

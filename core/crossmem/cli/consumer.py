@@ -67,7 +67,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The child cannot continue. ``error`` is None if the error is not one of crossmem."""
+    """The child cannot continue. ``error`` is None if the cause is not a ``CrossmemError``."""
 
     message: str
     error: CrossmemError | None = None
@@ -265,9 +265,9 @@ def obey(connection: Connection, work: Callable[[], None]) -> None:
     with suppress(EOFError, OSError):
         parent = parent_process()
         if parent is not None and parent.pid is not None:
-            # A child sees the end of its pipe only while it reads the pipe. A secondary does not
-            # read the pipe while it waits for the rest of a chunk of multiprocessing.Queue. So the
-            # kernel kills each child when its parent ends.
+            # A child sees the end of its pipe only while it reads the pipe. In the demo of queues,
+            # a child does not read the pipe while it waits for the rest of a chunk of
+            # multiprocessing.Queue. So the kernel kills each child when its parent ends.
             end_with(parent.pid, signal.SIGKILL)
         try:
             work()

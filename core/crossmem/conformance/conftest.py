@@ -33,8 +33,8 @@ from crossmem.driver import TracingDriver
 from crossmem.models import TIMELINE_LEVELS, TimelineLevel
 
 TEST_LIMIT_S: Final = 180.0 * SLOWNESS
-"""The time limit of a test, in seconds. A test that cannot be interrupted ends the whole run at
-twice this limit."""
+"""The time limit of a test, in seconds. If a test cannot be interrupted, the whole run ends at twice
+this limit."""
 
 _HERE: Final = Path(__file__).parent
 _LAW: Final = re.compile(r"test_([clpq])(\d\d)_")
@@ -65,7 +65,10 @@ def _law_of(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its law. With ``--crossmem-core``, deselect tests outside the core."""
+    """Mark each test with its law.
+
+    With ``--crossmem-core``, deselect the tests without the marker ``crossmem_core``.
+    """
     left_out = []
     for item in items:
         if _HERE not in item.path.parents:
@@ -367,8 +370,8 @@ def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
 def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
     """Return a function that starts peers for this test. The test may kill or stop the peers."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
-        # pytest ends fixtures in reverse order. So the other peers are checked for leaks after the
-        # fresh peer has ended, which closes their connections to it.
+        # pytest ends fixtures in reverse order. So the fresh peers end before the other peers are
+        # checked for leaks. The other peers then have no connection to a fresh peer any more.
         request.getfixturevalue(name)
     started: list[Peer] = []
 

@@ -70,7 +70,7 @@ class SharingMachine(RuleBasedStateMachine):
         return f"{kind}{next(self.names)}"
 
     def give_pools_back(self, place: int) -> None:
-        """With ``--crossmem-blocks``, release imported pools in which a process holds no block."""
+        """With ``--crossmem-blocks``, let a process release imported pools that it does not use."""
         if blocks.are_used():
             self.at(place, blocks.close_idle)
 
@@ -270,7 +270,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.entries and not self.has_killed)
     @rule(place=st.sampled_from(PLACES[1:]))
     def kill(self, place: int) -> None:
-        """Kill a peer and start another one. The dead peer's memory is orphaned; its holds end."""
+        """Kill a peer, whose memory then has no owner and whose holds end. Start another peer."""
         self.has_killed = True  # one kill in an example, because a new process starts slowly
         self.peers[place].kill()
         self.peers[place].destroy()
@@ -285,7 +285,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_process_holds_what_the_model_says(self) -> None:
-        """Compare each process's resources with the model. Wait for the effects of a death."""
+        """Compare each process's resources with the model. Repeat this until a death has effect."""
         for place in PLACES:
             problems = settle(lambda where=place: self.differences(where))
             assert not problems, problems

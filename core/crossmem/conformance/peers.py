@@ -59,7 +59,7 @@ class PeerDiedError(Exception):
     message
         When the peer died, and the end of its standard output and error.
     exitcode
-        As :attr:`subprocess.Popen.returncode`: negative for a signal.
+        As in :attr:`subprocess.Popen.returncode`: negative if a signal ended the peer.
     """
 
     def __init__(self, message: str, exitcode: int) -> None:
@@ -104,7 +104,7 @@ class Peer:
     Parameters
     ----------
     device, runtime, mechanism
-        The device that :func:`crossmem.conformance.actions.device` returns in the peer.
+        Names that select the device under test in the peer.
     environment
         Changes to the environment that the peer inherits from this process. None removes a
         variable.
@@ -186,7 +186,7 @@ class Peer:
 
     @property
     def descriptors(self) -> frozenset[int]:
-        """The descriptors of this process that serve the connection to the peer."""
+        """The descriptors that this process has open for the peer."""
         if self._pidfd < 0:
             return frozenset()
         found = {self._socket.fileno(), self._stderr.fileno(), self._pidfd}
@@ -214,7 +214,7 @@ class Peer:
         function
             The function. The peer imports the function's module.
         within
-            Time limit, in seconds. If the call still runs ``GRACE_S`` seconds later, the peer ends.
+            Time limit, in seconds. A call that runs ``GRACE_S`` seconds longer ends the peer.
         """
         return self.start(function, *args, within=within, **kwargs).result()
 
@@ -242,7 +242,7 @@ class Peer:
         return number in self._answers
 
     def answer(self, number: int, timeout_s: float) -> Any:
-        """Wait for the reply to a call. Called by :class:`Pending`."""
+        """Wait for the reply to a call; return the result or raise the exception in the reply."""
         deadline = time.monotonic() + timeout_s
         while number not in self._answers:
             if not self._is_readable(deadline - time.monotonic()):
@@ -301,7 +301,7 @@ class Peer:
         """Stop the peer with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # waitpid() reports the stop only to the parent, which may be a fork server.
+        # waitpid() reports a stop only to the parent, which may be a fork server: read the state.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")
@@ -346,7 +346,8 @@ class Peer:
             if self._is_running() and "COVERAGE_PROCESS_START" in os.environ:
                 # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
-        # If the peer has ended, another process may have its pid, and must not be killed.
+        # If the peer was reaped, another process may have its pid, and must not be killed. If no
+        # process has the pid, the process group contains only forked children of the peer.
         if self._process.returncode is None or not self._state():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

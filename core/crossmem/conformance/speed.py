@@ -43,5 +43,5 @@ def _read() -> float:
 
 
 SLOWNESS: Final = _read()
-"""The factor. A measured factor is the time of a program on this machine, divided by the program's
-time on the reference machine."""
+"""The factor: the time of a program on this machine, divided by its time on the reference machine.
+If the variable was set, the factor is the variable's value."""

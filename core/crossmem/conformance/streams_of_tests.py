@@ -132,8 +132,8 @@ def open_event_files() -> None:
     """Signal an event that processes can share.
 
     When a process signals its first such event, the vendor's library opens files and keeps them
-    open. During a test, these files would count as a leak. So the kit calls this function before
-    the tests.
+    open. If this happened during a test, the files would count as a leak of the test. So the kit
+    calls this function before the tests.
     """
     device = actions.device()
     if "event" in device.capabilities.timeline_levels:
@@ -162,7 +162,7 @@ def signal(name: str, value: int, stream: str | None = None) -> None:
 def wait(
     name: str, value: int, stream: str | None = None, timeout: float | None = None
 ) -> tuple[int, float]:
-    """Wait on the host, or let a stream wait; return the result, and the seconds of the call."""
+    """Wait for a value on the host or on a stream; return the result, and the call's seconds."""
     where = None if stream is None else actions.objects[stream]
     start = time.monotonic()
     found = actions.objects[name].wait(value, stream=where, timeout=timeout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of adoptions: the owner object of the memory lives until the last lease has ended."""
+"""The end of adoptions: crossmem keeps the memory's owner object until the last lease has ended."""
 
 import gc
 import weakref
@@ -314,7 +314,10 @@ def test_c20_an_exit_leaves_the_memory_to_its_owner(fresh_peer: FreshPeer) -> No
 
 
 def _shut_down() -> tuple[dict[str, int], list[str], bytes]:
-    """Run crossmem's exit; return the tracer's live objects and violations, and the data."""
+    """Shut crossmem down as an exit does, read 4 bytes of the stranger's memory, and free it.
+
+    Return the tracer's live objects, the tracer's violations, and the bytes.
+    """
     stranger, tracer = actions.objects["memory"], actions.tracer()
     current().shut_down()
     data: bytes = stranger.read(4)

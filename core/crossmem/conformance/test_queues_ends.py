@@ -48,8 +48,8 @@ def test_q07_a_dead_consumers_items_are_lost_or_redelivered_as_declared(
     answer = peer.start(queues.get_rest, "queue")
     victim.kill()
     start = time.monotonic()
-    # No buffer is free until this process, the owner, notices the death. It makes no other call, so
-    # it must notice the death during this wait.
+    # No buffer is free until this process, the owner, notices the death. This process makes no other
+    # call, so it must notice the death during this call.
     queue.allocate(timeout=SOON_S).release()
     assert time.monotonic() - start < SOON_S
     assert settle(lambda: _free(queue, 3)) == []
@@ -189,8 +189,8 @@ def test_q08_a_producers_buffers_are_given_out_anew(
     assert settle(lambda: _has_producers(queue, 1)) == []
     second.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
 
-    # The buffers of the two items are in use until their release. The buffer that was not put is
-    # free.
+    # The buffers of items 1 and 2 are in use until the consumer releases them. The buffer that the
+    # first producer did not put is free.
     assert second.call(queues.count_free, "queue") == queue.depth - 2
     second.call(queues.put, "queue", [3, 4], who=2)
     with pytest.raises(crossmem.QueueFullError):

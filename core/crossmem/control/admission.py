@@ -36,7 +36,7 @@ exempt."""
 class Admitted(NamedTuple):
     """A granted export, with the slot and generation for the peer's row.
 
-    The reply to a RESERVE grants no lease, so slot and generation are 0.
+    For a reservation, which grants no lease, slot and generation are 0.
     """
 
     export: Export
@@ -74,14 +74,15 @@ class Admission:
     ) -> Admitted | Refusal:
         """Grant an export to a peer, or return the refusal.
 
-        If the vendor has a whitelist, the peer is added to it first.
+        If the vendor has a whitelist, this method first adds the peer to the whitelist.
 
         Parameters
         ----------
         holder
             The peer, as the kernel reports it.
         context
-            The bytes that the proofs of all exports of the request cover.
+            Bytes that identify the connection and the request. The proof in ``wanted`` must cover
+            them.
         number, request
             The number and the fields of the request.
         wanted
@@ -141,8 +142,9 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # An importer requests a block only if the control segment has another generation than
-            # the handle. The block was not freed, so the handle was withdrawn.
+            # The export is a block. An importer requests a block only if the control segment has
+            # another generation than the handle. A freed block was refused above, so the handle was
+            # withdrawn.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
@@ -159,7 +161,7 @@ class Admission:
         if not export.has(wanted.generation):
             return Refusal(Status.STALE, "the block was freed")
         if export.is_arena and holder.pidfd is None:
-            return Refusal(Status.UNWATCHED, "this kernel shows no pidfd of the importer")
+            return Refusal(Status.UNWATCHED, "the kernel offers no pidfd of the importer")
         return None
 
     def _deny(self, export: Export, holder: Holder, reason: str) -> Refusal:
@@ -231,7 +233,8 @@ class Admission:
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # This later request does not list the row. So the reply with the row was lost.
+            # This later request does not list the row. So the importer never got the reply with the
+            # descriptor of the row.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())

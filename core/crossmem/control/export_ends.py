@@ -53,7 +53,7 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 if slot.generation % 2:
-                    # The export was never granted, so no caller has ended its generation.
+                    # For memory that was never granted, no caller has begun an even generation.
                     slot.move_on(is_live=False)
                 self._granted.pop(slot.number, None)
                 # No signal handler runs between these statements, so the slot is returned once.

@@ -2,10 +2,10 @@
 """The slots of exports, and the control segments in which the owner writes their generations.
 
 A slot stands for one export, or for one block of a pool. The slot's word in the control segment is
-the generation, which never repeats. It is odd while the export lives, and becomes even when the
-memory is freed or the withdrawn export ends. Two kinds of slots have no generation: the second slot
-of a pool (:data:`crossmem.control.segments.BLOCKS_AT`), and the slots for the acknowledgements of
-timelines.
+the generation, which never repeats. The generation is odd while the export lives. It becomes even
+when the memory is freed, or when a withdrawn export has no holder any more. Two kinds of slots have
+no generation: the second slot of a pool (:data:`crossmem.control.segments.BLOCKS_AT`), and the
+slots for the acknowledgements of timelines.
 """
 
 from heapq import heappop
@@ -27,7 +27,8 @@ FENCED: Final = 2
 """A mode: the writer uses fences, because the exporter or the importer is not registered. An
 importer that reads this mode in a control segment must use fences, too."""
 OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
-"""The mode that this process writes into the control segments that it makes, and sends in HELLO."""
+"""The mode of this process. The process writes it into its control segments, and sends it to
+importers in the message HELLO."""
 
 
 class Slot(NamedTuple):
@@ -67,7 +68,10 @@ class Slot(NamedTuple):
 
 
 class SlotTable:
-    """The control segments and their free slots. The caller holds a lock."""
+    """The control segments and their free slots.
+
+    The table has no lock of its own: its owner must not let two threads call methods at once.
+    """
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
@@ -83,7 +87,7 @@ class SlotTable:
     def take(self) -> Slot:
         """Return a free slot with a new odd generation. Add a segment if necessary.
 
-        The free ranges are left to :meth:`take_range`.
+        This method takes no slot from the free ranges, which are for :meth:`take_range`.
 
         Raises
         ------
@@ -121,8 +125,8 @@ class SlotTable:
         else:
             if self._count + count > SLOTS * len(self.segments):
                 self.grow()
-                # A range lies within one segment. The rest of the last segment becomes a free
-                # range.
+                # A range lies within one segment, here the new one. The unused slots of the
+                # previous segment become a free range.
                 first = SLOTS * (len(self.segments) - 1)
                 if first > self._count:
                     self.free_ranges.append((self._count, first - self._count))
@@ -134,7 +138,7 @@ class SlotTable:
         return Slot(first, words_of, HEADER_WORDS + at, count)
 
     def _join_ranges(self) -> None:
-        """Join adjacent free ranges, so that a pool of another size finds room."""
+        """Join adjacent free ranges, so that a larger range finds room."""
         joined: list[tuple[int, int]] = []
         for first, length in sorted(self.free_ranges):
             if joined and sum(joined[-1]) == first and first % SLOTS:

@@ -36,7 +36,7 @@ class Bell:
             return
 
     def wait(self, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
-        """Wait until the bell rings; False if it does not ring in time."""
+        """Wait until the bell rings. Return False if it does not ring in time."""
         return self._silence.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
 
 
@@ -46,9 +46,10 @@ class PassingThread:
     Parameters
     ----------
     turn
-        Does a part of the work, and may wait on :attr:`bell`. The thread calls it repeatedly.
+        A function that does a part of the work, and may wait on :attr:`bell`. The thread calls the
+        function as long as there is work.
     is_needed
-        Returns whether there is work.
+        A function that returns whether there is work.
     """
 
     def __init__(self, turn: Callable[[], None], is_needed: Callable[[], bool]) -> None:
@@ -70,8 +71,8 @@ class PassingThread:
         try:
             call_into(taken, self._running.acquire, False)  # noqa: FBT003
             if taken[0] and not self._is_stopping:
-                # Thread.start() would wait in Python code, where a signal handler may raise.
-                # Finalisers call this method, and must not wait.
+                # Thread.start() waits in Python code, where a signal handler may raise. A finaliser
+                # calls this method, too, and must not wait. start_new_thread() does not wait.
                 call_into(started, start_new_thread, self._run, ())
         except RuntimeError:
             return False
@@ -89,8 +90,8 @@ class PassingThread:
                 try:
                     self._turn()
                 except BaseException:  # noqa: BLE001 - logged with its traceback
-                    # Work is left, so a fault must not end the thread. No signal handler runs in
-                    # this thread.
+                    # Work is left, so a fault must not end the thread. No signal handler has raised
+                    # the exception, because signal handlers run only in the main thread.
                     _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
@@ -113,7 +114,7 @@ class Waiters:
     Parameters
     ----------
     lock
-        Held while the condition is evaluated. A condition that was true is not evaluated again.
+        Held while a condition is evaluated.
     """
 
     def __init__(self, lock: "threading.RLock") -> None:
@@ -127,9 +128,10 @@ class Waiters:
             bell.ring()
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a condition; return False if the time is over.
+        """Wait until a condition is true; return False if it is not true in time.
 
-        The condition is checked at the start, at each :meth:`ring` and every half second.
+        The condition is evaluated at the start, at each :meth:`ring`, every half second and at the
+        time limit. Once the condition was true, this call does not evaluate it again.
         """
         end = time.monotonic() + timeout_s
         while True:
@@ -165,7 +167,8 @@ def start_thread(thread: threading.Thread) -> None:
         try:
             thread.start()
         except RuntimeError as error:
-            # start() also raises if an earlier, interrupted call has started the thread.
+            # thread.start() also raises if an earlier call of start_thread() was interrupted after
+            # it had started the thread.
             if thread.ident is None:
                 failures.append(error)
         finally:

@@ -30,8 +30,9 @@ def call_into(box: list[_T], call: Callable[..., _T], *arguments: object) -> _T:
     box
         The list in which the caller finds the result even if this function raises.
     call, arguments
-        A function that returns a resource or its number, and the arguments. If the function is
-        written in Python and raises before its ``return``, it must itself release the resource.
+        A function that returns a resource or the resource's number, and the function's arguments.
+        If the function is written in Python and raises before its ``return``, the function itself
+        must release the resource.
     """
     box.extend(starmap(call, (arguments,)))
     return box[-1]

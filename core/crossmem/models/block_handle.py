@@ -58,8 +58,8 @@ class PoolCore:
     head
         The first twelve bytes of each handle.
     start
-        The checksum of the header and of ``shared``. For this purpose, the header has a 0 as its
-        checksum. :meth:`BlockHandle.to_bytes` continues this checksum over the other bytes of a
+        The checksum of the header and of ``shared``. In this calculation, the header's own checksum
+        field is 0. :meth:`BlockHandle.to_bytes` continues this checksum over the other bytes of a
         handle.
     """
 
@@ -97,12 +97,12 @@ class BlockHandle(ShareableHandle):
     def __init__(self, pool: PoolCore, fields: Fields, blob: bytes | None = None) -> None:
         """Make a handle of a part of a block.
 
-        Only the owner of the pool begins generations. Other processes copy the generation from a
-        handle of the owner.
+        Only the owner of the pool begins generations. Another process takes the generation in
+        ``fields`` from a handle that the owner made.
         """
         _set_parts(self, [pool, fields, blob])
 
-    # These attributes are properties, so the constructor of a handle stores fewer values.
+    # The following attributes are properties, so that the constructor stores fewer values.
     _core = property(attrgetter("pool.arena._core"))
 
     @property
@@ -136,7 +136,7 @@ class BlockHandle(ShareableHandle):
     @property
     @override
     def generation(self) -> int:  # type: ignore[override]
-        """The generation of the block. A handle of an earlier generation is stale."""
+        """The block's generation for this handle. In a later generation, the handle is stale."""
         return self._fields[3]
 
     @property

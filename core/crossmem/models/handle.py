@@ -134,13 +134,13 @@ class ShareableHandle:
     export: int = _field("export", "Number of the export, unique in the allocation.")
     owner: ProcessIdentity = _field("owner", "The exporting process.")
     nbytes: int = _field("nbytes", "Requested size of the whole allocation, in bytes.")
-    capacity: int = _field("capacity", "Reserved size of the whole allocation, in bytes.")
+    capacity: int = _field("capacity", "Size of the allocation after rounding up, in bytes.")
     access: Access = _field("access", '``"rw"`` or ``"ro"``.')
     raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in other handles.")
     secret: bytes = _field("secret", "16 secret bytes. An importer proves that it knows them.")
     # An importer's proof covers the core, so an exporter refuses a handle whose core was changed in
     # transit.
-    core: bytes = _field("wire", "The bytes except offset and length. Equal cores name one export.")
+    core: bytes = _field("wire", "The bytes that all handles of one export have in common.")
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":
         """Return a handle of a part of this handle's memory.
@@ -272,8 +272,8 @@ class ShareableHandle:
 
 
 def _restore(blob: bytes) -> ShareableHandle:
-    # cloudpickle sends a function of a module by its name, but a method as bytecode. Bytecode
-    # depends on the Python version, so this function is not a method.
+    # cloudpickle sends a function of a module by its name, but a class method as bytecode. Bytecode
+    # depends on the Python version, so this function is not a class method.
     return ShareableHandle.from_bytes(blob)
 
 

@@ -28,7 +28,7 @@ Access = Literal["rw", "ro"]
 """The access of importers to an export: read and write, or read only."""
 
 MAX_RAW_NBYTES: Final = 512
-"""Upper bound of the vendor bytes in a raw handle."""
+"""The most bytes of the vendor in a raw handle."""
 
 FLAG_READONLY: Final = 1
 FLAG_RAW: Final = 2

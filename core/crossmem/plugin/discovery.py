@@ -63,7 +63,7 @@ class Catalog:
         modules
             Names of further modules that are plugins.
         disabled
-            Names of plugins to leave out, alone or as ``distribution:plugin``.
+            The plugins to leave out. Each item is a plugin's name, or ``distribution:plugin``.
         """
         blocked = {_normalized(name) for name in disabled}
         found = list(self._installed() if entry_points is None else entry_points)
@@ -85,7 +85,7 @@ class Catalog:
             _log.warning("plugin %s", failure)
 
     def check_runtimes(self, runtimes: Mapping[str, str]) -> None:
-        """Raise ``ConfigurationError`` if no plugin offers a backend or its runtime.
+        """Raise ``ConfigurationError`` if no plugin offers a backend with the requested runtime.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class Catalog:
         return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
 
     def conflicts(self) -> list[PluginFailure]:
-        """Return a failure for each faultless offer of a backend that has several of them."""
+        """Return a failure for each faultless offer of a backend with several faultless offers."""
         return [
             PluginFailure(
                 offer.info.plugin,
@@ -186,7 +186,7 @@ class Catalog:
             return importlib.metadata.entry_points(group=PROJECT_NAME)
         except PLUGIN_FAULTS as error:
             raise_if_of_handler(error)
-            # entry_points() fails if one distribution has broken metadata, even without plugins.
+            # entry_points() fails if the metadata of any distribution is broken, plugin or not.
             # The slower search leaves out only the broken distributions.
             return self._installed_one_by_one()
 

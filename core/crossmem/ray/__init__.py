@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends arrays and tensors in memory of crossmem through Ray: as arguments, results and objects.
+"""Sends arrays and tensors in memory of crossmem in Ray's arguments, results and objects.
 
-:func:`crossmem.install` registers serialisers with Ray. Each process that sends must call it. A
-receiver on the sender's node attaches the memory by its handle. A receiver on another node gets a
-copy. Ray serialises arrays in other memory as it does without crossmem.
+:func:`crossmem.install` registers serialisers with Ray. Each process that sends must call this
+function. A receiver on the sender's node attaches the memory by its handle. A receiver on another
+node gets a copy. Ray serialises arrays in other memory as it does without crossmem.
 """

@@ -19,7 +19,7 @@ __all__ = ["attach_all", "build", "maker_of_rows"]
 
 
 def build(message: Message, memories: Sequence[Memory]) -> Any:
-    """Return the tree of a message, with arrays and tensors in the memory of its handles."""
+    """Return the tree of a message. The memory of the message's handles contains its arrays."""
     make = maker_of_rows(memories)
     return read(message.tree, [make(row, row.kind) for row in message.rows])
 
@@ -27,7 +27,7 @@ def build(message: Message, memories: Sequence[Memory]) -> Any:
 def maker_of_rows(
     memories: Sequence[Memory] | MappingOf[int, Memory],
 ) -> Callable[[Row, Kind], Any]:
-    """Return a function that takes a row and a library, and makes the row's array in this library.
+    """Return a function that makes the array that a row describes, as an object of a given library.
 
     Parameters
     ----------

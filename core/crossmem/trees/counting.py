@@ -19,7 +19,8 @@ _MAX_NESTING: Final = 200
 
 _MIN_ROW_NBYTES: Final = 24
 """A lower bound for the size of an array's description in the JSON. Such a description has at most
-three opening brackets. So the length of a valid text limits its brackets outside the tree."""
+three opening brackets. So the length of a valid text limits the number of brackets outside the
+tree."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _TOKENS: Final = re.compile(

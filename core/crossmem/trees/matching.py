@@ -18,8 +18,8 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""The key is the operation. The value is the name of the argument that passes the other tree;
-errors use it."""
+"""For each operation, the argument by which the application passes its tree. Errors name this
+argument."""
 
 
 class Match(NamedTuple):

@@ -70,9 +70,9 @@ def receive(
         and CuPy cannot mark arrays as read-only, so a write by the CPU to one of their arrays kills
         the process. ``"advisory"``: only NumPy arrays refuse writes.
     device
-        The device that will use the memory of its own backend. Memory of other backends is mapped
-        for the device that holds the memory. None: all memory is mapped for the device that holds
-        it. The memory does not move (C24).
+        The device for which memory of the same backend is mapped. Memory of other backends is
+        mapped for the device that holds the memory. None: all memory is mapped for the device that
+        holds it. The memory does not move (law C24).
     into
         A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
         The received contents are copied into these arrays, the received memory is released, and
@@ -88,9 +88,9 @@ def receive(
     UnsupportedError
         A library or a class is missing in this process.
     ConfigurationError
-        ``into`` has another structure, or an array that cannot be overwritten. Or one of its arrays
-        is at two places, and the shared arrays at these places differ. Or another argument is
-        invalid.
+        ``into`` has another structure, or an array that cannot be overwritten. Or ``into`` contains
+        one array twice, and the shared arrays at these two places of the tree differ. Or another
+        argument is invalid.
     BackendNotFoundError
         No plugin offers the backend of ``device``.
     ClosedError, ForkedProcessError
@@ -101,7 +101,7 @@ def receive(
     process = drain()
     check_device(device)
     if isinstance(device, str):
-        # A message without memory needs no device, so only this check detects an unknown backend.
+        # For a message without memory, only this check looks up the backend.
         process.registry.backend(DeviceSpec.parse(device).backend)
     with refusing_closed(shared) if isinstance(shared, Shared) else nullcontext():
         message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks that are exported and freed on the streams of an emulated GPU."""
+"""Blocks and buffers that are released on the streams of an emulated GPU."""
 
 import threading
 import time
@@ -139,3 +139,21 @@ def test_blocks_are_reused_turn_by_turn_without_a_wait_for_the_device(streams: S
 
         assert is_prompt(turns)
         end()
+
+
+def test_a_buffer_that_was_not_released_on_a_stream_waits_for_all_streams(
+    streams: Streams,
+) -> None:
+    with streams.device.queue(2, 64) as queue:
+        buffer = queue.allocate()
+        _, end = streams.busy()
+        # As a thread that reads the buffer.
+        copies = buffer._usage.copies
+        copies[0] = buffer
+        with pytest.raises(BusyError):
+            buffer.release(stream=streams.new())
+        del copies[0]
+
+        assert not is_prompt(buffer.release, within=0.2)
+        end()
+        crossmem.collect()

@@ -85,7 +85,7 @@ class Memory(Copyable):
             Bytes from one element to the next, in each dimension. Zero and negative values are
             allowed. None: C order.
         offset
-            Byte offset of the element with all indices 0.
+            Byte offset of the element whose indices are all 0.
 
         Returns
         -------
@@ -256,8 +256,8 @@ class Memory(Copyable):
 
     def _describe_views(self) -> str:
         # This code has a method of its own, because the traceback of an error keeps the local
-        # variables of the method that raises. There, the variable ``anchor`` would keep the memory
-        # alive.
+        # variables of the method that raises. If ``anchor`` were one of these variables, the
+        # traceback would keep the memory in use.
         anchor = self._anchor() if self._anchor is not None else None
         return anchor.describe_views() if anchor is not None else ""
 

@@ -36,7 +36,8 @@ def export_again(
             if synchronize:
                 device.driver.synchronize(device.ordinal)
             # A handle that is returned without a wait for the device is stored under the key
-            # ``early``. So a later call with synchronize=True does not find it, and waits first.
+            # ``early``. So a later call with synchronize=True finds nothing under ``key``, and
+            # waits before it finds this handle.
             early = (*key, "early")
             handle = known.get(early)
             is_new = handle is None

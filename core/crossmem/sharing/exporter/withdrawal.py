@@ -30,7 +30,7 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         # may belong to another adoption.
         if record.allocations.exported.get(export) is record:
             # This statement comes first. If a later statement is interrupted, the end of the record
-            # still removes the export.
+            # still removes the export from ``exported``.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:

@@ -79,13 +79,13 @@ _TEXTS: Final = {
     ),
     Status.TAKEN: _Text(
         BusyError,
-        "the owner (pid {pid}) has given this place to another process: {reason}",
+        "the owner (pid {pid}) has given this place in its queue to another process: {reason}",
         "wait until that process closes the queue or ends",
     ),
     Status.NO_ROW: _Text(
         BusyError,
         "the owner (pid {pid}) has no room for the leases of this process: {reason}",
-        "each exec() in one process takes further room: start a new process instead",
+        "each exec() of a process takes further room; start a new process instead of exec()",
     ),
 }
 

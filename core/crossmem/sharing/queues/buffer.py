@@ -254,9 +254,16 @@ class SharedBuffer(Memory):
             The device has no streams, or the value is not a stream.
         """
         record = self._record
-        if record is not None:
-            record.stream = stream_on(self.device, stream)
-        self._end()
+        if stream is None or record is None:
+            self._end()
+            return
+        record.stream = stream_on(self.device, stream)
+        try:
+            self._end()
+        finally:
+            if self._record is record:
+                # The buffer was not released, and other streams may use it until its release.
+                record.stream = None
 
     @override
     def _end(self) -> None:

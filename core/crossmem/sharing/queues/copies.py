@@ -32,9 +32,9 @@ def copied(
     nbytes
         Capacity of a buffer.
     allocate
-        Returns a free buffer. Called after the checks of ``item``.
+        Returns a free buffer. It is called only if ``item`` can be copied and fits.
     copy
-        The argument of :meth:`crossmem.Queue.put`.
+        The argument ``copy`` of :meth:`crossmem.Queue.put`.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def _copy_of_bytes(item: Any) -> _Copy:
 
 def _copy_of_array(item: Any) -> _Copy | None:
     """Plan a copy, in C order, of an array or tensor. Return None for other objects."""
-    # A queue without arrays needs none of these modules.
+    # These imports are not at the top, because a program that puts no arrays needs none of them.
     with MODULES:
         from crossmem.arrays import Layout
         from crossmem.arrays.adapters import ADAPTERS, describe
@@ -90,8 +90,8 @@ def _copy_of_array(item: Any) -> _Copy | None:
     def copy_into(buffer: SharedBuffer) -> None:
         is_host = buffer.device.capabilities.host_visible
         if info.kind == "numpy" or (info.kind == "cupy" and is_host):
-            # write() accepts host bytes on each device. The array is viewed as bytes, because
-            # memoryviews do not know the formats of some dtypes.
+            # write() copies host bytes into a buffer of any device. The array is viewed as bytes,
+            # because memoryviews do not know the formats of some dtypes.
             whole = item if info.kind == "numpy" else require("cupy").asnumpy(item)
             whole = require("numpy").ascontiguousarray(whole)
             buffer.write(whole.reshape(-1).view("uint8"))

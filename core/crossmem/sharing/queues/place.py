@@ -42,8 +42,8 @@ __all__ = ["PAUSE_S", "Place"]
 _T = TypeVar("_T")
 
 _SPIN_S: Final = 100e-6
-"""How many seconds a process polls before it sleeps. A wake-up takes some 50 microseconds. If the
-time were shorter, two processes that answer each other's entries would sleep before each answer."""
+"""How many seconds a process polls before it sleeps. The wake-up of a sleeping peer takes some 50
+microseconds. The poll takes longer, so that a process sees the peer's answer before it sleeps."""
 PAUSE_S: Final = 1e-3
 """Seconds between two reads of the words, in a wait that no eventfd ends."""
 
@@ -173,7 +173,7 @@ class Place:
         return AccessDeniedError(msg, hint="ask the owner of the queue")
 
     def leave(self) -> None:
-        """End the session. A second call does nothing."""
+        """End the session. A second call changes nothing."""
         self.leave_pages()
         self.session = 0
         words.release()
@@ -200,7 +200,7 @@ class Place:
     def words_driver(self, stream: int) -> StreamWords | None:
         """Return the driver if streams can write words.
 
-        Otherwise, wait for the stream and return None.
+        If streams cannot write words, wait for the stream and return None.
         """
         device = self.opened.device
         if "word" in device.capabilities.timeline_levels:
@@ -214,7 +214,10 @@ class Place:
         cast("Streams", device.driver).synchronize_stream(device.ordinal, stream)
 
     def finish_work(self, stream: int | None) -> CrossmemError | None:
-        """Wait for all work of a GPU or NPU if ``stream`` is None. Return the work's failure."""
+        """If ``stream`` is None and the device is a GPU or NPU, wait for the device's work.
+
+        Return the vendor's error if the work failed, else None.
+        """
         if stream is None and not self.opened.device.capabilities.host_visible:
             return wait_for_work(self.opened.device)
         return None
@@ -231,7 +234,10 @@ class Place:
         return self._bell
 
     def _sleep(self, timeout_s: float, *, polls: bool) -> None:
-        """Sleep until the bell rings, at most LOOK_S. With ``polls``, sleep for PAUSE_S instead."""
+        """Sleep until the bell rings, at most LOOK_S and at most ``timeout_s``.
+
+        With ``polls``, ignore the bell, and sleep for PAUSE_S or ``timeout_s``, if that is shorter.
+        """
         if polls:
             time.sleep(min(timeout_s, PAUSE_S))
         else:
@@ -266,7 +272,7 @@ class Place:
             pass
         if found is not None:
             return found
-        # The next call releases the buffers whose objects the application has dropped.
+        # drain() releases the buffers whose objects the application has dropped.
         self.opened.process.drain()
         self.sleepers += 1
         try:

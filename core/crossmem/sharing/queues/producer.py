@@ -45,7 +45,7 @@ class Producer(Place):
         self._is_one = opened.terms.delivery == "one"
         self._bytes = self.words.cast("B")
         self._flying: dict[int, tuple[int, int]] = {}
-        """For each buffer whose published entry was not released, the stamp and the target."""
+        """For each buffer whose published entry is not released yet, the stamp and the target."""
         self._free: deque[int] = deque()
         self._given: Counter[int] = Counter()
         """For each target, the number of its unreleased entries."""
@@ -119,7 +119,7 @@ class Producer(Place):
         return made
 
     def end_plainly(self, _buffer: SharedBuffer) -> bool:
-        """Return False: :meth:`take_back` releases a buffer that was not put."""
+        """Return False: only :meth:`take_back` can release a buffer that was not put."""
         return False
 
     def take(self) -> SharedBuffer | None:
@@ -216,7 +216,8 @@ class Producer(Place):
             if not self._is_held(buffer, stamp):
                 if not self._is_back(buffer, stamp, target):
                     # No consumer has received and released the entry in the meantime. The drop is
-                    # counted before it happens, so that a kill between the two loses no count.
+                    # counted before it happens. So if this process is killed after the count, the
+                    # dropped entry is counted.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 words.store(mine, at_of(buffer), 0)
                 self._take_entry(buffer, target)
@@ -281,8 +282,8 @@ class Producer(Place):
         mine, buffer, depth = self.words, record.buffer, self.opened.terms.depth
         at = self._entry + ENTRY_WORDS * buffer
         first = 8 * (at + USER)
-        # For a missing key, Counter calls a Python method. In this method, a signal handler could
-        # interrupt the step below.
+        # If a key is missing, Counter calls a Python method, in which a signal handler could
+        # interrupt the step below. So the key is added before the step.
         self._given.setdefault(target, 0)
         # One step on processors that keep stores in order: no signal handler and no other thread
         # runs before the end of this function. So a handler that puts an entry uses another stamp.
@@ -312,7 +313,7 @@ class Producer(Place):
         self._given[target] += 1
 
     def _choose(self) -> int:
-        """Return the target of the next entry: a consumer with room; 0 leaves it to the owner."""
+        """Return the target of the next entry: a consumer with room, or 0 for the owner's choice."""
         control, given, prefetch = self.opened.control, self._given, self.opened.terms.prefetch
         if self._left and control[self._decided] < self._left:
             # Earlier entries that were left to the owner come first.

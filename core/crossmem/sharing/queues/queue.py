@@ -29,9 +29,9 @@ __all__ = ["Queue"]
 class Queue(Endable):
     """A bounded queue of device buffers between processes.
 
-    Made by :meth:`crossmem.Device.queue` in the owner, and by :func:`crossmem.open_queue` in other
-    processes; a context manager that closes it. The owner may put and get, too. Iteration yields
-    received buffers until the queue ends.
+    :meth:`crossmem.Device.queue` makes it in the owner, and :func:`crossmem.open_queue` in other
+    processes. The owner may put and get, too. The end of a ``with`` block closes the queue.
+    Iteration yields received buffers until the queue ends.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Queue(Endable):
         BusyError
             All places for producers are taken.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            This process opened the queue to consume, cannot put any more, or is a forked child.
+            The owner is dead, this process may not put, the queue has ended, or this is a fork.
         """
         record = self._record
         known = None if record is None else record.producer
@@ -202,7 +202,7 @@ class Queue(Endable):
             raise
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
-        """Put several items in order; see :meth:`put`. The items before a failed one stay put."""
+        """Put the items in order; see :meth:`put`. An error does not take back earlier items."""
         for item in items:
             self.put(item, **options)
 
@@ -221,7 +221,7 @@ class Queue(Endable):
         QueueEmptyError
             No buffer arrived in time.
         ClosedError
-            The queue has ended or was closed, and everything was read.
+            This object is closed. Or the queue ended or its owner closed it, and all was read.
         OwnerGoneError
             The owner is dead, and everything readable was read.
         BusyError
@@ -246,7 +246,7 @@ class Queue(Endable):
         return found
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
-        """Wait for one buffer, and then return all available buffers, at most ``most``."""
+        """Wait for one buffer, and return it with others that are available, up to ``most``."""
         most = waiting.checked_most(most)
         found: list[Any] = []
         try:
@@ -323,8 +323,8 @@ class Queue(Endable):
     def finish(self) -> None:
         """Declare that this process puts nothing more.
 
-        The queue ends when ``producers=`` producers have joined, and each has finished, closed or
-        died. After the owner's call of this method, the queue waits for no further producer.
+        The queue ends when ``Device.queue(producers=...)`` producers have joined, and each of them
+        has finished, closed or died. After the owner's call, it waits for no further producer.
         """
         self._usable().finish()
 
@@ -364,7 +364,7 @@ class Queue(Endable):
         Raises
         ------
         BusyError
-            This process has buffers of the queue that it has not released.
+            This process has received buffers that it has not released.
         """
         self._end()
 

@@ -49,9 +49,9 @@ class Segments:
         self._views: list[memoryview] = []
         self._bells: list[int] = []
         self._shared: list[tuple[Export, Exported]] = []
-        """The exports whose descriptors include a bell, each with the object without the bell."""
+        """Each export whose descriptors include a bell, with its ``exported`` without the bell."""
         self.exclusive: list[Export] = []
-        """The exports by which processes take rings and places."""
+        """The exports by which processes take rings and places. The rings come first."""
         self.directories: dict[QueueRole, ShareableHandle] = {}
         """For each role, the handle of the directory."""
         try:
@@ -130,14 +130,15 @@ class Segments:
         return made.export(allow=self._allow, access="ro")
 
     def watch(self, on_bell: Callable[[], object], on_death: Callable[[int], object]) -> None:
-        """Let the lease server call ``on_bell`` and ``on_death``.
+        """Begin to call ``on_bell`` and ``on_death``.
 
         Parameters
         ----------
         on_bell
-            Called after each write to the owner's bell.
+            The lease server's thread calls this function when the owner's bell was rung.
         on_death
-            Called with the number of the ring or place whose process has died.
+            Called after the death of a process that was granted a ring or place. The argument is
+            the index in ``exclusive``. Any thread may call this function.
         """
         for place, export in enumerate(self.exclusive):
             export.on_death = partial(on_death, place)

@@ -27,7 +27,7 @@ class QueueStats:
         Number of entries that were lost at the end of their consumers' sessions.
     redelivered
         Number of entries that a consumer had received and not released when its session ended, and
-        that are handed out again. Always 0 without ``redeliver``.
+        that the owner took back for another delivery. Always 0 without ``redeliver``.
     waiting
         Number of entries that wait for a consumer with room; 0 with ``delivery="each"``.
     lag

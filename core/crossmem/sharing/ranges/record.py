@@ -101,7 +101,7 @@ class PieceRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Unmap the piece after the device's running work (law C9)."""
+        """Wait for the device's running work (law C9), and then unmap the piece."""
         taken: list[bool] = []
         lock = self.source.lock
         try:
@@ -180,9 +180,9 @@ class RangeRecord(Record):
         return "is in an address range of crossmem: export what is mapped there"
 
     def claim(self, piece: PieceRecord) -> None:
-        """Raise if the range cannot map the piece. Otherwise, reserve the addresses of the piece.
+        """Record a piece before it is mapped, so that no other piece gets the same addresses.
 
-        The caller holds the lock ``process.state``.
+        If the range cannot map the piece, raise, and record nothing. The caller holds the lock ``process.state``.
         """
         self._check_memory(piece.source, piece.keep[1])
         self._check_place(piece)
@@ -225,14 +225,14 @@ class RangeRecord(Record):
             )
 
     def _kinds(self) -> list[bool]:
-        """Return, for each kind of memory in the range, whether this process allocated it."""
+        """Return ``is_own`` of the memory that was mapped first, or of each piece if none was."""
         if self.shows_own is not None:
             return [self.shows_own]
         return [one.source.is_own for one in self.pieces]
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Release the addresses. No piece may be mapped."""
+        """Release the addresses. The caller has made sure that no piece is mapped."""
         taken: list[bool] = []
         lock = self.lock
         try:

@@ -42,15 +42,18 @@ class HandOver(Part):
         self._opened: dict[tuple[TimelineHandle, LocalDevice], Timeline] = {}
 
     def signal(self, device: LocalDevice, stream: Any, allow: Allow | None = None) -> StreamEnd:
-        """Signal the timeline of a stream after the work that was issued on the stream."""
+        """Signal the timeline of a stream after the work that was issued on the stream.
+
+        Return the end of this work.
+        """
         # Each stream has its own timeline, because a signal waits for all earlier signals of the
         # same timeline.
         key = device, allow, stream_of(stream)
         timeline = self._own.get(key)
         if timeline is None:
             if streams_of(device.driver) is None:
-                # This check comes before make_timeline(), because nothing would close an unused
-                # timeline.
+                # This check comes before make_timeline(). If the check failed later, no code would
+                # close the new timeline.
                 msg = f"{device.name} has no streams"
                 raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
             made = make_timeline(self._process, device, None, allow)
@@ -70,8 +73,8 @@ class HandOver(Part):
             for known, one in list(self._opened.items()):
                 if not one.owner_alive:
                     self._opened.pop(known, None)
-            # With a timeout of 0, the wait below reads the value once. But the other process needs
-            # time to reply to the opening, so the opening has the default time limit.
+            # With a timeout of 0, the wait below reads the value once. But open_timeline() waits for
+            # a reply of the other process, so it gets the default time limit.
             made = open_timeline(ready.timeline, device=device, timeout=timeout or None)
             timeline = self._opened.setdefault(key, leave_to_references(made))
         timeline.wait(ready.value, stream=stream, timeout=timeout)

@@ -30,7 +30,7 @@ _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
 """The longest pause between two reads of the acknowledgements."""
 _NAMED: Final = 8
-"""The number of late readers that an error names."""
+"""The most late readers that an error names."""
 
 
 class _Word:
@@ -43,13 +43,13 @@ class _Word:
         """The row. It must stay alive, because its ``id()`` is part of the key of this object in
         :class:`Readers`."""
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held during driver calls for this word. A thread takes the timeline's lock first."""
+        """Held during driver calls for this word. A thread takes the timeline's lock before it."""
         self.users: set[ReaderWord] = set()
         self.issued = 0
         """The largest value that a stream will write into the word."""
         self.attempted = 0
-        """The largest value of a write by a stream, even if its driver call failed or was
-        interrupted."""
+        """The largest value that this process told a stream to write, even if the driver call
+        failed or was interrupted. A call that raises BusyError does not count."""
         self.last: tuple[Level, int, int] | None = None
         """Level, stream and thread of the last write by a stream."""
 
@@ -61,8 +61,8 @@ class Readers(Part):
         super().__init__(process)
         self._words: WeakValueDictionary[tuple[int, int], _Word] = WeakValueDictionary()
         self.awaited: dict[int, int] = {}
-        """The largest value of each timeline for which a stream of this process has been told to
-        wait. The key is the timeline's identity."""
+        """For each timeline, the largest value for which this process has told a stream to wait.
+        The key is the timeline's identity."""
 
     def enter(self, row: memoryview, at: int, user: "ReaderWord") -> _Word:
         """Add a user of a word, and return the word."""
@@ -73,7 +73,7 @@ class Readers(Part):
 
 
 class ReaderWord:
-    """One user of the word of this process for a timeline of another process.
+    """One user of the word by which this process acknowledges the values of a timeline.
 
     Parameters
     ----------
@@ -100,9 +100,10 @@ class ReaderWord:
             The memory of the handle is not a page of timelines.
         """
         if words.load(self._control, self._at) % 2:
-            # A slot for acknowledgements has no generation. An odd generation means that another
-            # process has forged a timeline in memory that is no page of timelines. Then the word
-            # is this process's hold of an export, and must not be overwritten.
+            # A slot for acknowledgements has no generation, so its word in the control segment is
+            # even. If the word is odd, another process has forged the handle of a timeline in
+            # memory that is no page of timelines. In this case, the word in this process's row may
+            # be a hold of an export, which must not be overwritten.
             msg = "the memory of this handle belongs to no timeline: its slots are those of exports"
             raise InvalidHandleError(msg, operation="done")
         number = None if stream is None else stream_of(stream)
@@ -159,7 +160,8 @@ class ReaderWord:
         shared = self._word
         with shared.lock:
             if shared.last is not None and shared.attempted > words.load(self._row, self._at):
-                # A stream must not overwrite the 0 that is stored below.
+                # A stream may still write an acknowledgement, and must not overwrite the 0 that is
+                # stored below. So this call first waits for the stream.
                 wait_for_work(shared.last[0].device)
             with self._process.state:
                 shared.users.discard(self)
@@ -173,14 +175,14 @@ class ReaderWord:
 
 
 def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> int:
-    """Wait until the readers of a timeline have acknowledged a value; return their number.
+    """Wait until all readers of a timeline have acknowledged a value; return their number.
 
     Parameters
     ----------
     offset
         Offset of the timeline in the page, in bytes.
     readers
-        The smallest number of readers that must have acknowledged the value.
+        The smallest sufficient number of readers. With fewer readers, the wait goes on.
 
     Raises
     ------
