@@ -202,8 +202,8 @@ def _alone(array: Any) -> Any:
     """Return a copy of a tensor that has no elements or lies in crossmem's memory.
 
     Return None for other arrays. The caller cannot send the tensor as a handle, for example because
-    the process inherited the memory through fork. Without the copy, PyTorch would send the tensor's whole storage, which may
-    be a whole allocation of crossmem.
+    the process inherited the memory through fork. Without the copy, PyTorch would send the tensor's
+    whole storage, which may be a whole allocation of crossmem.
     """
     try:
         found = describe(array)
@@ -319,7 +319,7 @@ def _loads(data: Any, /, **options: Any) -> Any:
     try:
         return pickle.loads(data, **options)  # noqa: S301 - what multiprocessing does
     except BaseException:
-        # The receipt of an array has ended its reservation already; to end it again is harmless. If
+        # The reservation of each received array has ended already; to end it again is harmless. If
         # an exporter does not respond, its reservations stay, and the first error is still raised.
         with suppress(Exception):
             discard_reservations(_reservations_of(data), timeout=_DISCARD_TIMEOUT_S)

@@ -3,11 +3,11 @@
 
 A consumer releases a tensor by calling its deleter, a C function. The consumer may call the deleter
 on any thread, without the GIL, while an exception is propagating, and even after the interpreter
-has ended. A deleter that is a ctypes callback fails in one of these cases: if an exception is
-propagating, the callback loses the exception and does not release the memory. NumPy's deleter is C
-code that handles all cases. Therefore this module lets NumPy make each capsule from a tiny array,
-which keeps alive the object that owns the memory. Then this module overwrites the fields of the
-capsule that describe the array.
+has ended. A ctypes callback does not handle all these cases: if it runs while an exception is
+propagating, it loses the exception and does not release the memory. NumPy's deleter is C code that
+handles all these cases. Therefore NumPy makes each capsule, from a tiny array that keeps alive the
+object that owns the memory. This module then overwrites the fields of the capsule that describe the
+array.
 """
 
 import ctypes
@@ -97,7 +97,7 @@ _BYTE: Final = ctypes.c_ubyte()
 
 
 class _Base:
-    """An object whose array interface describes a tiny array. The array's capsule keeps it alive.
+    """An object whose array interface describes a tiny array, which keeps the object alive.
 
     NumPy 2.1 leaves the strides of contiguous arrays out of a capsule. The tiny array has two
     elements and a stride of 0. So it is not contiguous, and its capsule has room for strides. If

@@ -22,8 +22,8 @@ def run_case(
 ) -> dict[str, list[float]]:
     """Measure one case of a program, and return the numbers that the program prints.
 
-    The numbers are times in seconds; the case ``readers`` also prints a ratio. If the program fails,
-    the suite's report notes why, and the result is empty.
+    The numbers are times in seconds; the case ``readers`` also prints a ratio. If the program
+    fails, the suite's report notes why, and the result is empty.
 
     Parameters
     ----------

@@ -182,7 +182,7 @@ def _through_ray(nbytes: int, rounds: int) -> list[float]:
 
 
 def readers(count: int, nbytes: int) -> dict[str, list[float]]:
-    """Measure the time in which each of ``count`` processes receives one array, and the memory.
+    """Measure the time and the memory that ``count`` processes need to receive the same array.
 
     Returns
     -------

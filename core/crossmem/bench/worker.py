@@ -20,8 +20,7 @@ from crossmem.bench.peer import peer_class
 __all__ = ["PARTNER_TIMEOUT_S", "main"]
 
 PARTNER_TIMEOUT_S: Final = 45.0
-"""The longest time for which one send to the other process, or one receive from it, waits, in
-seconds."""
+"""Time limit of each message between the producer and the consumer, in seconds."""
 
 
 def main(arguments: list[str]) -> None:

@@ -33,8 +33,8 @@ from crossmem.driver import TracingDriver
 from crossmem.models import TIMELINE_LEVELS, TimelineLevel
 
 TEST_LIMIT_S: Final = 180.0 * SLOWNESS
-"""The time limit of a test, in seconds. If a test cannot be interrupted, the whole run ends at twice
-this limit."""
+"""The time limit of a test, in seconds. If a test cannot be interrupted, the whole run ends at
+twice this limit."""
 
 _HERE: Final = Path(__file__).parent
 _LAW: Final = re.compile(r"test_([clpq])(\d\d)_")

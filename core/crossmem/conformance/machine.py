@@ -285,7 +285,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_process_holds_what_the_model_says(self) -> None:
-        """Compare each process's resources with the model. Repeat this until a death has effect."""
+        """Compare each process's resources with the model. Repeat it while a death takes effect."""
         for place in PLACES:
             problems = settle(lambda where=place: self.differences(where))
             assert not problems, problems

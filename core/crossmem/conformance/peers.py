@@ -104,7 +104,7 @@ class Peer:
     Parameters
     ----------
     device, runtime, mechanism
-        Names that select the device under test in the peer.
+        Select the device that :func:`crossmem.conformance.actions.device` returns in the peer.
     environment
         Changes to the environment that the peer inherits from this process. None removes a
         variable.
@@ -301,7 +301,7 @@ class Peer:
         """Stop the peer with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # waitpid() reports a stop only to the parent, which may be a fork server: read the state.
+        # Only a parent learns of a stop by waitpid(), and the peer's parent may be a fork server.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")

@@ -48,8 +48,8 @@ def test_q07_a_dead_consumers_items_are_lost_or_redelivered_as_declared(
     answer = peer.start(queues.get_rest, "queue")
     victim.kill()
     start = time.monotonic()
-    # No buffer is free until this process, the owner, notices the death. This process makes no other
-    # call, so it must notice the death during this call.
+    # No buffer is free until this process, the owner, notices the death. This process makes no
+    # other call, so it must notice the death during this call.
     queue.allocate(timeout=SOON_S).release()
     assert time.monotonic() - start < SOON_S
     assert settle(lambda: _free(queue, 3)) == []

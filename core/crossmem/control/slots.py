@@ -70,7 +70,7 @@ class Slot(NamedTuple):
 class SlotTable:
     """The control segments and their free slots.
 
-    The table has no lock of its own: its owner must not let two threads call methods at once.
+    The methods take no lock, so their callers must hold one.
     """
 
     def __init__(self) -> None:

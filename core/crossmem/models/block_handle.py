@@ -136,7 +136,10 @@ class BlockHandle(ShareableHandle):
     @property
     @override
     def generation(self) -> int:  # type: ignore[override]
-        """The block's generation for this handle. In a later generation, the handle is stale."""
+        """The generation of the block when the owner made this handle.
+
+        If the block has a later generation now, the handle is stale.
+        """
         return self._fields[3]
 
     @property

@@ -186,8 +186,8 @@ class Catalog:
             return importlib.metadata.entry_points(group=PROJECT_NAME)
         except PLUGIN_FAULTS as error:
             raise_if_of_handler(error)
-            # entry_points() fails if the metadata of any distribution is broken, plugin or not.
-            # The slower search leaves out only the broken distributions.
+            # entry_points() fails if any distribution has broken metadata, even a distribution
+            # without plugins. The slower search leaves out only the broken distributions.
             return self._installed_one_by_one()
 
     def _installed_one_by_one(self) -> Iterator[EntryPoint]:

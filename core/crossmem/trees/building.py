@@ -19,7 +19,7 @@ __all__ = ["attach_all", "build", "maker_of_rows"]
 
 
 def build(message: Message, memories: Sequence[Memory]) -> Any:
-    """Return the tree of a message. The memory of the message's handles contains its arrays."""
+    """Return the tree of a message. Its arrays and tensors lie in ``memories``, one per handle."""
     make = maker_of_rows(memories)
     return read(message.tree, [make(row, row.kind) for row in message.rows])
 

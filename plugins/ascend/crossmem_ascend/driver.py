@@ -37,7 +37,7 @@ __all__ = ["AscendDriver"]
 
 _DLPACK_EXTENSION: Final = 12
 _MAX_ALLOCATION_NBYTES: Final = 1 << 40
-"""An upper bound, because a device that is not open does not report its size."""
+"""An upper bound for every device. A device that is not open does not report its memory's size."""
 
 _HOST_KINDS: Final = {CopyKind.HOST_TO_DEVICE: 1, CopyKind.DEVICE_TO_HOST: 2}
 _DEVICE_TO_DEVICE: Final = 3
@@ -57,7 +57,7 @@ class AscendDriver(VendorDriver):
     Raises
     ------
     BackendUnavailableError
-        The runtime offers neither shareable handles nor keys, or lacks a function that both need.
+        The runtime lacks functions for both mechanisms, shareable handles and keys.
     """
 
     backend = BACKEND
@@ -205,8 +205,8 @@ class AscendDriver(VendorDriver):
             tgids = [self._check_peer(peer) for peer in peers]
             if len(owned.admitted.union(tgids)) > mechanism.whitelist_limit:
                 raise AccessDeniedError(
-                    f"{mechanism.whitelist_limit} processes have imported this allocation, the "
-                    "limit of the vendor; processes that have ended count, too",
+                    f"the vendor admits at most {mechanism.whitelist_limit} processes to this "
+                    "allocation; processes that have ended count, too",
                     hint="copy the memory to another allocation, and export that allocation",
                     backend=BACKEND,
                 )
@@ -216,15 +216,15 @@ class AscendDriver(VendorDriver):
             owned.admitted.update(tgids)
 
     def _check_peer(self, peer: Peer) -> int:
-        """Return the vendor's number of a peer, or raise if the peer's report is false."""
+        """Return a peer's bare tgid, the vendor's process number; raise if the report is false."""
         own = self.peer_identity()
         fault = None
         if not 0 < peer.reported <= _MAX_TGID:
             fault = "which is not a process number"
         elif peer.reported == own:
             fault = "which is the exporter's"
-        # The vendor's numbers equal the pids only outside of containers, so only there this check
-        # works.
+        # Outside of containers, the bare tgid of a process is its pid. If this is true of this
+        # process, the peer's two numbers must be equal, too.
         elif own == os.getpid() and peer.pid and peer.pid != peer.reported:
             fault = f"but is process {peer.pid}"
         if fault is not None:

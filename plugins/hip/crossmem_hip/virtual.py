@@ -3,8 +3,8 @@
 
 The vendors' rules: sizes and addresses are multiples of a granularity. A mapping starts at the
 memory's beginning, and is unmapped whole. A device may use a mapping only after its access to the
-mapping is set. Every export is a descriptor that the caller closes. Memory lives until every
-process has released its handles, mappings and descriptors.
+mapping is set. Each export creates a descriptor, which the exporter closes. Memory lives until
+every process has released its handles, mappings and descriptors.
 """
 
 import logging
@@ -58,7 +58,7 @@ class _Physical(Reference):
 
 
 class Virtual(Mechanism):
-    """Physical memory, shared by a descriptor that travels with the lease.
+    """Physical memory, shared by a descriptor that the exporter sends to importers.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Virtual(Mechanism):
 
     @contextmanager
     def _handle_of(self, owned: _Physical, pointer: int) -> Iterator[int]:
-        """Yield the memory's handle. A released handle is retained again for the ``with`` block."""
+        """Yield the memory's handle. If no handle is left, get one for the ``with`` block."""
         if owned.handle:
             yield owned.handle
             return
@@ -203,7 +203,7 @@ class Virtual(Mechanism):
         copies: list[int] = []
         try:
             if not descriptor:
-                # CUDA, and AMD's runtimes that take the descriptor itself, refuse descriptor 0.
+                # CUDA, and ROCm from release 7.1 on, refuse descriptor 0.
                 descriptor = call_into(copies, fcntl, descriptor, F_DUPFD_CLOEXEC, 1)
             with self._vendor.calling("memImportFromShareableHandle"):
                 call_into(made, self._rt.memImportFromShareableHandle, descriptor, _DESCRIPTOR)
@@ -222,7 +222,8 @@ class Virtual(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # If `map` and its undo both failed, core knows no mapping. So retry the undo here.
+        # If `map` and its undo both failed, core knows no mapping and does not call `unmap`. So
+        # this method retries the undo.
         self.unmap(imported)
         self._release_handle(owned)
 

@@ -207,7 +207,7 @@ def test_a_version_of_an_earlier_tree_is_not_acknowledged() -> None:
         version = shared.publish()
 
         with pytest.raises(
-            WaitTimeoutError, match=rf"0 of 1 .*; the late readers are {os.getpid()}"
+            WaitTimeoutError, match=rf"0 of 1 .*; the pids of the late readers are {os.getpid()}"
         ):
             shared.wait_for_readers(version, timeout=0)
         reader.done(reader.wait(0))

@@ -76,7 +76,7 @@ class PoolRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Close the pool. If blocks are in use, the memory is freed after the last of them."""
+        """Close the pool. Its memory is freed when all blocks are freed and none is reserved."""
         # stop() sets ``is_closing``. A thread that allocates a block reads this flag and takes the
         # block in one step. So from now on, the count of live blocks does not grow.
         self.arena.stop()

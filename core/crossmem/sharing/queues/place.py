@@ -236,7 +236,7 @@ class Place:
     def _sleep(self, timeout_s: float, *, polls: bool) -> None:
         """Sleep until the bell rings, at most LOOK_S and at most ``timeout_s``.
 
-        With ``polls``, ignore the bell, and sleep for PAUSE_S or ``timeout_s``, if that is shorter.
+        With ``polls``, ignore the bell, and sleep for the shorter of PAUSE_S and ``timeout_s``.
         """
         if polls:
             time.sleep(min(timeout_s, PAUSE_S))

@@ -216,8 +216,8 @@ class Producer(Place):
             if not self._is_held(buffer, stamp):
                 if not self._is_back(buffer, stamp, target):
                     # No consumer has received and released the entry in the meantime. The drop is
-                    # counted before it happens. So if this process is killed after the count, the
-                    # dropped entry is counted.
+                    # counted before it happens. If the count came later, a kill between the drop
+                    # and the count would lose the count.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 words.store(mine, at_of(buffer), 0)
                 self._take_entry(buffer, target)
@@ -313,7 +313,7 @@ class Producer(Place):
         self._given[target] += 1
 
     def _choose(self) -> int:
-        """Return the target of the next entry: a consumer with room, or 0 for the owner's choice."""
+        """Return the target of the next entry: a consumer with room, or 0 if the owner decides."""
         control, given, prefetch = self.opened.control, self._given, self.opened.terms.prefetch
         if self._left and control[self._decided] < self._left:
             # Earlier entries that were left to the owner come first.

@@ -119,7 +119,8 @@ class Queue(Endable):
         BusyError
             All places for producers are taken.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            The owner is dead, this process may not put, the queue has ended, or this is a fork.
+            The owner is dead. This process opened the queue to consume, has lost its role, or has
+            finished or closed the queue. The queue has ended. Or this process is a forked child.
         """
         record = self._record
         known = None if record is None else record.producer
@@ -152,9 +153,8 @@ class Queue(Endable):
         Parameters
         ----------
         item
-            A buffer of :meth:`allocate`, which the caller cannot use afterwards. With
-            ``copy="allow"``, also bytes, an array or a tensor, which this method copies into a free
-            buffer in C order.
+            A buffer of :meth:`allocate`, which the caller cannot use afterwards. With ``copy``:
+            also bytes, an array or a tensor, which is copied into a free buffer in C order.
         stream
             The stream that fills the buffer: a stream of CuPy, PyTorch or torch-npu, or its handle.
             Consumers get the buffer when the work that was issued on the stream before this call is
@@ -246,7 +246,7 @@ class Queue(Endable):
         return found
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
-        """Wait for one buffer, and return it with others that are available, up to ``most``."""
+        """Wait for one buffer. Return it and others that are available, up to ``most`` in all."""
         most = waiting.checked_most(most)
         found: list[Any] = []
         try:
@@ -324,7 +324,7 @@ class Queue(Endable):
         """Declare that this process puts nothing more.
 
         The queue ends when ``Device.queue(producers=...)`` producers have joined, and each of them
-        has finished, closed or died. After the owner's call, it waits for no further producer.
+        has finished, closed or died. After a call by the owner, no further producer has to join.
         """
         self._usable().finish()
 

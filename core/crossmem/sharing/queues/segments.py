@@ -130,12 +130,12 @@ class Segments:
         return made.export(allow=self._allow, access="ro")
 
     def watch(self, on_bell: Callable[[], object], on_death: Callable[[int], object]) -> None:
-        """Begin to call ``on_bell`` and ``on_death``.
+        """Register the functions that handle the owner's bell and the deaths of processes.
 
         Parameters
         ----------
         on_bell
-            The lease server's thread calls this function when the owner's bell was rung.
+            The lease server's thread calls this function after the owner's bell has rung.
         on_death
             Called after the death of a process that was granted a ring or place. The argument is
             the index in ``exclusive``. Any thread may call this function.

@@ -182,7 +182,8 @@ class RangeRecord(Record):
     def claim(self, piece: PieceRecord) -> None:
         """Record a piece before it is mapped, so that no other piece gets the same addresses.
 
-        If the range cannot map the piece, raise, and record nothing. The caller holds the lock ``process.state``.
+        If the range cannot map the piece, raise, and record nothing. The caller holds the lock
+        ``process.state``.
         """
         self._check_memory(piece.source, piece.keep[1])
         self._check_place(piece)
@@ -225,7 +226,7 @@ class RangeRecord(Record):
             )
 
     def _kinds(self) -> list[bool]:
-        """Return ``is_own`` of the memory that was mapped first, or of each piece if none was."""
+        """Return the values of ``is_own`` with which the memory of a new piece must agree."""
         if self.shows_own is not None:
             return [self.shows_own]
         return [one.source.is_own for one in self.pieces]

@@ -73,8 +73,8 @@ class HandOver(Part):
             for known, one in list(self._opened.items()):
                 if not one.owner_alive:
                     self._opened.pop(known, None)
-            # With a timeout of 0, the wait below reads the value once. But open_timeline() waits for
-            # a reply of the other process, so it gets the default time limit.
+            # With a timeout of 0, the wait below reads the value once. But open_timeline() waits
+            # for a reply of the other process, so it gets the default time limit.
             made = open_timeline(ready.timeline, device=device, timeout=timeout or None)
             timeline = self._opened.setdefault(key, leave_to_references(made))
         timeline.wait(ready.value, stream=stream, timeout=timeout)

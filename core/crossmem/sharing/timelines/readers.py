@@ -43,7 +43,7 @@ class _Word:
         """The row. It must stay alive, because its ``id()`` is part of the key of this object in
         :class:`Readers`."""
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held during driver calls for this word. A thread takes the timeline's lock before it."""
+        """Held during driver calls for this word. A thread takes the timeline's lock first."""
         self.users: set[ReaderWord] = set()
         self.issued = 0
         """The largest value that a stream will write into the word."""
@@ -161,7 +161,7 @@ class ReaderWord:
         with shared.lock:
             if shared.last is not None and shared.attempted > words.load(self._row, self._at):
                 # A stream may still write an acknowledgement, and must not overwrite the 0 that is
-                # stored below. So this call first waits for the stream.
+                # stored below. So this call first waits for the device.
                 wait_for_work(shared.last[0].device)
             with self._process.state:
                 shared.users.discard(self)
@@ -209,7 +209,7 @@ def _late(value: int, late: list[int], found: int, readers: int) -> WaitTimeoutE
     msg = f"{found - len(late)} of {of} readers have acknowledged value {value} in time"
     if late:
         more = f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
-        msg += f"; the late readers are {', '.join(map(str, late[:_NAMED]))}{more}"
+        msg += f"; the pids of the late readers are {', '.join(map(str, late[:_NAMED]))}{more}"
     else:
         msg += f"; the number of readers is {found}"
     hint = "let each reader call done(); a process that has closed its objects or died is no reader"

@@ -68,8 +68,8 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while not process.queues.reports.get(me):
         if all(one.subscriber != me for one in process.streams.values()):
-            # The refusal names no rule, because a lawful program may start this thread before it
-            # subscribes the thread to a stream.
+            # A refusal that names a rule is recorded as a violation. This one names none, because
+            # a lawful program may start this thread before it subscribes the thread to a stream.
             raise Refused(Code.RT_THREAD_SUBSCRIBE, "this thread is not subscribed to a stream")
         if not process.queues.changed.wait(
             None if deadline is None else deadline - time.monotonic()
@@ -78,8 +78,8 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
             raise Refused(Code.RT_REPORT_TIMEOUT, text)
     stream, work = process.queues.reports[me].pop(0)
     process.thread.callback = work
-    # The lock is free while the function runs. Otherwise, a function that waits for a call in
-    # another thread would deadlock.
+    # The lock is free while the function runs. If this thread kept the lock, a function that waits
+    # for another thread's call of ACL would deadlock, because that call needs the lock.
     process.lock.release()
     try:
         work.run()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TDT, ACL's part for the transfer of data: buffers and queues (``acl_tdt_queue.h``)."""
+"""The emulation of TDT, ACL's functions for buffers and queues (``acl_tdt_queue.h``)."""
