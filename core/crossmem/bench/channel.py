@@ -39,7 +39,7 @@ class Channel:
 
     @classmethod
     def couple(cls, *, timeout_s: float | None = None) -> tuple[Self, socket.socket]:
-        """Return a channel and the socket of its other end, for a child process."""
+        """Return a channel for this process, and the socket of its other end for a child."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours, timeout_s=timeout_s), theirs
 

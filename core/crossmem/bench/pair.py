@@ -127,7 +127,10 @@ class Pair:
         return f" ({lines[-1]})" if lines else ""
 
     def close(self) -> None:
-        """End both processes, and kill them if necessary. A second call does nothing."""
+        """End both processes, and kill those that do not exit within 5 seconds.
+
+        A second call does nothing.
+        """
         self._resources.close()
 
     def _end(self) -> None:

@@ -22,7 +22,8 @@ _KEY: Final = struct.Struct("=QQ")
 _FD: Final = struct.Struct("@i")
 _ANCILLARY_NBYTES: Final = socket.CMSG_SPACE(_FD.size)
 
-# Python's own mmap object duplicates the descriptor, which would add a system call.
+# This module calls mmap through ctypes, because Python's mmap object also duplicates the
+# descriptor, which takes one more system call.
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p

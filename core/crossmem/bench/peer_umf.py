@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's peers for the C library of the Unified Memory Framework (UMF), with ctypes."""
+"""The benchmark's peers that call the C library Unified Memory Framework (UMF) through ctypes."""
 
 import ctypes
 import os

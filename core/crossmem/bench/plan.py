@@ -52,8 +52,8 @@ class Plan:
         Number of fresh interpreters for each import statement, and of runs of a C program that
         calls an emulated library.
     traced
-        Number of repeated imports of an allocation whose system calls are counted. As many imports
-        of a part of the allocation are counted, too.
+        Number of repeated imports of an allocation, and of imports of a part of the allocation. The
+        benchmark counts the system calls of all these imports together.
     tensors, tree_nbytes, tree_rounds
         Number of tensors in a shared tree, the total size of the tensors in bytes, and how often
         crossmem shares the tree. ``tree_rounds`` is also how often an array is sent through a
@@ -64,7 +64,7 @@ class Plan:
         Number of processes that read one array.
     copied_sizes, copied_pairs, copied_rounds
         Sizes in bytes of the dicts that are copied into shared memory. Each way to copy has
-        ``copied_pairs`` fresh pairs of processes at each size. Each pair repeats the copy
+        ``copied_pairs`` fresh pairs of processes at each size. Each pair makes the copy
         ``copied_rounds`` times.
     updated_nbytes, updated_rounds
         Size in bytes of the dict that is copied once and then updated, and the number of updates in

@@ -60,7 +60,7 @@ class Target:
     name
         The target, as text.
     measured
-        The ratio, count or time; None if it could not be measured.
+        The measured ratio, count or time; None if the measurement is missing.
     limit
         The largest allowed value or, if ``at_least``, the smallest.
     at_least
@@ -104,7 +104,7 @@ class Report:
         Title, version and state of each peer. The key is the peer's name. The state is
         ``"measured"``, ``"not installed"`` or ``"failed"``.
     rows
-        The numbers.
+        The rows, in the order in which they were added.
     notes
         Sentences for the reader, for example why a measurement failed.
     targets

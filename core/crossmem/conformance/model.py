@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of the state machine: the expected resources of processes, as dictionaries."""
+"""The model with which the state machine in ``machine`` compares the processes of a test."""
 
 from dataclasses import dataclass, field
 
@@ -9,15 +9,15 @@ from crossmem.conformance import actions, blocks
 __all__ = ["Account", "Block", "Entry", "Handle", "Held", "Model", "account"]
 
 Account = tuple[dict[str, int], list[str], list[tuple[bool, list[int]]]]
-"""The numbers of objects that the driver has open, the forbidden driver calls that were made, and
-the holders of each exported allocation."""
+"""The number of open objects of each kind in the driver, the forbidden driver calls that were made,
+and the holders of each exported allocation."""
 
 
 def account() -> Account:
-    """Return the resources of the calling process, and the holders of its memory.
+    """Return the :data:`Account` of the calling process.
 
-    The holders are one pair for each exported allocation: whether the allocation waits for the end
-    of its leases, and the pids of its holders.
+    The entry about holders has a pair for each exported allocation: whether the allocation waits
+    for the end of its leases, and the pids of its holders.
     """
     crossmem.collect()
     holders: dict[int | bytes, tuple[bool, set[int]]] = {}
@@ -84,7 +84,8 @@ class Entry:
 class Model:
     """The expected contents of memory, open imports, and results of calls.
 
-    Processes have numbers. A process that replaces a killed process gets the same number.
+    Each process has a number, its ``place``. A process that replaces a killed process gets the same
+    number.
 
     Parameters
     ----------
@@ -111,8 +112,9 @@ class Model:
         """Return the error that an import must raise; None if the import must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if blocks.are_used() and not handle.block.is_orphaned:
-            # In one process, imports with either access hold a block by the same word of the row.
-            # So an open import with one access lets an import with the other access succeed.
+            # All imports of a pool's block in one process hold the block by the same word of the
+            # row, whatever their access. So while one of them is open, another import of the same
+            # export succeeds, even if its access differs and the owner has freed the block.
             entry = entry or self.entries.get((place, handle.block.name, "rw"))
             entry = entry or self.entries.get((place, handle.block.name, "ro"))
         if entry is not None and handle.handle.access in entry.exports:
@@ -135,7 +137,7 @@ class Model:
         )
 
     def enter(self, place: int, handle: Handle, name: str, *, readonly: bool | str) -> Held:
-        """Record a successful import, and return it."""
+        """Record a successful import, and return its :class:`Held`."""
         access = self.access_of(handle, readonly=readonly)
         key = (place, handle.block.name, access)
         entry = self.entries.setdefault(key, Entry(handle.block))
@@ -182,7 +184,10 @@ class Model:
         self.entries = {key: one for key, one in self.entries.items() if key[0] != place}
 
     def held_by(self, place: int) -> tuple[list[Block], dict[str, int]]:
-        """Return the live or held blocks of a process, and how many objects its driver has open."""
+        """Return the live or held blocks that a process owns, and the expected counts of objects.
+
+        The counts are the numbers of open objects of each kind in the driver of the process.
+        """
         blocks = [
             one
             for one in self.blocks
@@ -191,8 +196,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process makes no vendor import of its own memory. Orphaned memory with this
-        # process's number is memory of a dead process, so its import is a vendor import.
+        # A process makes no vendor import of its own memory. The owner of orphaned memory is dead,
+        # even if this process has its number, so an import of such memory is a vendor import.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

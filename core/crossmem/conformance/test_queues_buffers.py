@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws Q4 and Q6: a buffer belongs to its producer or to consumers; the last consumer frees it."""
+"""Laws Q4 and Q6: a buffer belongs to its producer or to consumers; its last release frees it."""
 
 import pickle
 from collections.abc import Callable
@@ -221,7 +221,7 @@ def test_q06_a_consumer_that_ends_keeps_no_buffer(
     queues.put(queue, range(2))
     if looks == "has looked":
         victim.call(queues.take, "queue", "buffer")
-    # The other consumer still gets both items.
+    # The queue has delivery="each", so ``peer`` gets both items, whatever the victim has taken.
     peer.call(queues.take, "queue", "a")
     peer.call(queues.take, "queue", "b")
     if end == "dies":

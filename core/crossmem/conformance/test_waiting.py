@@ -33,7 +33,8 @@ def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: Fr
                 attempt()
             assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
-        # A stopped exporter is alive. A further import of open memory needs no reply from it.
+        # A stopped exporter counts as alive. This process already holds ``met``, so a further
+        # attach of ``met`` needs no reply from the exporter.
         assert mapping.owner_alive
         assert mapping.read(4) == b"data"
         crossmem.attach(met, timeout=0.3).unmap()
@@ -75,7 +76,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 
         with crossmem.attach(unmet, timeout=10) as mapping:
             assert mapping.read(4) == b"data"
-            # The request that timed out has left no lease at the exporter.
+            # Each memory has one lease: the request that timed out has left none at the exporter.
             leases = [len(info.leases) for info in exporter.call(actions.exports)]
             assert leases == [1, 1]
     exporter.call(actions.free, "a", busy="wait", timeout=5)

@@ -40,8 +40,8 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""Number of words of a buffer for a ``struct statfs``. The first word is the type of the file
-system."""
+"""The length of a buffer for a ``struct statfs`` in C longs, with room to spare. The first long is
+the type of the file system."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -119,9 +119,9 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def own_uid() -> int | None:
-    """Return this process's user; None if the kernel shows other users with the same number.
+    """Return this process's effective uid; None if the kernel shows other users with the same uid.
 
-    In that case no peer can be recognised as this user.
+    With None, no peer can be recognised as a process of the same user.
     """
     uid = os.geteuid()
     return None if is_anybody(uid) else uid
@@ -144,7 +144,10 @@ def is_anybody(uid: int) -> bool:
 
 
 def is_dead(pidfd: int, wait_s: float = 0.0) -> bool:
-    """Whether the process behind a pidfd has ended, reaped or not, or ends within ``wait_s``."""
+    """Whether the process behind a pidfd has ended, or ends within ``wait_s`` seconds.
+
+    A process that its parent has not reaped yet also counts as ended.
+    """
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(wait_s * 1000))
@@ -164,8 +167,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     Returns
     -------
     int or None
-        None if no descriptor can report the peer's death. That occurs only before Linux 6.5: for a
-        peer in an invisible pid namespace, for a peer that ``/proc`` does not show, and, before
+        None if no descriptor can report the peer's death. Before Linux 6.5, that is the case for a
+        peer in an invisible pid namespace and for a peer that ``/proc`` does not show; before
         Linux 5.3, for every peer.
 
     Raises
@@ -196,7 +199,7 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
 def pidfd_number(pidfd: int | None) -> int:
     """Return a number that is unique to the process behind a pidfd during this boot.
 
-    Return 0 if there is no pidfd, or if the kernel gives all pidfds one number (before Linux 6.9).
+    Return 0 if there is no pidfd, or if all pidfds have the same inode number (before Linux 6.9).
     """
     if pidfd is None:
         return 0
@@ -216,7 +219,8 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
         Start time of the expected process, in clock ticks after boot.
     dying_s
         Longest wait, in seconds, for the death of a process that ``/proc`` does not show or shows
-        as a zombie. The first thread of a killed process may end before its other threads.
+        as a zombie. If the first thread of a killed process ends before its other threads,
+        ``/proc`` shows a zombie, but the pidfd does not report the death yet.
 
     Returns
     -------
@@ -236,7 +240,7 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
             return True
         if found is not None:
             raise ProcessLookupError(errno.ESRCH, "the process is dead and its pid was reused")
-    # ``/proc`` proves nothing. The process may have just ended.
+    # ``/proc`` shows no start time of the process. The process may have just ended.
     if is_dead(pidfd, dying_s):
         raise ProcessLookupError(errno.ESRCH, "the process is dead")
     return False
@@ -281,7 +285,7 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0
 
 
 def belongs_to(owner: ProcessIdentity) -> bool:
-    """Whether the process that has the owner's pid now runs as the owner's user."""
+    """Whether the process that now has the owner's pid runs as the owner's user."""
     try:
         return Path(f"/proc/{owner.pid}").stat().st_uid == owner.uid
     except OSError:

@@ -15,9 +15,9 @@ def descriptor_hint() -> str:
     if soft < hard:
         return (
             f"the limit is {soft} open files: raise it with `ulimit -n {hard}` before the program "
-            "starts, or share parts of fewer allocations"
+            "starts, or share parts of a few large allocations"
         )
     return (
         f"the limit is {hard} open files, and only root can raise it (LimitNOFILE= of a service, "
-        "--ulimit nofile= of a container); or share parts of fewer allocations"
+        "--ulimit nofile= of a container); or share parts of a few large allocations"
     )

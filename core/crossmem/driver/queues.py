@@ -12,7 +12,9 @@ __all__ = ["VendorBuffer", "VendorQueue", "VendorQueues"]
 
 @dataclass(slots=True)
 class VendorQueue:
-    """A vendor's queue, as one process uses it. The driver makes the object, and core owns it.
+    """A vendor's queue, as one process uses it.
+
+    The driver makes the object, and crossmem's core owns it. Below, "core" means crossmem's core.
 
     Parameters
     ----------
@@ -34,7 +36,7 @@ class VendorQueue:
 class VendorBuffer:
     """A buffer that this process has allocated or received.
 
-    The driver makes the object, and core owns it.
+    The driver makes the object, and crossmem's core owns it.
 
     Parameters
     ----------
@@ -136,8 +138,9 @@ class VendorQueues(Protocol):
     ) -> bool:
         """Hand a buffer over; return False if the queue stayed full.
 
-        If this returns False or raises, the buffer still belongs to this process. Exception: if
-        its pointer is 0, the buffer was handed over.
+        If this method returns False, the buffer still belongs to this process. If it raises,
+        ``buffer.pointer`` decides: with 0, the buffer was handed over; with any other value, it
+        still belongs to this process.
 
         Parameters
         ----------

@@ -184,8 +184,8 @@ class _DeviceTable(Part):
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
         self.named: dict[tuple[str, str, int], LocalDevice] = {}
         """A cache of :func:`find_by_identity`. The key is the backend, the identity, and the number
-        of entries in ``found``. A new entry in ``found`` may change the search, so it changes all
-        keys."""
+        of entries in ``found``. A new entry in ``found`` may change the result of a search. It also
+        increases the number, so no later search uses an older entry of the cache."""
 
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
@@ -300,8 +300,8 @@ def runtime_in_use(process: Process, backend: str) -> str | None:
 def find_by_identity(process: Process, backend: str, identity: str, target: object) -> LocalDevice:
     """Return the device that a handle names (law C24).
 
-    The search uses the runtime of ``target`` if that is a device object of the backend, else the
-    runtime that :func:`runtime_in_use` returns.
+    If ``target`` is a device object of the backend, the search uses the runtime of ``target``. For
+    any other target, it uses the runtime that :func:`runtime_in_use` returns.
 
     Raises
     ------
@@ -337,14 +337,14 @@ def _find(found: tuple[LocalDevice, ...], backend: str, identity: str) -> LocalD
 
 def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[LocalDevice, ...]:
     table = process.part(_DeviceTable)
-    # A runtime has one entry, whether the call or the environment names it.
+    # A runtime has one entry, whether the caller or ``CROSSMEM_RUNTIME`` names it.
     runtime = runtime or process.registry.runtime_of(backend)
     found = table.found.get((backend, runtime))
     if found is None:
         refuse_forked_backend(backend)
         driver = process.registry.driver(backend, runtime=runtime)
         found = table.found.setdefault((backend, runtime), _made(process, driver, runtime))
-        # This capability is recorded now, because a forked child must not call the driver.
+        # ``fork_safe`` is recorded now: a forked child needs it, but must not call the driver.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found

@@ -15,7 +15,7 @@ __all__ = ["publish_raw"]
 
 
 def publish_raw(process: Process, handle: ShareableHandle) -> None:
-    """Let this process lease its own raw export.
+    """Publish this process's own raw export in its lease registry, so that it can be leased here.
 
     For a handle of another owner, this function does nothing. It also does nothing if the handle
     names no export of this process; the import refuses that handle later.
@@ -25,7 +25,7 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
     InvalidHandleError
         The handle names an export of this process, but differs from the raw handle of that export.
     StaleHandleError
-        The memory was freed, and leases still keep it.
+        The memory was freed.
     """
     if handle.owner != process.identity:
         return

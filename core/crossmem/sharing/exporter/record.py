@@ -36,8 +36,8 @@ class BlockRecord:
         self.blocks: list[Block] = []
         """A list with the block, or an empty list before and after the block's life."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
-        """For each kind of export, a list with the vendor's export. The list is empty before the
-        vendor has made the export. The key is the access, and whether the export is raw."""
+        """For each kind of export, a list with the vendor's export. The list is empty while the
+        export does not exist. The key is the access, and whether the export is raw."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 
@@ -52,7 +52,10 @@ class BlockRecord:
         return made[0] if made else None
 
     def export(self, access: Access, *, raw: bool) -> Exported:
-        """Return the vendor's export. The first call makes it. The caller holds the lock."""
+        """Return the vendor's export of one kind. The first call for the kind makes the export.
+
+        The caller holds the lock.
+        """
         made = self.exported.setdefault((access, raw), [])
         if not made:
             device = self.device
@@ -61,7 +64,10 @@ class BlockRecord:
         return made[0]
 
     def release_exports(self, block: Block) -> None:
-        """Release the vendor's exports. The caller holds the lock, or nothing uses the block."""
+        """Release the vendor's exports.
+
+        The caller holds the lock, or no other thread uses the block.
+        """
         driver = self.device.driver
         for made in self.exported.values():
             if made:
@@ -102,8 +108,8 @@ class AllocationRecord(Record):
         self.nbytes = 0
         """Requested size, in bytes."""
         self.number = next(process.numbers)
-        """The allocation's number in handles. Adoptions in one allocation of the vendor share the
-        number."""
+        """The allocation's number in handles. All adoptions of memory in one allocation of the
+        vendor have the same number."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
         """The handles that were returned and not withdrawn. The key is the arguments of the export,
@@ -116,8 +122,8 @@ class AllocationRecord(Record):
         """Pieces of address ranges that map the allocation."""
         self.usage = Usage()
         self.loose_exports: set[tuple[int, int]] = set()
-        """Exports that no entry of ``handles`` names. Either they were withdrawn and may still have
-        holders, or the call that makes them is running or was interrupted."""
+        """Exports that ``handles`` does not name: withdrawn exports that may still have holders,
+        and exports whose call of :meth:`Allocation.export` is running or was interrupted."""
 
     @property
     def lock(self) -> "threading.RLock":
@@ -126,7 +132,7 @@ class AllocationRecord(Record):
 
     @property
     def source(self) -> Block:
-        """The block that an address range maps."""
+        """The block that a piece of an address range maps."""
         return self.memory.block
 
     @property
@@ -181,12 +187,15 @@ class AllocationRecord(Record):
         return unit
 
     def _on_idle(self) -> None:
-        """Queue the memory after the end of its last lease. Any thread may call this."""
+        """Queue the freed memory for its release after the end of its last lease.
+
+        Any thread may call this method.
+        """
         self.process.deferred.note_idle(self)
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Free the memory if it has no leases. Otherwise, add it to the waiting memory.
+        """Free the memory if it has no leases. Otherwise, the reaper frees it after the last lease.
 
         Before the free, this method waits for the device's running work, because not every vendor
         promises that its free call waits.
@@ -200,8 +209,8 @@ class AllocationRecord(Record):
             leases = process.server.leases
             is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle and blocking and unit.pins:
-                # The server's thread pins memory while it answers a request, and may be about to
-                # finish.
+                # The server's thread pins memory while it answers a request. The pin may end within
+                # this wait.
                 process.server.catch_up(CATCH_UP_S)
                 is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle:
@@ -215,7 +224,10 @@ class AllocationRecord(Record):
             process.deferred.waiting.discard(self)
 
     def free_now(self, *, blocking: bool) -> None:
-        """Free the memory, even if leases remain."""
+        """Free the memory, even if leases remain.
+
+        With ``blocking=False``, do nothing while another thread holds the lock.
+        """
         taken: list[bool] = []
         failure = None
         lock = self.memory.lock
@@ -233,7 +245,7 @@ class AllocationRecord(Record):
             raise failure
 
     def _release(self) -> CrossmemError | None:
-        """Wait for the device's work, free the memory, and return the error of that work.
+        """Wait for the device's work, and free the memory. Return the work's error, if it failed.
 
         The caller holds the lock.
         """
@@ -260,9 +272,9 @@ class AllocationRecord(Record):
         unit, server = self.unit, self.process.server
         if unit is not None:
             if not unit.is_retired and server is not None:
-                # Either another thread has made the unit since give_back() looked for it; the call
-                # of export() in that thread raises. Or the process exits, and importers keep the
-                # memory after the free.
+                # This happens in two cases. Another thread has made the unit after give_back()
+                # looked for it; the call of export() in that thread raises. Or the process exits,
+                # and free_at_exit() frees the memory without give_back().
                 server.leases.retire(unit, even_if_leased=False)
             self.unit = None
             # The unit and its exports refer to each other. This statement breaks the cycle.
@@ -304,7 +316,7 @@ class Allocations(Part):
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
         """Return the record of the memory whose export a handle names, or None if there is none.
 
-        Freed memory keeps its record while it waits for leases.
+        Freed memory keeps its record until its last lease has ended.
         """
         return self.exported.get((handle.allocation, handle.export))
 

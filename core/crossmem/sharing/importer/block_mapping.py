@@ -101,10 +101,10 @@ class BlockMapping(Mapping):
         if type(hold) is BlockHold and gettrace() is None:
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
-            # One step: no signal handler and no other thread runs before ``is_done`` is set, so the
-            # branch needs no lock. A thread that begins a copy or a view first sets a field that
-            # this condition checks, and then reads ``_record`` again. So either this branch sees
-            # the copy or view, or that thread sees the end.
+            # One step: without a call or a loop, no signal handler and no other thread runs before
+            # ``is_done`` is set, so the branch needs no lock. A thread that begins a copy or a view
+            # first sets a field that this condition checks, and then reads ``_record`` again. So
+            # either this branch sees the copy or view, or that thread sees that the mapping ended.
             if not (
                 self._record is None
                 or process.is_inherited
@@ -209,10 +209,11 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
 def _attach_held(
     arena: ArenaImport, blob: bytes, index: int, generation: int, length: int, pointer: int
 ) -> BlockMapping | None:
-    """Attach a block under the lock of the state. Return None if the owner must be asked.
+    """Attach a block under the lock of the process's state.
 
-    This is the path if this process already holds the block, if the hold needs a fence or a wait
-    for the device, and if a trace function, such as a debugger's, is set.
+    :func:`attach_bytes` calls this function if this process already holds the block, if the hold
+    needs a fence or a wait for the device, or if a trace function, such as a debugger's, is set.
+    Return None if the caller must take the general path.
     """
     process = arena.process
     hold = arena.hold_kind(arena, index)

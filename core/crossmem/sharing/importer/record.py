@@ -98,7 +98,7 @@ class ImportRecord:
         self.state = State.NEW
         self.uses: set[Use] = set()
         """The users. A user joins before the memory is opened. So if another user leaves during the
-        opening, that user is not the last one, and does not close the memory."""
+        opening, the leaving user is not the last one, and does not close the memory."""
         self.mapped_uses: set[Use] = set()
         self.mapped: list[Mapped] = []
         """The vendor's mapping, if there is one."""
@@ -173,7 +173,7 @@ class ImportRecord:
         """Wait for the device's work if a user left without a wait. Return the work's failure."""
         if not self.has_unawaited_work:
             return None
-        # The flag is cleared before the wait, because a user that leaves during the wait sets it.
+        # The flag is cleared before the wait: a user that leaves during the wait sets it again.
         self.has_unawaited_work = False
         try:
             return wait_for_work(self.device)
@@ -342,7 +342,7 @@ class Use(Record):
         self.ends_with_owner = False
         """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """The end of the work that uses the memory, if the mapping was ended on a stream."""
+        """Tells whether the stream's work is complete, if the mapping was ended on a stream."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -370,7 +370,7 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import, or let the reaper try later while the work of :attr:`landing` runs."""
+        """Leave the import. If the work of :attr:`landing` still runs, let the reaper try later."""
         record = self.record
         if record is None:
             self.is_done = True

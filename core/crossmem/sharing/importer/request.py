@@ -67,7 +67,7 @@ def request_of(
             msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
             hint = f"import on a device of backend {handle.backend!r}"
             raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
-    # The target device may prefer another mechanism than the handle's.
+    # The mechanism of the device object is a default, which may differ from the handle's mechanism.
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities

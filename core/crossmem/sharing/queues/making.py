@@ -82,7 +82,7 @@ def make_queue(
             raise InvalidSizeError(msg, operation="queue", hint=hint)
     check_flag("redeliver", redeliver, "queue")
     if redeliver and delivery == "each":
-        msg = "redeliver=True needs delivery='one': with 'each', every consumer gets each buffer"
+        msg = "redeliver=True needs delivery='one'; with 'each', all consumers get a buffer anyway"
         raise ConfigurationError(msg, operation="queue", hint="leave out redeliver=True")
     counted: Any = {name: value for name, value, _most in counts}
     size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
@@ -163,8 +163,8 @@ def open_queue(
     AccessDeniedError
         The owner does not admit this process.
     UnsupportedError
-        This process owns the queue, takes no part in the owner's barriers, or cannot import the
-        buffers for ``device``.
+        This process owns the queue, cannot take part in the barriers (``membarrier``) on which the
+        owner relies, or cannot import the buffers for ``device``.
     WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         This process cannot reach the queue.
     """

@@ -19,8 +19,8 @@ __all__ = ["JOIN_PAUSE_S", "Places", "TakenPlaces", "take_place"]
 
 JOIN_PAUSE_S: Final = 1e-3
 _GRACE_S: Final = 0.5
-"""How many seconds :func:`take_place` retries if all places are taken. The place of a process that
-has just died is not free at once."""
+"""The longest time, in seconds, for which :func:`take_place` retries while all places are taken. If
+a process has just died, its place becomes free after a moment."""
 _PAUSE_S: Final = 2e-3
 
 
@@ -56,8 +56,9 @@ class Places(Record):
         self.mappings: list[Mapping] = []
         """The mappings of the places that this process has taken."""
         self._joining: dict[QueueRole, list[int]] = {}
-        """For each role, the thread that is taking a place, in a list. A signal handler in that
-        thread makes another list."""
+        """For each role, a list with the id of the thread that is taking a place. Each call of
+        :meth:`join` makes its own list, so a call in a signal handler of that thread finds an equal
+        list that is not its own."""
 
     def has_place(self, role: QueueRole) -> bool:
         """Whether this process has a place for a role."""
@@ -77,8 +78,8 @@ class Places(Record):
         """
         mine = [get_ident()]
         try:
-            # The entry in the dict replaces a lock, because a thread should hold no lock while it
-            # waits for the owner's reply and while the driver maps memory.
+            # The entry in ``_joining`` replaces a lock, because a thread should hold no lock while
+            # it waits for the owner's reply or while the driver maps memory.
             while True:
                 other = self._joining.setdefault(role, mine)
                 if other is mine:
@@ -159,5 +160,5 @@ def take_place(
         time.sleep(_PAUSE_S)
     places = "producers" if role == "produce" else "consumers"
     msg = f"all {len(mine)} places for {places} of this queue are taken"
-    hint = f"close one of them, or make the queue with more {places}"
+    hint = f"close the queue in a process that has a place, or make it with more {places}"
     raise BusyError(msg, operation="open_queue", hint=hint)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's knowledge of the entries that producers have published.
+"""The knowledge that the owner of a queue has of the entries that producers have published.
 
-A producer may drop an entry or die at any step, and a hostile producer may write any words. So the
-owner forgets an entry when it sees that the buffer's stamp in the ring has changed.
+A producer may drop an entry or die at any step, and a hostile producer may write any words. So an
+entry is valid only while its buffer has the entry's stamp in the ring. If the owner sees another
+stamp there, it forgets the entry.
 """
 
 from collections import Counter, deque
@@ -36,7 +37,8 @@ class Entry(NamedTuple):
     is_handed: bool
     """Whether the owner, not the producer, has determined the target."""
     deliveries: int
-    """Number of deliveries, including the present or the next one."""
+    """The number of the current delivery, or of the next one if no consumer has the entry. The
+    first delivery has the number 1."""
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class Ring:
     waiting: deque[Entry] = field(default_factory=deque)
     """Entries that no consumer has, sorted by stamp."""
     given: dict[int, Entry] = field(default_factory=dict)
-    """The entries that consumers had not released at the last read. A key is a buffer."""
+    """The entries that consumers have, as far as the owner knows. A key is a buffer's number."""
     is_late: bool = False
     """Whether an entry of an ended session was not ready at the last read."""
 
@@ -63,7 +65,7 @@ class Published:
         self.rings = [Ring() for _ in range(self.terms.producers)]
         self.given: dict[tuple[int, int], tuple[int, int]] = {}
         """For each entry that the owner has handed out or recovered, the target and the number of
-        deliveries. A key is (producer, stamp)."""
+        the delivery, as in :class:`Entry`. The key is (producer, stamp)."""
 
     def _entries(self, producer: int, tail: int) -> tuple[list[Entry], bool]:
         """Return the published entries of a producer up to a stamp, sorted by stamp.
@@ -130,14 +132,15 @@ class Published:
             else:
                 ring_.waiting.append(one)
         if len(ring_.waiting) > self.terms.depth:
-            # A hostile producer can replace entries that are not at the front.
+            # A hostile producer can drop entries that are not at the front, so the loop above does
+            # not remove them.
             ring_.waiting = deque(filter(self._is_there, ring_.waiting))
 
     def _new_entries(self, producer: int, tail: int) -> list[Entry] | None:
         """Return the entries since the last read; None if the ring does not have all of them.
 
         The ring has the buffer numbers of the last ``depth`` stamps. The producer may be replacing
-        the oldest of these numbers.
+        the oldest of these numbers, so this method does not use it.
         """
         terms, segment = self.terms, self.opened.segments[producer]
         first = self.rings[producer].seen + 1
@@ -191,7 +194,10 @@ class Published:
         return Counter(((one.target >> 48) - 1, one.producer) for one in given)
 
     def forget_old(self, *, is_changed: bool) -> None:
-        """Forget hand-outs and recoveries of entries that do not exist any more."""
+        """Forget hand-outs and recoveries of entries that do not exist any more.
+
+        If no session has changed, do this only when ``given`` has grown large.
+        """
         if is_changed or len(self.given) > 2 * self.terms.producers * self.terms.depth:
             live = {one[:2] for one in self.all()}
             self.given = {key: one for key, one in self.given.items() if key in live}

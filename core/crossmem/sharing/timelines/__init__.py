@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines: order across processes, on the host and on streams."""
+"""Timelines, by which the hosts and streams of several processes wait for each other's work."""
