@@ -27,7 +27,7 @@ def _names(text: str) -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the kit's options. The kit reads them by ``config.getoption("crossmem_device")``."""
+    """Declare the kit's options, which the kit reads by ``config.getoption``."""
     group = parser.getgroup("crossmem", "conformance kit of crossmem")
     group.addoption(
         "--crossmem-device",
@@ -62,9 +62,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--crossmem-fork-peers",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="make the kit's other processes by forks of a process that has imported crossmem, "
-        "which is faster; default: only on host memory and emulated devices, because vendors' "
-        "libraries may not survive a fork",
+        help="fork the kit's peer processes from a process that has imported crossmem, which is "
+        "faster than starting new interpreters; default: only on host memory and emulated devices, "
+        "because vendors' libraries may not survive a fork",
     )
     group.addoption(
         "--crossmem-mask",

@@ -64,8 +64,8 @@ def share(
         copies each array whose block of the vendor contains other memory, unless ``neighbours`` is
         ``"expose"``. Readers get the copy, and do not see later changes of the original. To give
         readers new data, change the arrays in :attr:`crossmem.Shared.value`, or copy again with
-        :meth:`crossmem.Shared.update`. None or False: this call copies nothing, and refuses the
-        arrays that it copies with ``"allow"``.
+        :meth:`crossmem.Shared.update`. None or False: this call copies nothing, and refuses each
+        array that ``"allow"`` would copy.
     device
         The device to which host memory is copied. None: the pool's device, or ``host`` if there is
         no pool. The CPU must be able to address the device's memory.
@@ -97,7 +97,7 @@ def share(
     ForkedProcessError
         This process is a forked child, and an array lies in a pool or queue of its parent.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        There is no such ``device`` in this process.
+        The backend or device that ``device`` names does not exist, or cannot be used.
     DriverError, OutOfMemoryError
         A vendor's call failed, or the device or the pool has no room. All copies were freed.
     """
@@ -134,8 +134,8 @@ def share(
 def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool] | None:
     """Return a message for one array, the array's memory, and whether the array is read-only.
 
-    The array is read-only if this process received it with ``readonly=True``. The result is None
-    if the array does not lie in memory of crossmem that other processes can lease.
+    The array counts as read-only if this process received it with ``readonly=True``. The result is
+    None if the array does not lie in memory of crossmem that other processes can lease.
 
     Raises
     ------
@@ -177,8 +177,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
 
 
 def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> None:
-    # Values of other types are refused without a comparison: ``==`` of a NumPy array returns an
-    # array, and 1 is equal to True.
+    # A value that is neither None nor a str is refused without a comparison with ``known``: ``==``
+    # of a NumPy array returns an array, and 1 is equal to True.
     if (value is not None and not isinstance(value, str)) or value not in known:
         msg = f"{name} must be one of {known}, not {shorten(value)}"
         raise ConfigurationError(msg, operation="share")
@@ -187,7 +187,7 @@ def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> No
 def _rows(
     tree_memory: TreeMemory, leaves: list[Leaf]
 ) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Exportable]]:
-    """Return the distinct handles of the arrays, a row for each array, and the memory of copies.
+    """Return the distinct handles of the arrays, a Row for each array, and the memory of copies.
 
     The last result maps the index of a handle to the allocation or block that contains copies.
     """

@@ -33,7 +33,7 @@ _T_co = TypeVar("_T_co", covariant=True)
 def refusing_closed(shared: "Shared[Any]") -> Iterator[None]:
     """If the block fails because ``shared`` was closed, raise an error that names ``shared``.
 
-    The error of the block names only the memory or the handle that the close has ended.
+    The original error names only the closed memory or the stale handle.
     """
     try:
         yield
@@ -102,7 +102,7 @@ class Shared(Published, Generic[_T_co]):
 
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "Shared[Any]":
-        """Return the tree that another process described in bytes. Nothing is imported yet.
+        """Return a shared tree from the bytes of :meth:`to_bytes`. This call imports no memory.
 
         Raises
         ------
@@ -172,7 +172,8 @@ class Shared(Published, Generic[_T_co]):
         contents, found = self._contents, self._value
         message = self.take()
         if found is None:
-            # This runs without the lock, because close() must not wait for the exporter.
+            # attach_all() may wait for the exporter. So this runs without the lock, which close()
+            # takes: close() must not wait for the exporter.
             with refusing_closed(self):
                 made = contents.tree() if contents else build(message, attach_all(message))
             with self._lock:
@@ -242,7 +243,7 @@ class Shared(Published, Generic[_T_co]):
         Raises
         ------
         ClosedError, ForkedProcessError
-            The message says what happened.
+            This object was closed, or a forked child made this call.
         """
         refuse_foreign(self._process, self)
         if self._is_closed:
@@ -292,8 +293,8 @@ class Shared(Published, Generic[_T_co]):
                 # memory is released.
                 steps.callback(self._timeline.close)
             if self._process.is_inside:
-                # This call runs in a finaliser or signal handler, and its thread holds a lock.
-                # Releases take locks of a lower rank, so another thread executes these steps.
+                # This call runs in a finaliser or signal handler, and its thread holds a lock under
+                # which a release could deadlock. So another thread executes these steps.
                 deferred = self._process.deferred
                 deferred.ready[Call(steps.pop_all().close)] = None
                 deferred.start_reaper()

@@ -10,7 +10,7 @@
 
 enum { SECONDARIES = 3, FRAMES = 30, NBYTES = 1024, LENGTH = 512, WAIT_MS = 5000, LAST = -1 };
 
-/* Ends this process. The other processes end too: each wait at the queue ends after WAIT_MS. */
+/* Ends this process. The other processes end too, because their waits at the queue fail after WAIT_MS. */
 static void give_up(const char *why, int code)
 {
     const char *text = aclGetRecentErrMsg();

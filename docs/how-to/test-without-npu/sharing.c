@@ -66,7 +66,7 @@ static void import_memory(void)
     CHECK(aclrtMemcpy(text, sizeof text, memory, sizeof text, ACL_MEMCPY_DEVICE_TO_HOST));
     CHECK(aclrtIpcMemClose(key));
     if (strcmp(text, "hello") || write(peer, "!", 1) != 1)
-        give_up("not the text of the exporter, or no exporter", 0);
+        give_up("the text is wrong, or the exporter has ended", 0);
     CHECK(aclrtResetDevice(0));
     CHECK(aclFinalize());
 }

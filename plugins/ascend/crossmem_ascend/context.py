@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a device current on the calling thread, and restores its context afterwards (law C19).
+"""Makes a device current on a thread, and restores the thread's context afterwards (law C19).
 
-A process opens a device once, in a separate thread, because ``set_device`` changes the context of
-the calling thread. If that thread had no context before, only a reset of the device would undo this
-change. crossmem never resets a device, because torch_npu or the application may be using it.
+crossmem opens a device once in a process, by a call of ``set_device``. The call changes the context
+of its thread. If the thread had no context before, only a reset of the device undoes the change.
+crossmem never resets a device, because torch_npu or the application may be using it. So crossmem
+calls ``set_device`` in a separate thread, which then ends.
 """
 
 import threading
@@ -31,8 +32,8 @@ class _Debt:
     current
         The context that crossmem made current.
     previous
-        The thread's previous context. None: the thread had no context, so ``current`` is destroyed
-        to detach it.
+        The thread's previous context. None: the thread had no context. The destruction of
+        ``current`` then leaves the thread without a context.
     """
 
     current: int
@@ -84,7 +85,7 @@ class Contexts:
 
     @property
     def _debts(self) -> list[_Debt]:
-        """The debts of this thread, in the order of their restoration: the innermost first."""
+        """The debts of this thread, in the order in which they are paid: the innermost first."""
         debts: list[_Debt] | None = getattr(self._thread, "debts", None)
         if debts is None:
             debts = self._thread.debts = []
@@ -133,9 +134,9 @@ class Contexts:
             try:
                 self._pay_first(debts)
             except CrossmemError as error:
-                # The debt is dropped in two cases. PARAM_INVALID means that the application has
-                # destroyed the context. If the context is not current, a reset of the device may
-                # have ended it.
+                # The debt is dropped in two cases. If the code is PARAM_INVALID, the application
+                # has destroyed the context. If `debt.current` is not current, a reset of the device
+                # may have ended it.
                 if is_current and not (
                     isinstance(error, DriverError) and error.code == PARAM_INVALID
                 ):
@@ -151,8 +152,9 @@ class Contexts:
         if previous is not None:
             is_current = vendor.value("rt.get_device", rt.get_device()) == ordinal
             return [] if is_current else self._exchange(previous, opened)
-        # The thread has no context, and no call of ACL detaches the default context from it. So the
-        # debts replace the default context by a new context, and then destroy the new context.
+        # The thread has no context, and no call of ACL detaches the default context from it. So
+        # this method creates a context. When the debts are paid, the created context first replaces
+        # the default context, and is then destroyed.
         made: list[tuple[int, int]] = []
         try:
             call_into(made, rt.create_context, ordinal)
@@ -207,7 +209,7 @@ class Contexts:
         except RuntimeError as error:
             raise DriverError(
                 f"device {ordinal} cannot be opened: {clause(str(error))}",
-                hint="use the device once before the program exits",
+                hint="use the device before the program exits, or raise the limit on threads",
                 backend=BACKEND,
             ) from error
         thread.join()

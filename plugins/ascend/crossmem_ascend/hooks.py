@@ -35,8 +35,7 @@ def _probe() -> Availability:
     if not any(_DEV.glob(_DEVICE_FILES)) and not _has_devices():
         return Availability(
             "unusable",
-            f"no NPU found: there is no file {_DEV / _DEVICE_FILES}, and aclrtGetDeviceCount finds "
-            "no device",
+            f"no NPU found: no file {_DEV / _DEVICE_FILES}, and aclrtGetDeviceCount finds no device",
         )
     return Availability("available")
 
@@ -44,7 +43,7 @@ def _probe() -> Availability:
 def _has_devices() -> bool:
     """Whether ACL finds devices. The emulation has devices without device files.
 
-    The count works without aclInit and without a context, so the probe uses neither.
+    aclrtGetDeviceCount works without aclInit and without a context, so the probe needs neither.
     """
     with PLUGINS:
         from crossmem_ascend.library import open_acl  # noqa: PLC0415
@@ -64,7 +63,8 @@ def _fault_of_both() -> tuple[str, str]:
     """
     if "acl" in sys.modules or find_spec("acl") is not None:
         return "", ""
-    # The import comes late, because each process that uses any backend imports this module.
+    # Each process that uses any backend imports this module. To keep this import fast, the modules
+    # of the driver and of the library are imported inside functions.
     with PLUGINS:
         from crossmem_ascend.library import acl_library  # noqa: PLC0415
 
@@ -91,7 +91,7 @@ def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
 
 
 def _find_acl() -> "Acl":
-    """Return pyACL or, if pyACL fails, CANN's library. If both fail, the error has both reasons."""
+    """Return pyACL or, if pyACL cannot be imported, CANN's library. The error names both faults."""
     with PLUGINS:
         from crossmem_ascend.library import open_acl  # noqa: PLC0415
         from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
@@ -110,7 +110,7 @@ def _find_acl() -> "Acl":
 
 @hookimpl
 def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
-    """Offer the NPUs of this machine, or an emulation if the caller names its runtime."""
+    """Offer the NPUs of this machine, or emulated NPUs for the runtime ``emulated``."""
     return (
         Backend(
             name="ascend",

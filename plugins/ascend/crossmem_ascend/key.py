@@ -40,7 +40,7 @@ class _Keyed(Reference):
 
 
 class Key(Mechanism):
-    """Memory that a key identifies."""
+    """The mechanism that shares memory by a key."""
 
     name = "key"
     needs = KEY
@@ -52,8 +52,8 @@ class Key(Mechanism):
 
     @override
     def allocate(self, ordinal: int, nbytes: int) -> Block:
-        # If the capacity were not a whole number of huge pages, the memory might not begin at a
-        # page boundary, or might share a page with other memory.
+        # A key can export only memory that begins at a page boundary. An allocation of whole huge
+        # pages begins at a page boundary, and shares no page with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         owned = _Keyed(self)
         made: list[tuple[int, int]] = []
@@ -85,7 +85,8 @@ class Key(Mechanism):
     def _free(self, owned: _Keyed) -> None:
         free, address = self._rt.free, owned.address
         if address:
-            # No signal handler runs between these two statements.
+            # CPython runs no signal handler between the next two statements. So the address cannot
+            # be lost before the call of free().
             owned.address = 0
             code = free(address)
             if code:

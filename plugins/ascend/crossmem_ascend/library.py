@@ -51,7 +51,7 @@ class _Module:
 
 
 class _Rt(_Module):
-    """``acl.rt``. Some functions need more than a prototype."""
+    """``acl.rt``. For some functions, this class converts the arguments or the result."""
 
     def __init__(self, functions: Functions) -> None:
         super().__init__("rt", functions)
@@ -153,7 +153,7 @@ def open_acl() -> Acl:
 
 
 def beside(acl: Acl) -> Any:
-    """Return the library that pyACL has loaded, because pyACL lacks some of its functions.
+    """Return the library that pyACL has loaded, with the functions that pyACL lacks.
 
     If ``acl`` is not pyACL, or if the library is not found, return ``acl`` itself.
     """
@@ -166,5 +166,5 @@ def beside(acl: Acl) -> Any:
 
 
 def open_tdt(acl: Acl) -> object | None:
-    """Return a runtime's functions for queues and buffers, or None if it has none."""
+    """Return a runtime's functions for queues and buffers, or None if there are none."""
     return getattr(acl if hasattr(acl, "tdt") else beside(acl), "tdt", None)

@@ -14,7 +14,9 @@ GRANULARITY_NBYTES: Final = 2 << 20
 
 
 class Mechanism(Protocol):
-    """One mechanism. The callers of its methods make the device current.
+    """One mechanism. The driver makes the device current before it calls a method.
+
+    The only exception is :meth:`keep_mapped`, which needs no current device.
 
     Attributes
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prototypes of ACL's C functions. The keys are the functions' names in pyACL.
+"""Dicts with the prototypes of ACL's C functions. The keys are the functions' names in pyACL.
 
 The prototypes follow ``acl/acl_rt.h``, ``acl/acl.h`` and ``acl/acl_tdt_queue.h`` of ACL 1.17.0
 (CANN of 2026).
@@ -47,7 +47,7 @@ class _MemAccessDesc(ctypes.Structure):
 
 
 class _Properties(Parameter):
-    """The address of an ``aclrtPhysicalMemProp``, given as pyACL's dictionary."""
+    """The address of an ``aclrtPhysicalMemProp``. The caller gives the dict that pyACL takes."""
 
     kinds = (ctypes.POINTER(_PhysicalMemProp),)
 
@@ -60,7 +60,7 @@ class _Properties(Parameter):
 
 
 class _Text(Parameter):
-    """A text that ends with a zero byte, given as ``str`` or ``bytes``."""
+    """The address of a C string. The caller gives the text as ``str`` or ``bytes``."""
 
     kinds = (ctypes.c_char_p,)
 
@@ -71,7 +71,7 @@ class _Text(Parameter):
 
 
 class _Share(Parameter):
-    """The address of a shareable handle, given as a number, or as bytes for a fabric handle."""
+    """The address of a shareable handle. Fabric handles are given as bytes, others as numbers."""
 
     kinds = (ctypes.c_void_p,)
 

@@ -23,7 +23,8 @@ def import_pyacl() -> Acl:
     Raises
     ------
     BackendUnavailableError
-        pyACL is not installed, or its libraries are not found.
+        pyACL is not installed, its libraries are not found, or Python finds another module
+        ``acl``.
     """
     try:
         module = import_module("acl")

@@ -46,7 +46,7 @@ _BITS: Final[Mapping[QueueRole, int]] = {"produce": 4, "consume": 2}
 def obstacle(
     vendor: Vendor, tdt: object | None, ordinal: int, environ: Mapping[str, str]
 ) -> UnsupportedError | None:
-    """Return the error if processes cannot use the vendor's queues on a device, else None."""
+    """Return None if processes can use the vendor's queues on a device, else the error."""
     code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
     hint = (
         f"crossmem.device('{BACKEND}:{ordinal}').queue(...) makes a queue of crossmem's own, over "
@@ -60,7 +60,7 @@ def obstacle(
     elif failure != SUCCESS:
         reason = f"acl.rt.get_run_mode failed with {failure}"
     elif mode == _RUNS_ON_HOST:
-        reason = f"{code} buffers of acltdt in run mode host"
+        reason = f"{code} calls for buffers in run mode host"
     elif _SHARE_GROUP not in environ:
         reason = f"{code} acltdtGrantQueue without a share group ({_SHARE_GROUP})"
         # Products that run programs on the device have no shareable handles, so the first hint
@@ -145,7 +145,7 @@ class QueueMechanism(HandOvers):
         role: QueueRole,
         mechanism: str,  # noqa: ARG002
     ) -> VendorQueue:
-        """Attach a queue. The vendor has no call that ends the attachment."""
+        """Attach the queue that the payload names. No call of the vendor ends the attachment."""
         number = int.from_bytes(payload, "little")
         if len(payload) != _ID_NBYTES or number >= MAX_QUEUES:
             msg = f"the id of a queue is a number below {MAX_QUEUES}, not {payload[:16].hex()}"
@@ -173,7 +173,10 @@ class QueueMechanism(HandOvers):
     def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
         """Give a process the vendor's permission for a role."""
         if not peer.pid:
-            msg = "the vendor grants queues by pid, and the owner does not see this process's pid"
+            msg = (
+                "the vendor grants queues by pid, and the owner does not see the pid of the "
+                "process that opens the queue"
+            )
             raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
         with self._about(queue.ordinal, "open_queue"):
             # A grant may replace the process's earlier grant, so this grant repeats earlier roles.

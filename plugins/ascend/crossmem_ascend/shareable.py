@@ -35,7 +35,7 @@ _NO_RAW_EXPORT: Final = frozenset({FEATURE_NOT_SUPPORT, PARAM_INVALID})
 class _Physical(Reference):
     """Physical memory in this process.
 
-    Each field except ``share`` records a resource that is not released yet.
+    Each field of this class except ``share`` records a resource that is not released yet.
     """
 
     handle: int
@@ -54,8 +54,8 @@ class Shareable(Mechanism):
 
     name = "shareable"
     needs = SHAREABLE
-    # The vendor's limit for one call. No limit for the whole whitelist is documented, so crossmem
-    # applies this one.
+    # The largest number of processes that one vendor call may add. The vendor documents no limit
+    # for the whole whitelist, so crossmem applies the limit of one call.
     whitelist_limit = 65535
 
     def __init__(self, vendor: Vendor) -> None:
@@ -99,7 +99,7 @@ class Shareable(Mechanism):
                     # The driver has exported the memory, but could not switch the whitelist off.
                     owned.share, owned.raw = share, False
                 raise UnsupportedError(
-                    "this driver cannot export without a whitelist, as raw handles require",
+                    "this driver cannot export without a whitelist, so raw handles are impossible",
                     hint="use a driver of 26.1.1 or later, or export with leases",
                     backend=BACKEND,
                 )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device addresses of one process: the reserved regions, and the memory that is mapped there.
 
-In this module, the host is the CPU. In a strict emulation, the host cannot access device addresses,
-as with a real device: an access causes SIGSEGV. The emulation itself uses other addresses for the
-same memory. A lax emulation also maps device memory at its device addresses, so that the host can
-access it. In both modes, memory that the CPU of a real system can access, such as host memory, is
-mapped at its device addresses.
+In this module, the host is the CPU. In a strict emulation, the host cannot access device memory at
+its device addresses, as with a real device: an access causes SIGSEGV. The emulation itself uses
+other addresses for the same memory. A lax emulation also maps device memory at its device
+addresses, so that the host can access it. In both modes, memory that the CPU of a real system can
+access, such as host memory, is mapped at its device addresses.
 """
 
 import itertools

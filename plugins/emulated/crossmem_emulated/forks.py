@@ -19,8 +19,8 @@ def generation() -> int:
 def expect() -> None:
     """Make future forked children close inherited descriptors of memory and unmap device memory.
 
-    In a child, such a descriptor or mapping would keep the memory alive after its release by the
-    parent. Descriptors that the application made inheritable stay open.
+    If a child kept them, the memory would stay allocated after the parent has released it.
+    Descriptors that the application made inheritable stay open.
     """
     global _is_expected  # noqa: PLW0603 - one value for the process
     _is_expected = True

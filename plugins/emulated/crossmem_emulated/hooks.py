@@ -18,7 +18,7 @@ __all__ = ["crossmem_backends", "crossmem_emulate", "crossmem_runtime"]
 
 def _probe() -> Availability:
     if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-        reason = "it shares memory by memfds, which need Linux and a Python with os.memfd_create"
+        reason = "the backend needs Linux and a Python with os.memfd_create, to share memory"
         return Availability("unusable", reason)
     # Every process that uses crossmem imports this module, and most processes need no emulation. So
     # the modules of the drivers and emulations are imported only inside functions.

@@ -17,7 +17,7 @@ __all__ = ["CHECKED_NBYTES", "HostDriver"]
 
 CHECKED_NBYTES: Final = 64 << 20
 """The smallest size in bytes of an allocation for which the driver reads the limits. Smaller
-allocations are too frequent."""
+allocations are frequent, and a reading takes much longer than such an allocation."""
 
 _FRESH_S: Final = 0.1
 """The time in seconds for which one reading of the limits is valid."""
@@ -43,9 +43,9 @@ class HostDriver(MemfdDriver):
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         # The bytes that one reading of the limits still permits, and the time at which the reading
-        # expires. If two threads allocate at once, an update of these fields may be lost, and both
-        # threads may use the same bytes. This is harmless, because one reading permits at most half
-        # of the free memory.
+        # expires. If two threads allocate at once, an update of these fields may be lost, so the
+        # fields may permit the same bytes to both threads. This is harmless, because all
+        # allocations that share one reading use at most half of the free memory.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(
@@ -72,7 +72,8 @@ class HostDriver(MemfdDriver):
         """Raise ``OutOfMemoryError`` if the limits leave too little memory for a capacity.
 
         A reading of the limits takes as long as ten allocations. So one reading also serves later
-        allocations, until all of them together reach half of the free memory that was read.
+        allocations, until it expires, or until the allocations together exceed half of the free
+        memory that was read.
         """
         if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
             self._spare_nbytes -= capacity

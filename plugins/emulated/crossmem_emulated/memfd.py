@@ -134,7 +134,10 @@ class MemfdDriver(Driver):
         return block
 
     def _charge(self, block: Block, capacity: int) -> None:
-        """Set the capacity of a block. Raise ``OutOfMemoryError`` if a limit leaves no room."""
+        """Set the capacity of a block.
+
+        A subclass with limits raises ``OutOfMemoryError`` if they leave no room for the capacity.
+        """
         block.capacity = capacity
 
     def _refund(self, block: Block) -> None:
@@ -163,7 +166,8 @@ class MemfdDriver(Driver):
         if descriptor is not None:
             try:
                 # The kernel closes the descriptor even if close() reports an error. So the
-                # reference is cleared first, and a repeated free() does not close it again.
+                # reference is cleared first, and a repeated free() does not close the descriptor
+                # again.
                 block.reference = None
                 close(descriptor)
             except OSError as error:
@@ -225,8 +229,8 @@ class MemfdDriver(Driver):
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         if actual != capacity or not 0 < nbytes <= capacity:
             msg = (
-                f"the exporter offers {nbytes} bytes in a capacity of {capacity}, but sent "
-                f"memory of {actual} bytes"
+                f"the sizes do not fit: the exporter reports {nbytes} bytes and capacity "
+                f"{capacity} for memory of {actual} bytes"
             )
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         return Imported(ordinal, capacity, access, descriptor)
@@ -241,8 +245,8 @@ class MemfdDriver(Driver):
             except OSError as error:
                 raise self._close_failed(imported.ordinal, error, "unmap") from None
         elif reference is not None and reference.mapped.pointer:
-            # An interrupt ended map() after map() had made this mapping. So the core does not know
-            # the mapping.
+            # An interrupt ended map() after map() had made this mapping. The core does not know the
+            # mapping, so only this method can unmap it.
             self.unmap(reference.mapped)
 
     @override
@@ -254,8 +258,9 @@ class MemfdDriver(Driver):
         mapped = Mapped(imported, 0)
         try:
             mapped.pointer = self._map(imported, "rw" if imported.access == "rw" else "ro")
-            # This method does not know how many bytes the exporter requested. If the capacity
-            # exceeds one huge page, the request exceeds one huge page, too.
+            # This method does not know how many bytes the exporter requested. A capacity of exactly
+            # one huge page may be a smaller request, rounded up. If the capacity exceeds one huge
+            # page, the request exceeds one huge page, too.
             if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(mapped.pointer, imported.capacity)
             if not remappable:

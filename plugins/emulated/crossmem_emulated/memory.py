@@ -91,8 +91,8 @@ _mmap.argtypes = (c_size_t, c_size_t, c_int, c_int, c_int, c_int64)
 _mmap.restype = c_ssize_t
 
 munmap = _libc.munmap
-"""The C function itself. A caller forgets the address in the statement directly before the call, so
-that no signal handler runs between the statement and the call."""
+"""The C function itself. A caller forgets the address in the statement directly before the call. No
+signal handler runs between the two, so the memory is neither lost nor unmapped twice."""
 munmap.argtypes = (c_size_t, c_size_t)
 munmap.restype = c_int
 
@@ -256,8 +256,8 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
             # Kernels before Linux 4.17 ignore MAP_FIXED_NOREPLACE and may return another address.
             raise SystemCallError("mmap", EEXIST)
         pointer = (first + alignment - 1) & -alignment if spare else first
-        # ``start`` and ``end`` exclude the addresses before each unmap. After the unmap, another
-        # thread may get these addresses, so the handler below must not unmap them again.
+        # Another thread may get addresses that were unmapped here, so the handler below must not
+        # unmap them again. Therefore ``start`` or ``end`` changes before each unmap.
         if pointer > first:
             start = pointer
             munmap(first, pointer - first)

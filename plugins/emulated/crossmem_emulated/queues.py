@@ -20,8 +20,8 @@ __all__ = ["Caller", "Queue", "Queues", "Watch", "Work"]
 class Caller:
     """How the emulation calls a function that the program gave to a stream as work.
 
-    In this module, a wait that another process may end counts as a function of the program, because
-    the wait runs in a new thread. An example is the wait for a value in memory.
+    In this module, "function of the program" also means a wait that another process may end, such
+    as the wait for a value in memory. Like a function, such a wait runs in a new thread.
 
     Parameters
     ----------
@@ -56,8 +56,8 @@ class Work:
     is_running: bool = False
     sequence: int = 0
     written: tuple[tuple[int, int], ...] = ()
-    """The ranges that the work writes without gaps. Rows with gaps between them are not listed, nor
-    are values for which streams wait."""
+    """The contiguous ranges that the work writes. Rows with gaps between them are not listed. Words
+    for which streams can wait are not listed, either."""
     rows: list[int] = field(default_factory=list)
     """The numbers of the rows in the database in which other processes see the work's writes."""
 
@@ -304,7 +304,7 @@ class Queues:
         threading.Thread(target=run, name="crossmem-callback", daemon=True).start()
 
     def end_callback(self, stream: Queue, work: Work) -> None:
-        """Remove from its stream a function of the program that has ended.
+        """Remove work from its stream, because the work's function has ended.
 
         Unless streams are slow, do the work that waited for the function.
         """

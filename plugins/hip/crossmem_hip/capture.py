@@ -37,9 +37,9 @@ def refuse_captured(vendor: Vendor, stream: int) -> None:
     """Raise if this stream of CUDA is being captured. The check does not affect the capture.
 
     During a capture, CUDA records a call for the stream in the graph. Only a launch of the graph
-    executes the call, and the program may launch the graph never or several times. AMD's streams
-    are not checked, because ``hipStreamIsCapturing`` of ROCm 7 uses the memory of a stream without
-    a check that the stream is alive.
+    executes the call, and the program may launch the graph several times or not at all. AMD's
+    streams are not checked: for a destroyed stream, ``hipStreamIsCapturing`` of ROCm 7 reads freed
+    memory.
 
     Raises
     ------

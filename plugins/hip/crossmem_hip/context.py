@@ -24,8 +24,8 @@ class Current:
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
         self._thread = threading.local()
-        """The attribute ``owed`` is a pair while the thread's device is not restored yet: the
-        device in use, and the device to restore. At other times, it is None or missing."""
+        """While a restoration is due or has failed, the attribute ``owed`` is a pair: the device in
+        use, and the device to restore. At other times, the attribute is None or missing."""
 
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:
@@ -37,7 +37,8 @@ class Current:
             return
         # A switch of devices would break a capture by this thread on the previous device.
         refuse_capture(self._vendor)
-        # No signal handler runs between the `try` block and a statement that sets `owed`.
+        # CPython runs no signal handler between the `try` block and the statements that set `owed`.
+        # So no exception of a handler can skip these statements.
         try:
             # The device may have become current even if setDevice failed. So this call is inside
             # the `try` block.

@@ -2,7 +2,7 @@
 """The import of CuPy's runtime, whose interface :mod:`crossmem_hip.runtime` describes.
 
 Only the module of CuPy's runtime is imported. This takes a few milliseconds and needs no NumPy.
-``import cupy`` would take half a second.
+``import cupy`` takes half a second.
 """
 
 import sys
@@ -25,7 +25,7 @@ _NOT_FOUND: Final = "cannot open shared object file"
 
 
 def fault_of(family: Family) -> str:
-    """Import CuPy's runtime. Return why it cannot serve this vendor, or an empty text if it can."""
+    """Import CuPy's runtime. Return why it cannot serve the vendor, or an empty text if it can."""
     try:
         module = import_module(RUNTIME)
     except ImportError as error:
@@ -57,8 +57,9 @@ def import_cupy(family: Family) -> Runtime:
 def current_streams() -> tuple[int, ...]:
     """Return the streams that CuPy and PyTorch use in this thread, without the default stream 0.
 
-    The function imports neither library. While another thread imports a library, the library may
-    lack the functions used here, and counts as unused.
+    The function imports neither library, and a library that is not imported has no streams. While
+    another thread imports a library, the library may lack the functions that this function calls.
+    The streams of that library are then left out, too.
     """
     found = []
     if current := getattr(sys.modules.get(_STREAMS), "get_current_stream", None):

@@ -26,6 +26,8 @@ def find_devices(vendor: Vendor) -> tuple[DeviceInfo, ...]:
         There is no device, or no driver.
     ConfigurationError
         Two devices have the same identity.
+    DriverError
+        The runtime refused a query for another reason.
     """
     found = tuple(_info_of(vendor, ordinal) for ordinal in range(_count(vendor)))
     counted = Counter(one.identity for one in found)
@@ -85,11 +87,12 @@ def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:
 
 def _uuid_of(vendor: Vendor, ordinal: int, properties: dict[str, Any]) -> str | None:
     """Return a device's UUID in the format of the vendor's tool, or None if it is not known."""
-    # CuPy reports no UUID for AMD, so all processes identify AMD's devices by their bus ids.
+    # CuPy reports no UUID for AMD. So that processes with and without CuPy agree, all processes
+    # identify AMD's devices by their bus ids.
     if vendor.family.is_hip:
         return None
-    # deviceGetUuid is preferred to the properties: CuPy and ctypes cut their UUID at its first zero
-    # byte. If there is no zero byte, CuPy can add bytes after the UUID.
+    # deviceGetUuid is preferred, because CuPy and ctypes cut the UUID in the properties at its
+    # first zero byte. If this UUID has no zero byte, CuPy can add bytes after it.
     uuid = properties.get("uuid")
     if vendor.has("deviceGetUuid"):
         with vendor.calling("deviceGetUuid"):

@@ -43,7 +43,7 @@ PEER_ACCESS_ALREADY_ENABLED: Final = 704
 SMALLER_ON_CUDA: Final = 801
 """CUDA's code for a mapping that is larger than the memory. HIP's code is INVALID_VALUE."""
 NOT_READY: Final = 600
-"""The code of a query for work that is not complete."""
+"""The code that a query returns while the work is not complete."""
 
 CAPTURE: Final = frozenset(range(900, 909))
 """The vendors' result codes for calls that a capture forbids."""
@@ -75,7 +75,7 @@ _DEVICE = Meaning("see {tool} for the devices, and {masks} for those visible to 
 _DRIVER = Meaning("install matching versions of driver and runtime; {tool} shows the driver")
 _PEER = Meaning("these devices cannot reach each other's memory: import on the memory's own device")
 _IN_USE = Meaning(
-    "another process uses the device exclusively: set its compute mode to Default, with "
+    "another process uses the device exclusively: set the device's compute mode to Default, with "
     "`nvidia-smi -c 0`"
 )
 _SYSTEM = Meaning("the operating system refused; see the kernel's log")
@@ -196,8 +196,8 @@ _AFTER: Final = {
     ("memRetainAllocationHandle", 1): Meaning(
         "the memory is not mapped any more: its owner unmapped it", StaleHandleError
     ),
-    # Only the application chooses the streams. The code for a destroyed stream is 400 on CUDA, and
-    # 709 on HIP.
+    # In these calls, the stream is the argument stream= of the application. If the application has
+    # destroyed the stream, CUDA returns 400, and HIP returns 709.
     **{
         (function, code): Meaning(
             "stream= is no living stream of this device: pass a stream of this device that is not "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two vendors with similar APIs, and their differences."""
+"""AMD and NVIDIA, whose APIs are similar, and their differences."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -100,7 +100,7 @@ class Family:
         return f"{prefix}{name[0].upper()}{name[1:]}"
 
     def open_flags(self, runtime_version: int) -> int:
-        """Return the flags for the open of a handle. AMD's runtime refuses any other value."""
+        """Return the flags with which a handle is opened. AMD's runtime refuses all other flags."""
         return 0 if self.is_old(runtime_version) else _LAZY_ENABLE_PEER_ACCESS
 
     def is_old(self, runtime_version: int) -> bool:

@@ -112,7 +112,8 @@ def _why_of_no_device(
 def _is_hosts(vendor: Vendor, pointer: int) -> bool:
     """Whether memory that CuPy reports as device memory is pinned host memory.
 
-    CuPy translates the numbers of memory types as if every release had the numbers of ROCm 5.
+    CuPy translates the numbers of memory types as if every release had the numbers of ROCm 5. Since
+    ROCm 6, the number of host memory is the one that device memory had in ROCm 5.
     """
     if not vendor.family.is_hip or vendor.family.is_old(vendor.version):
         return False
@@ -128,6 +129,8 @@ def try_export(vendor: Vendor, base: int) -> bytes:
     ------
     UnsupportedError
         The vendor refuses. The message lists the possible reasons.
+    CrossmemError
+        The vendor refuses for another reason.
     """
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) is not None:
         return b""

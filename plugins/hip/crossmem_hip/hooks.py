@@ -77,7 +77,8 @@ def _fault_of_both(family: Family) -> tuple[str, str]:
 def _fault_of_cupy(family: Family) -> str:
     if find_spec(_PACKAGE) is None:
         return "CuPy is not installed"
-    # Discovery imports this module in every process, so the other imports are inside functions.
+    # Discovery imports this module in every process that uses crossmem. To keep this import fast,
+    # the other modules of this package are imported inside functions.
     with PLUGINS:
         from crossmem_hip.cupy import fault_of  # noqa: PLC0415
 

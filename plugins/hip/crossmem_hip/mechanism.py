@@ -53,7 +53,7 @@ class Mechanism(Protocol):
         ...
 
     def export(self, block: Block) -> Exported:
-        """Return the data for importers."""
+        """Export memory. Return the payloads and descriptors for importers."""
         ...
 
     def release_export(self, exported: Exported) -> None:
@@ -65,8 +65,9 @@ class Mechanism(Protocol):
     ) -> Imported:
         """Open another process's memory for a device.
 
-        The driver has checked the sizes of the payloads and the number of descriptors, and closes
-        the descriptors after this call. ``home`` is the device that holds the memory.
+        Before this call, the driver has checked the sizes of the payloads and the number of
+        descriptors. This method does not close the descriptors. ``home`` is the device that holds
+        the memory.
         """
         ...
 

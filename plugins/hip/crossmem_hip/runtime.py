@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a runtime: the part of ``cupy.cuda.runtime`` that the driver uses.
+"""The interface of a runtime: the functions that the driver uses, as in ``cupy.cuda.runtime``.
 
-Pointers and streams are integers. IPC handles are 64 ``bytes``. A function that fails raises
-``CUDARuntimeError``, on HIP too. The exception's ``status`` is the vendor's code. CuPy's module,
-the vendors' libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy
-lacks the calls for virtual memory. These calls take each member of a struct as a separate argument.
+Pointers and streams are integers. IPC handles are ``bytes`` of length 64. A function that fails
+raises ``CUDARuntimeError``, on HIP too. The exception's ``status`` is the vendor's code. CuPy's
+module, the vendors' libraries in :mod:`crossmem_hip.library`, and the emulation have this
+interface. CuPy's module lacks the calls for virtual memory, which :mod:`crossmem_hip.library` adds.
+These calls take each member of a struct as a separate argument.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +125,8 @@ class StreamValues(Protocol):
     def streamWaitValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
         """Let a stream's later work wait until a word is at least the value (flags 0).
 
-        Values up to 2**63 - 1 have the same order on both vendors' devices.
+        CUDA compares signed differences, HIP compares unsigned numbers. Both agree for values up to
+        2**63 - 1.
         """
         ...
 
@@ -253,7 +255,8 @@ class Vendor:
     def refusal(self, function: str, error: Exception) -> CrossmemError:
         """Return the error for an exception of one of the runtime's functions.
 
-        If an emulation itself failed, its ``crossmem_fault()`` is the error.
+        If the runtime is an emulation that itself failed, the error is the result of its function
+        ``crossmem_fault``.
         """
         told: Callable[[], CrossmemError | None] | None = getattr(self.rt, "crossmem_fault", None)
         fault = told() if told is not None else None

@@ -68,7 +68,7 @@ class Virtual(Mechanism):
         Number of devices.
     reached_by
         Returns the devices that get access to a device's mappings: the device itself, and all other
-        devices if peer access works in both directions.
+        devices if it has peer access with each of them in both directions.
     """
 
     name = "vmm"

@@ -75,7 +75,7 @@ def kept(
     make
         A function that fills a folder. Its arguments are the folder to fill, and its final path.
     stamp
-        The text that :func:`stamp_of` returns for the folder.
+        A text that identifies the version of the contents. :func:`stamp_of` returns this text.
     environ
         Environment variables. ``XDG_CACHE_HOME`` names the cache.
 

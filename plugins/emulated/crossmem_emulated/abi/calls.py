@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the calls of the library's functions in each process, for a report."""
+"""Counts the calls of an emulated library's functions in each process, for a report."""
 
 import atexit
 import functools
@@ -38,7 +38,10 @@ def read_calls(folder: Path) -> Mapping[str, int]:
 
 
 class Calls:
-    """Counts calls of the emulation ``library`` if a report was requested."""
+    """Counts the calls of one library's functions in this process, if :data:`VARIABLE` is set.
+
+    ``library`` is the name of the emulation, such as ``"hip"``.
+    """
 
     def __init__(self, library: str) -> None:
         self._library = library
@@ -51,7 +54,7 @@ class Calls:
     def counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that counts its calls and calls ``function``.
 
-        If no report was requested, return ``function`` itself.
+        If :data:`VARIABLE` is not set, return ``function`` itself.
         """
         if not self._folder:
             return function

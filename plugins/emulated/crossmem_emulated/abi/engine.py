@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills a library's table with callbacks, in the process that uses the library."""
+"""Fills the table of an emulated library with callbacks, in the process that uses the library.
+
+Each C function of the library calls its callback through the table.
+"""
 
 import ctypes
 import logging
@@ -31,7 +34,7 @@ def _declared(library: Library, folder: Path) -> Any:
         # `crossmem emulate --print-env` prints the folder of a built library. A program may still
         # use this folder after an upgrade of crossmem.
         raise ConfigurationError(
-            f"another version of crossmem built it, or {shorten(str(folder))} is damaged",
+            f"another version of crossmem built the library, or {shorten(str(folder))} is damaged",
             hint=f"run `crossmem emulate {library.name} --print-env` again for a new environment, "
             f"or `crossmem emulate {library.name} -- COMMAND`",
         )
@@ -118,7 +121,7 @@ def _logging(
     def on_error(kind: _Exception, error: BaseException, trace: TracebackType) -> None:
         try:
             _log.error(
-                "%s: the emulation failed in %s; its error code (if any) is %d",
+                "%s: the emulation failed in %s; the error code of this call (if any) is %d",
                 soname,
                 name,
                 unknown,

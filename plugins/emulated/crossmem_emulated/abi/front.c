@@ -3,9 +3,9 @@
  * The common part of all emulated libraries. At the first call, it finds or starts Python.
  *
  * This file is not linked with Python, and needs none of Python's headers: it looks up Python's
- * functions in the process. A Python interpreter contains these functions, whether Python is linked
- * statically or not. In a C program, this file loads the shared library of the interpreter that
- * built the emulated library.
+ * functions in the process. The process of a Python interpreter contains these functions, whether
+ * libpython is linked statically or dynamically. In a C program, this file loads the shared library
+ * of the interpreter that built the emulated library.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -230,12 +230,12 @@ static inline int cm_enter(void)
     return cm_python.Py_IsInitialized() ? 1 : -1;
 }
 
-/* Python does not know of a fork by C code, so this library tells Python. In a fork by Python
- * itself, the forking thread holds the GIL, and this library tells Python nothing. */
+/* Python does not know of a fork by C code, so this library tells Python. A fork in a thread that
+ * holds the GIL counts as a fork by Python itself, and this library does not tell Python of it. */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
 /* CM_NOTHING_BEGUN: the process has made no call, and cm_mutex is locked during the fork.
- * CM_KNOWN: Python needs no notice of the fork. Any other value: the GIL state that is passed back
- * to Python after the fork. */
+ * CM_KNOWN: Python needs no notice of the fork. Any other value: the result of PyGILState_Ensure,
+ * which the parent passes to PyGILState_Release after the fork. */
 static __thread int cm_fork_state;
 static __thread int cm_fork_shield;
 
@@ -283,8 +283,8 @@ static void cm_after_fork_in_child(void)
     cm_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     cm_over = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     if (cm_starting && !atomic_load(&cm_ready)) {
-        /* The thread in cm_fill does not exist in this child, so the locks of Python's import
-         * system that this thread held are never released. */
+        /* The parent's thread in cm_fill does not exist in this child. So the child never releases
+         * the locks of Python's import system that the parent's thread held. */
         atomic_store(&cm_ready, -1);
         cm_complain("this process was forked while another thread made the first call", "");
     }

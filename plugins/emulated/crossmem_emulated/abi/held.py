@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that exist while their process lives. After its death, another process removes them.
+"""Folders that belong to a process. After its death, another process removes them.
 
-A process locks a file in its folder. The kernel releases the lock when the process ends, even if
-the process is killed. A folder with a free lock has no owner.
+The process locks a file in each of its folders. The kernel releases the locks when the process
+ends, even if the process is killed. A folder with a free lock has no owner.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _locked(folder: Path, *, operation: int) -> int | None:
-    """Lock a folder. Return the lock's descriptor, None if the folder was removed.
+    """Lock a folder. Return the lock's descriptor, or None if the folder was removed.
 
     If ``operation`` has ``LOCK_NB`` and another process holds the lock, raise BlockingIOError.
     """
@@ -105,8 +105,9 @@ def _remove(path: Path) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child inherits the locks. The folders would stay locked while the child lives, even after
-    # the death of the parent. The parent keeps its locks when the child closes the descriptors.
+    # A child inherits the descriptors of the locks. If it kept them open, the folders would stay
+    # locked until the child ends, even after the death of the parent. The parent keeps its locks
+    # when the child closes the descriptors.
     for lock in _held:
         os.close(lock)
     _held.clear()

@@ -61,9 +61,11 @@ class Binding(Protocol):
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Return the Python function that implements each C function. The key is the C name.
 
-        A C function without an entry is refused. A Python function gets cffi's objects for the C
-        arguments, and cffi converts its result. An exception of the Python function is logged. The
-        C function then returns the vendor's unknown error, or 0 if it does not return error codes.
+        A C function without an entry has no effect. If it returns a number, the number is the
+        result of :meth:`refuse`; a function that returns a pointer returns null. A Python function
+        gets cffi's objects for the C arguments, and cffi converts its result. An exception of the
+        Python function is logged. The C function then returns the vendor's unknown error, or 0 if
+        it does not return error codes.
         """
         ...
 

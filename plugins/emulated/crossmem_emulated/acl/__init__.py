@@ -162,9 +162,9 @@ class Acl:
 
     @property
     def violations(self) -> list[Violation]:
-        """The recorded uses that the vendor forbids or leaves undefined.
+        """The recorded calls that the vendor forbids or leaves undefined.
 
-        The list contains the uses by all processes of this host.
+        The list contains the calls of all processes of this host.
         """
         return self._process.journal.read()
 

@@ -47,7 +47,8 @@ class Side:
     device
         Host-wide index of the device for which the memory is mapped, None for the host.
     origins
-        The functions that made the memory; empty for host memory without a device address.
+        The functions that made the memory available; empty for host memory without a device
+        address.
     parts
         Address and size of each range in which the emulation itself accesses the bytes. For device
         memory, these addresses are not the device addresses that the program uses.

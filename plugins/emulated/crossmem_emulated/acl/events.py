@@ -74,8 +74,8 @@ def _find(process: AclProcess, handle: int) -> Event:
 
 
 def _refuse(event: Event, what: str) -> None:
-    """Refuse an operation that the event's flags do not support."""
-    text = f"events with flags {event.flags:#x} do not support {what}"
+    """Refuse an operation that events of this kind do not support."""
+    text = f"this event (flags {event.flags:#x}) does not support {what}"
     raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text, "ACL-E37")
 
 
@@ -118,7 +118,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. As work that waits for an event's record, this function delays its stream."""
+    """Do nothing. In a stream that waits for an event, this work begins after the event."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -179,7 +179,7 @@ def _query_event_status(process: AclProcess, handle: int) -> int:
 def _query_event_wait_status(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.is_reusable or not event.flags & _SYNC:
-        _refuse(event, "queries of their waits")
+        _refuse(event, "queries of its waits")
     event.waits = [(stream, work) for stream, work in event.waits if work in stream.queue]
     # This function returns 0 if no stream waits, and 1 otherwise.
     return int(bool(event.waits))
@@ -210,7 +210,7 @@ def _synchronize_event_with_timeout(process: AclProcess, handle: int, timeout_ms
 def _time_of(event: Event) -> int:
     """Return the completion time of an event in nanoseconds. Refuse an event without this time."""
     if event.flags & (_EXTERNAL | _IPC):
-        _refuse(event, "queries of their times")
+        _refuse(event, "queries of its time")
     if event.stream is None or not event.flags & _TIME_LINE:
         text = "the event has no time: it was not recorded, or its flags do not ask for a time"
         raise Refused(Code.RT_EVENT_TIMESTAMP_INVALID, text, "ACL-E38")
@@ -237,7 +237,7 @@ def _event_get_timestamp(process: AclProcess, handle: int) -> int:
 def _get_event_id(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.flags == _IPC:
-        _refuse(event, "queries of their numbers")
+        _refuse(event, "queries of its number")
     return list(process.events.values()).index(event)
 
 

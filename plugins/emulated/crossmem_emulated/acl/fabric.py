@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Version 2 of shareable handles. For keys, the choice of a link, and the admission of processes.
+"""Version 2 of the calls for shareable handles, and two calls for keys.
 
 A fabric connects the servers of a super node. The emulation has one server. The calls of version 2
-take shareable handles of two types.
+take shareable handles of two types. One call for keys chooses the link to the memory. The other
+call admits processes.
 """
 
 import struct

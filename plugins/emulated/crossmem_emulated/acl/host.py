@@ -88,14 +88,14 @@ def _host_register(process: AclProcess, pointer: int, size: int, kind: int) -> i
 @entry("c.host_register_v2", "kKI")
 def _host_register_v2(process: AclProcess, pointer: int, size: int, flags: int) -> None:
     if not flags or flags & ~_FLAGS:
-        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags:#x} of a registration")
+        raise Refused(Code.RT_PARAM_INVALID, f"a registration cannot have the flags {flags:#x}")
     _register(process, pointer, size)
 
 
 @entry("c.host_get_device_pointer", "kI", 0)
 def _host_get_device_pointer(process: AclProcess, pointer: int, flags: int) -> int:
     if not pointer or flags:
-        raise Refused(Code.INVALID_PARAM, "the address is null, or flags are not 0")
+        raise Refused(Code.INVALID_PARAM, "the address is null, or the flags are not 0")
     if is_registered(process, pointer):
         return pointer
     text = f"{pointer:#x} is not registered"

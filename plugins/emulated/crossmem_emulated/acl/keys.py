@@ -136,7 +136,7 @@ class _Key(NamedTuple):
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
     """Return the record of a key, or refuse.
 
-    ``closed`` is the code of the refusal if the key's exporter has closed the key.
+    ``closed`` is the code of the refusal if the exporter has closed the key or released the memory.
     """
     query = f"SELECT {', '.join(_Key._fields)} FROM acl_key WHERE text = ?"  # noqa: S608 - our own
     row = tables.execute(query, (text,)).fetchone()
@@ -144,7 +144,7 @@ def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVA
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"there is no key {text!r}")
     found = _Key(*row)
     if found.is_closed:
-        raise Refused(closed, f"the exporter of the key {text!r} has closed it")
+        raise Refused(closed, f"the exporter closed the key {text!r}, or released its memory")
     return found
 
 
@@ -171,7 +171,7 @@ def check_owner(process: AclProcess, text: str) -> None:
     process.current()
     with process.machine.transaction() as tables:
         if _find_key(tables, text).owner != process.machine.me(tables):
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E16")
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "another process exported the key", "ACL-E16")
 
 
 def admit_by_key(process: AclProcess, text: str, pids: list[int]) -> None:
@@ -183,7 +183,7 @@ def admit_by_key(process: AclProcess, text: str, pids: list[int]) -> None:
     with process.machine.transaction() as tables:
         key = _find_key(tables, text)
         if key.owner != process.machine.me(tables):
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E16")
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "another process exported the key", "ACL-E16")
         if not key.validates:
             raise Refused(Code.RT_NO_PERMISSION, "the key has no whitelist", "ACL-E16")
         mine = os.getpid() + BARE_TGID_BASE
@@ -240,9 +240,9 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
 
 
 def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
-    """Refuse an import for a device without access to the device of the memory or notify.
+    """Refuse an import if its device has no access to the device that has the memory or notify.
 
-    An import from a device that this process does not see is allowed.
+    If this process does not see the device that has the memory or notify, the import is allowed.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def _ipc_mem_close(process: AclProcess, text: str) -> None:
         process.machine.reap(tables)
         key = _find_key(tables, text)
         if key.owner != process.machine.me(tables):
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E26")
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "another process exported the key", "ACL-E26")
         openers = end_key(tables, text)
     for piece in process.space.pieces.values():
         piece.keys.discard(text)

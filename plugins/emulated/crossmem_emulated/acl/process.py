@@ -153,7 +153,7 @@ class AclProcess:
         self.faults = Faults(self.machine)
         self._forks = forks.generation()
         # In the vendor's library, these two values are in ordinary memory, so a forked child
-        # inherits them.
+        # inherits them. Therefore `_begin`, which also runs in a forked child, does not reset them.
         self.initialized = False
         self.init_references = 0
         self._begin()
@@ -239,7 +239,7 @@ class AclProcess:
 
     @property
     def fault(self) -> CrossmemError | None:
-        """The error that made this thread's last call fail, if the emulation itself failed."""
+        """The error of the emulation that made this thread's last call fail, or None."""
         return getattr(self.thread, "fault", None)
 
     def _turn(self) -> threading.RLock:

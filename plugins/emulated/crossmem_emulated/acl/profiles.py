@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The profiles of ACL. Each profile is an edition of the documents, or a generation of drivers.
 
-The documents and the drivers' source code contradict each other in some points. In these points,
-:attr:`Profile.answers` decides.
+The documents and the drivers' source code contradict each other in some points.
+:attr:`Profile.answers` says which of them a profile follows in these points.
 """
 
 from dataclasses import dataclass, field, replace
@@ -49,9 +49,9 @@ class Profile:
     generation
         Generation of the driver's memory manager: 3 for the product 950, 2 for all other products.
     vmm
-        Whether physical memory and shareable handles exist.
+        Whether the edition has functions for physical memory and shareable handles.
     keys
-        Whether IPC by key exists.
+        Whether the edition can share memory by key.
     attributes
         Types of physical memory that can be allocated.
     disables_validation
@@ -78,8 +78,8 @@ class Profile:
     ipc_notifies
         Whether notifies can be shared by key.
     queues
-        The most TDT queues that a host process or a memory group can have on a device; 0 if the
-        driver has no queues.
+        The most queues that a host process or a memory group can have on a device; 0 if the driver
+        has no queues. The queues belong to TDT, the part of ACL for the transfer of data.
     is_on_device
         Whether programs run on the device's own processor (the vendor's RC form). Only for such
         programs does TDT have buffers, and queues that hand the buffers over.

@@ -44,7 +44,8 @@ def export(
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     largest = 0 if process.profile.disables_validation == "no" else _DISABLE_PID_VALIDATION
     if flags > largest:
-        # Flag 1 is no violation: programs try it to find out whether the edition knows it.
+        # The use of flag 1 is not recorded as a violation, because programs try this flag to find
+        # out whether the driver knows it.
         rule = "ACL-E15" if flags > _DISABLE_PID_VALIDATION else None
         raise Refused(Code.RT_PARAM_INVALID, f"flags {flags} are invalid", rule)
     physical = find_physical(process, handle)
@@ -122,7 +123,8 @@ def admit(process: AclProcess, share: int, pids: list[int]) -> None:
     with process.machine.transaction() as tables:
         _, owner, _, _, validates = _find_share(process, tables, share)
         if owner != process.machine.me(tables):
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{share:#x} is another process's", "ACL-E16")
+            text = f"another process exported {share:#x}"
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E16")
         if not validates:
             text = f"{share:#x} has no whitelist"
             raise Refused(Code.RT_NO_PERMISSION, text, "ACL-E16")
@@ -215,7 +217,7 @@ def import_share(process: AclProcess, share: int, device: int) -> int:
 def _check_own(process: AclProcess, share: int, is_mine: bool, is_home: bool) -> None:  # noqa: FBT001
     if not is_mine:
         return
-    text = f"{share:#x} was exported by this process itself"
+    text = f"this process itself exported {share:#x}"
     if is_home or process.profile.is_documented:
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E18")
     process.violate("rt.mem_import_from_shareable_handle", "ACL-E18", text)

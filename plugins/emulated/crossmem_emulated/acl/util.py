@@ -29,7 +29,7 @@ class Util:
         return address
 
     def ptr_to_bytes(self, pointer: Any, size: Any, /) -> bytes:
-        """Return bytes of host memory.
+        """Return ``size`` bytes of host memory, from the address ``pointer`` on.
 
         On a real host, a read at a device address returns unrelated bytes or causes a page fault.
         For such a read, a strict emulation records a violation and returns bytes of the value 0xA5.

@@ -19,7 +19,10 @@ _RULE: Final = "ACL-E44"
 
 
 def _place_of(process: AclProcess, pointer: int) -> int:
-    """Return the address at which the emulation accesses a word of the program, or refuse."""
+    """Return the address at which the emulation accesses a word of the program.
+
+    Refuse an address that streams cannot access, and a profile whose streams access no words.
+    """
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
     if not process.profile.stream_values:

@@ -335,7 +335,7 @@ def _check_place(process: AclProcess, pointer: int, size: int) -> Region:
     if pointer % GRANULARITY_NBYTES or size % GRANULARITY_NBYTES:
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text + "are not aligned", "ACL-E9")
     if pointer + size > region.start + region.nbytes:
-        raise Refused(Code.RT_DRV_INTERNAL_ERROR, text + "are more than reserved", "ACL-E9")
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, text + "exceed the reservation", "ACL-E9")
     if process.space.overlapping(pointer, size):
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text + "are mapped already", "ACL-E10")
     return region

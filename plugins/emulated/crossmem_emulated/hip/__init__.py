@@ -177,7 +177,7 @@ class Runtime:
             vars(self)[name] = self._bind(called)
 
     def _bind(self, called: Entry) -> Callable[..., Any]:
-        """Return the function by which a Python program calls an entry."""
+        """Return the method of this object that calls a function of the emulation."""
 
         def function(*arguments: Any, **named: Any) -> Any:
             values = parse(called, arguments, named)
@@ -260,8 +260,8 @@ class Runtime:
     def refuse(self, name: str, status: int) -> int:
         """Act as a call of the function ``name`` that fails with ``status``. Return the code.
 
-        The checks of each call come first, such as the check for a visible device. If a check
-        fails, the result is the code of this check.
+        As in every call, the emulation first makes its common checks, such as the check for a
+        visible device. If a check fails, the result is the code of this check.
         """
         return self._process.refuse(name, status)
 

@@ -152,8 +152,8 @@ def _pointer_set_attribute(process: HipProcess, value: int, attribute: int, poin
 class PointerAttributes:
     """The attributes of an address, in the form of CuPy's class with this name.
 
-    CuPy's class lacks ``number``, the vendor's own number of the memory type, and
-    ``allocationFlags``, the flags with which host memory was allocated or pinned.
+    This class adds ``number``, the vendor's own number of the memory type, and ``allocationFlags``,
+    the flags with which host memory was allocated or pinned.
     """
 
     __slots__ = ("allocationFlags", "device", "devicePointer", "hostPointer", "number", "type")

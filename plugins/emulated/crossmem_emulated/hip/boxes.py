@@ -38,7 +38,7 @@ class _Extent(ctypes.Structure):
 
 
 class _Parms(ctypes.Structure):
-    """The struct of a copy's parameters, which HIP and CUDA share. CuPy passes its address."""
+    """The parameters of a copy, in the layout of HIP and CUDA. CuPy passes the struct's address."""
 
     _fields_ = (
         ("srcArray", ctypes.c_size_t),
@@ -78,8 +78,9 @@ class _Space:
     def check(self, x: int, width: int) -> None:
         """Refuse a null address, and a pitch that is too large or too small.
 
-        A pitch is too small if it is less than the memory's width. A pitch other than 0 is also too
-        small if it is less than ``x + width``, where the box ends in a row.
+        ``x`` is the byte of a row at which the box begins, and ``width`` is the box's bytes in a
+        row. A pitch is too small if it is less than the memory's width. A pitch other than 0 is
+        also too small if it is less than ``x + width``.
         """
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
@@ -110,9 +111,10 @@ class _Space:
 
 
 def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[Work, bool] | None:
-    """Check a copy. A :class:`_Parms` with its parameters lies at the address ``place``.
+    """Check a copy whose parameters, a :class:`_Parms`, lie at the address ``place``.
 
-    Return its work and whether the host waits for the work, or None if there is nothing to copy.
+    Return the copy's work, and whether the host waits for the work if the call is synchronous.
+    Return None if there is nothing to copy.
     """
     if not place:
         raise Refused(Status.INVALID_VALUE, "the address of the parameters is null", "HIP-X4")
@@ -137,8 +139,8 @@ def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[W
 def _add_copies(name: str, stream: int | None) -> None:
     """Register a function for synchronous copies.
 
-    ``stream`` is the handle of the stream of the copies. If it is None, they use the legacy stream
-    of the current device.
+    ``stream`` is the handle of the stream that the copies use. If it is None, the copies use the
+    legacy stream of the current device.
     """
 
     @entry(f"{name}(intptr_t Memcpy3DParmsPtr)", hip_answers=Status.UNKNOWN)

@@ -69,7 +69,7 @@ class Kind(IntEnum):
     DEVICE_TO_DEVICE = 3
     DEFAULT = 4
     DEVICE_TO_DEVICE_NO_CU = 1024
-    """A copy without compute units. Only AMD has this kind, since ROCm 6."""
+    """A copy from device to device without compute units. Only AMD has this kind, since ROCm 6."""
 
 
 class MemoryType(IntEnum):
@@ -148,7 +148,9 @@ _CUDA: Final[Mapping[int, tuple[str, str]]] = {
 
 
 class CUDARuntimeError(RuntimeError):
-    """A function failed in CuPy for CUDA. CuPy's class has the same name and interface.
+    """A function failed in the emulation of CuPy for CUDA.
+
+    CuPy's own class has the same name and interface.
 
     Parameters
     ----------
@@ -169,7 +171,10 @@ class CUDARuntimeError(RuntimeError):
 
 
 class HipBuildRuntimeError(CUDARuntimeError):
-    """A function failed in CuPy for ROCm. CuPy calls this class ``CUDARuntimeError``, too."""
+    """A function failed in the emulation of CuPy for ROCm.
+
+    CuPy's own class for ROCm has the name ``CUDARuntimeError``, too.
+    """
 
     _texts = ERRORS
     _other = ("hipErrorUnknown", "unknown error")

@@ -265,9 +265,10 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
 
 
 def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
-    """Return an incomplete record of an event by another living process, or None.
+    """If another living process made the event's last record, and it is incomplete, return it.
 
-    The result is the process's number on the emulated host, and the record's sequence number.
+    The result is the process's number on the emulated host, and the record's sequence number. In
+    all other cases, the result is None.
     """
     if event.token is None:
         return None

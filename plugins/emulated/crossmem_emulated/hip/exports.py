@@ -120,7 +120,8 @@ def withdraw(process: HipProcess, call: str, piece: Piece) -> bool:
     """Delete the exports of memory that is being freed. Return whether the memory had exports.
 
     Later opens do not find the exports. Processes that have the memory open keep it, although the
-    vendors leave this undefined (HIP-E10). ``call`` names the program's function in the violation.
+    vendors leave this undefined (HIP-E10). ``call`` is the function that the program called to free
+    the memory; the record of the violation names it.
     """
     numbers = process.exports.pop(piece.start, [])
     if not numbers:

@@ -60,7 +60,7 @@ def _check_hint(process: HipProcess, value: int, known: range) -> None:
     if value not in known:
         raise Refused(Status.INVALID_VALUE, f"there is no setting {value}", "HIP-X10")
     if process.profile.is_before_6:
-        raise Refused(Status.NOT_SUPPORTED, "this release does not have such hints")
+        raise Refused(Status.NOT_SUPPORTED, "this release does not support this setting")
 
 
 @entry("deviceGetCacheConfig() -> int")

@@ -88,7 +88,10 @@ class Plane:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
-        """Yield the parts of each row of ``side``. If ``is_whole``, yield all its parts at once."""
+        """Yield the parts of each row of ``side``.
+
+        If ``is_whole``, yield all parts of ``side`` together, once.
+        """
         if is_whole:
             yield side.parts
             return
@@ -130,7 +133,7 @@ def copy_planes(
 ) -> tuple[Work, bool]:
     """Check a copy of all rows, and return its work.
 
-    Also return whether the host waits for the work of a synchronous copy.
+    Also return whether the host waits for the work if the call is synchronous.
     """
     if target.width > min(target.pitch, source.pitch):
         text = f"rows of {target.width} bytes overlap: pitches {target.pitch} and {source.pitch}"
@@ -165,8 +168,8 @@ _ENDS: Final = (
 def _add_copies(name: str, stream: int | None) -> None:
     """Register a function for synchronous copies.
 
-    ``stream`` is the handle of the stream of the copies. If it is None, they use the legacy stream
-    of the current device.
+    ``stream`` is the handle of the stream that the copies use. If it is None, the copies use the
+    legacy stream of the current device.
     """
 
     @entry(f"{name}({_ENDS})", hip_answers=_CUPY_ANSWERS)

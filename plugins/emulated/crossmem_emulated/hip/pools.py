@@ -69,7 +69,7 @@ def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> 
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse a call that needs a pool for allocations, if the pool was imported.
+    """Refuse a call that would allocate from the pool, now or later, if the pool was imported.
 
     AMD's runtimes allow allocations from imported pools. In the profiles that follow a runtime,
     only record a violation.
@@ -93,7 +93,7 @@ def _current_of(process: HipProcess, device: int) -> Pool:
 
 
 def forget_pools(process: HipProcess, device: int) -> None:
-    """Remove the pools of a device, which then gets a new default pool when one is needed."""
+    """Remove the pools of a device. The next use of its default pool makes a new default pool."""
     for pool in [one for one in process.pools.values() if one.device == device]:
         _end(process, pool)
     process.default_pools.pop(device, None)

@@ -62,11 +62,12 @@ class Quirk:
     PIN_AFTER_FREE: Final = "pin-after-free"
     """Exported memory stays allocated when the program frees it (ROCm 7)."""
     NO_EXPORT: Final = "no-export"
-    """``ipcGetMemHandle`` exports no memory (AMD's legacy IPC on a kernel without AMD's driver)."""
+    """``ipcGetMemHandle`` always fails (AMD's legacy IPC on a kernel without AMD's own driver)."""
     SLOW_OPEN: Final = "slow-open"
     """Each open of a handle of memory takes half a second longer."""
     IGNORED_FLAG: Final = "ignored-flag"
-    """An open gives no access to another device's memory, despite its flag (before ROCm 7.0)."""
+    """An open ignores the flag ``IpcMemLazyEnablePeerAccess``, so the current device gets no access
+    to another device's memory (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
     """A handle also opens a later allocation at the same address (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
@@ -224,8 +225,9 @@ class HipProcess:
     def refuse(self, name: str, status: int) -> int:
         """Make a call that always fails, and return the code of its failure.
 
-        The checks of each call come first. If a check fails, the result is the code of this check,
-        otherwise ``status``.
+        As in every call, the emulation first makes its common checks, such as the check for a
+        visible device. If a check fails, the result is the code of this check. If no check fails,
+        the result is ``status``.
         """
 
         def function(_process: "HipProcess") -> None:
@@ -286,7 +288,8 @@ class HipProcess:
     def _check_callback(self, called: Entry) -> None:
         """Refuse or record the call if a host function of a stream makes it.
 
-        The vendors forbid such calls. CUDA refuses them. The editions of AMD only record them.
+        The vendors forbid such calls. The emulation of CUDA refuses them, and the emulation of HIP
+        only records them.
         """
         if getattr(self.thread, "callback", None) is None:
             return

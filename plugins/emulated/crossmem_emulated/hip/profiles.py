@@ -116,7 +116,7 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only flags that an open accepts; None if an open accepts all odd numbers."""
+        """The only value of ``flags`` that an open accepts; None if it accepts all odd numbers."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property

@@ -115,9 +115,10 @@ def find_stream(process: HipProcess, handle: int) -> Stream:
 def submit(process: HipProcess, stream: Stream, work: Work, *, is_awaited: bool = False) -> None:
     """Submit work to a stream.
 
-    The stream executes the work at once, unless streams are slow or the work must wait. If
-    ``is_awaited``, the caller finishes the work before it returns. The work of a captured stream is
-    discarded, because the emulation launches no graphs.
+    The stream executes the work at once, unless the work must wait or streams are slow
+    (``CROSSMEM_EMULATED_SLOW_STREAMS``). If ``is_awaited``, the caller finishes the work before the
+    caller returns. The work of a captured stream is discarded, because the emulation launches no
+    graphs.
     """
     if stream.capture is not None:
         return

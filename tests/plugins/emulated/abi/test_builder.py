@@ -254,7 +254,7 @@ def test_what_raises_becomes_the_unknown_error(built: dict[str, str], name: str)
     out, err = python(built, f"print(toy.{name}(ctypes.byref(ctypes.c_int(1))))")
 
     assert out == "999\n"
-    assert f"libtoy.so.2: the emulation failed in {name}; its error code (if any) is 999" in err
+    assert f"emulation failed in {name}; the error code of this call (if any) is 999" in err
     assert "ZeroDivisionError" in err
 
 
@@ -292,7 +292,7 @@ print(toy.toyAdd(1, 1), toy.toyAdd(1, 1))
 
     assert out == "999 999\n"
     (line,) = err.splitlines()
-    assert "libtoy.so.2 cannot work in this process: another version of crossmem built it" in line
+    assert "libtoy.so.2 cannot work in this process: another version of crossmem built the" in line
     assert "run `crossmem emulate hip --print-env` again" in line
 
 

@@ -49,7 +49,7 @@ LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
     # Some programs load libascendcl.so.1 if they do not find libascendcl.so. Programs for newer
-    # editions of ACL link with libacl_rt.so, and programs that make memory groups with
+    # editions of ACL link with libacl_rt.so. Programs that make memory groups link with
     # libruntime.so. All names refer to one file, so that a process has only one emulation.
     links=("libascendcl.so.1", "libacl_rt.so", "libruntime.so"),
     types=_read("types.h"),
@@ -61,7 +61,7 @@ LIBRARY: Final = Library(
     ended=107002,
     profiles=tuple(PROFILES),
     profile_field="acl_profile",
-    # No fault can be injected into a function that CALLED lacks, such as an unsupported one.
+    # No fault can be injected into a function that CALLED lacks, such as an unsupported function.
     entry_of=CALLED.get,
     fault_hint="aclrtMalloc=207001:3 makes the fourth call of aclrtMalloc fail with code 207001",
     bind=_bind,

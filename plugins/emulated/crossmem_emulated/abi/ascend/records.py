@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C functions of ACL whose C types do not determine the conversion of the arguments.
+"""Converts arguments of C functions of ACL, if the C types do not determine the conversion.
 
-Most of them have structures, lists, buffers or pointers that may be null as parameters.
+Most of these functions have parameters that are structures, lists or buffers, or pointers that may
+be null.
 """
 
 from collections.abc import Callable, Mapping
@@ -231,8 +232,8 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
         (_address(ffi, to), room, _address(ffi, start), size)
         for to, room, start, size in zip(targets, rooms, sources, sizes, strict=True)
     ]
-    # The emulation refuses a batch with more attributes than copies. It needs only one attribute
-    # too many for this, so no further attributes are read.
+    # The emulation refuses a batch with more attributes than copies. One attribute too many is
+    # enough for this, so at most count + 1 attributes are read.
     listed = [
         Places(
             int(indexes[one]),
@@ -402,8 +403,8 @@ def _export_key(
 ) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
-    # The emulation follows pyACL, which refuses long buffers, but the C function accepts them. So
-    # the emulation gets at most the length of a key.
+    # The emulation follows pyACL, which refuses a buffer that is longer than a key, but the C
+    # function accepts it. So the length that is passed on is at most the length of a key.
     room = min(length, KEY_NBYTES)
     outputs, code = binding.call(name, *exported, room, flags)
     if outputs is not None:
@@ -484,4 +485,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "aclrtNotifySetImportPid": _notify_set_import_pid,
     "aclrtIpcMemImportPidInterServer": _ipc_mem_import_pid_inter_server,
 }
-"""The Python function that converts the arguments of a C function. The key is the C name."""
+"""For each C function, the Python function that converts the arguments. The key is the C name."""

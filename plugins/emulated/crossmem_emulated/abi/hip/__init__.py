@@ -57,9 +57,9 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The name of the emulation's entry for a C function. A C function without a key here has an entry
-of its own name, such as ``malloc`` for ``hipMalloc``, or no entry. The keys lack the prefix ``hip``
-and the suffix ``_spt``."""
+"""The emulation's entries for the C functions whose entry has another name. The keys are the C
+names without the prefix ``hip`` and the suffix ``_spt``. For all other C functions, the entry has
+the function's own name, such as ``malloc`` for ``hipMalloc``, if there is an entry."""
 
 
 def _entry_of(name: str) -> str | None:

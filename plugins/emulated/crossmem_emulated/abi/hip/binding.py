@@ -20,7 +20,8 @@ __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
 _INTERNAL_ERROR: Final = 11
-"""The code of refused functions of the kernel compiler (hiprtc), which lacks "not supported"."""
+"""The code of refused functions of the kernel compiler (hiprtc), which has no code for "not
+supported"."""
 _UNKNOWN: Final = 999
 _PROFILE_VARIABLE: Final = "CROSSMEM_EMULATED_HIP_PROFILE"
 _OF_ROCM_5: Final = "libamdhip64.so.5"
@@ -42,7 +43,7 @@ def _runtime(soname: str) -> Runtime:
 
 
 class HipBinding(Binding):
-    """The Python functions that implement the C functions in one process."""
+    """The Python functions that implement the C functions of ``libamdhip64`` in one process."""
 
     def __init__(self, ffi: Any, soname: str) -> None:
         self._ffi = ffi

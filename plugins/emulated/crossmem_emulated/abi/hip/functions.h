@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * HIP's emulated functions, and the refused functions whose result is not an error code.
- * symbols.txt also names the refused functions that return an error code.
+ * HIP's emulated functions, and the functions that the emulation refuses and whose result is not an
+ * error code. Only symbols.txt names the refused functions that return an error code.
  */
 
 /* Library and errors */

@@ -186,7 +186,10 @@ def _copies(convert: Converter) -> dict[str, Function]:
 
 
 def _boxed(convert: Converter, name: str) -> Function:
-    """Return a function that fills a three-dimensional area of memory, which structs describe."""
+    """Return a function that fills a three-dimensional area of memory.
+
+    Two C structs describe the area: ``place`` is a pitched pointer, and ``extent`` is the size.
+    """
 
     def function(place: Any, value: int, extent: Any, *stream: int) -> int:
         where = place.ptr, place.pitch, place.xsize, place.ysize
@@ -216,7 +219,8 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipPointerGetAttribute": memory.attribute,
         "hipDrvPointerGetAttributes": memory.several,
         "hipPointerSetAttribute": memory.set_attribute,
-        # The attribute ``dmaBufSupported`` of emulated devices is 0: they export no dma-buf.
+        # Emulated devices export no dma-buf (their attribute ``dmaBufSupported`` is 0), so this
+        # function always fails.
         "hipMemGetHandleForAddressRange": lambda *_arguments: convert.null(
             "memGetHandleForAddressRange"
         ),

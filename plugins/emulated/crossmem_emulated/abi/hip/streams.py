@@ -42,8 +42,8 @@ class _Streams:
         try:
             status, is_active = self._call("streamIsCapturing", stream)
         except RuntimeError:
-            # The capture is invalidated. CuPy's function raises an exception. The C function
-            # succeeds, and writes this status of the capture.
+            # The capture is invalidated. The emulated function raises an exception, as CuPy's does.
+            # The C function succeeds, and writes this status of the capture.
             place[0] = _INVALIDATED
             return 0
         if not status:

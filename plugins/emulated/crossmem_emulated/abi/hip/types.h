@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Types of HIP's functions, with their layout in memory. Streams, events and addresses are integers
- * here. Enumerations are int.
+ * The types of the parameters of HIP's functions, with their layout in memory. Streams, events and
+ * addresses are integers here. Enumerations are int.
  */
 typedef int hipError_t;
 typedef intptr_t hipAddress;

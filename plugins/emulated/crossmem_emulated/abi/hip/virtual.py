@@ -11,7 +11,8 @@ from crossmem_emulated.abi.hip.convert import Converter, Function
 __all__ = ["functions"]
 
 _LOWEST_ADDRESS: Final = 1 << 16
-"""By default, Linux maps no memory below this address. So a smaller number is a descriptor."""
+"""By default, Linux maps no memory below this address. So a smaller argument is not a pointer to a
+descriptor, but a descriptor."""
 
 
 class _Virtual:
@@ -76,8 +77,8 @@ class _Virtual:
         if not descriptor:
             return self._convert.null("memImportFromShareableHandle")
         if descriptor >= _LOWEST_ADDRESS:
-            # Since ROCm 7.1, the argument is the descriptor itself. Before, it points to the
-            # descriptor.
+            # Before ROCm 7.1, the argument points to the descriptor. Since ROCm 7.1, the argument
+            # is the descriptor itself.
             descriptor = self._ffi.cast("int *", descriptor)[0]
         return int(self._convert.into("memImportFromShareableHandle")(place, descriptor, kind))
 

@@ -24,7 +24,7 @@ _VISIBLE_USER_NBYTES: Final = 96
 
 
 def find_buffer(process: AclProcess, handle: int) -> Buffer:
-    """Return a buffer of this process, or refuse."""
+    """Return the buffer that a handle names. Refuse an invalid handle."""
     if not handle:
         raise Refused(Code.INVALID_PARAM, "the buffer is null")
     check_processor(process, lacking=(Processor.HOST,))
@@ -39,7 +39,7 @@ def find_buffer(process: AclProcess, handle: int) -> Buffer:
 
 
 def find_head(process: AclProcess, handle: int) -> Buffer:
-    """Return a buffer of this process that is the head of its chain, or refuse."""
+    """Return the buffer that a handle names. Refuse a buffer that is not the head of its chain."""
     buffer = find_buffer(process, handle)
     if buffer.chain[0] is not buffer:
         text = f"the buffer {handle:#x} belongs to the chain of {buffer.chain[0].handle:#x}"
@@ -82,7 +82,7 @@ def digest_of(block: Block) -> bytes:
 def check_unwritten(
     process: AclProcess, tables: sqlite3.Connection, call: str, head: Buffer
 ) -> None:
-    """Record a violation if the data of a chain changed after the router had taken the data.
+    """Record a violation if the data of a chain changed after the vendor's router took the data.
 
     All consumers of routed data share the data, so none of them may write it.
     """

@@ -133,7 +133,7 @@ def _dequeue_data(  # noqa: PLR0917 - the vendor's order
         process.tdt.dequeuing.discard(qid)
         process.queues.changed.notify_all()
     if is_lost:
-        text = "the memory of the element ended with the process that allocated it"
+        text = "the data of the element is lost: no living process has it open"
         raise Refused(Code.RT_RESOURCE_ALLOC_FAIL, text, outputs=(size,))
     return size
 
@@ -145,7 +145,7 @@ def _take(
     data: _Area,
     user: _Area,
 ) -> tuple[int, bool] | None:
-    """Copy the first element to the program, and remove it from the queue.
+    """Copy the first element to the program's memory, and remove it from the queue.
 
     Return the size of the element's data, and whether the data was lost. Return None if the queue
     is empty.

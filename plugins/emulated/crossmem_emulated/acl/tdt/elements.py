@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The elements of queues: chains of headers in the tables. A header describes one buffer."""
+"""The elements of queues, in the table ``acl_mbuf`` of the emulated host's database.
+
+An element is a chain of headers. A header describes one buffer.
+"""
 
 import sqlite3
 from typing import NamedTuple

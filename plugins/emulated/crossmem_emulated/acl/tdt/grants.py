@@ -34,7 +34,7 @@ def _grant_queue(process: AclProcess, qid: int, pid: int, bits: int, _timeout_ms
     with tables_of(process) as (tables, pool):
         queue = find_queue(process, tables, pool, qid)
         check_use(process, queue, MANAGE)
-        # No process has the start time -1, so a grant for a missing process has no effect.
+        # No process has the start time -1. So a grant has no effect if no process has this pid.
         started = process_start_time(pid)
         grant(tables, queue.number, (pid, -1 if started is None else started), bits)
         record_use(process, "tdt.grant_queue", queue, MANAGE)

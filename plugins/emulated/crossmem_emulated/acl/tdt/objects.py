@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that describe queues and routes to TDT: attributes, routes, lists and queries."""
+"""Objects by which programs describe queues and routes: attributes, routes, lists, queries."""
 
 import ctypes
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class RouteQuery:
 
 
 def find_object(process: AclProcess, handle: int, kind: type[_Object]) -> _Object:
-    """Return an object that the program created, or refuse."""
+    """Return the object of type ``kind`` that a handle names. Refuse an invalid handle."""
     if not handle:
         raise Refused(Code.INVALID_PARAM, f"the {kind.__name__} is null")
     found = process.tdt.objects.get(handle)
@@ -102,7 +102,8 @@ def _set_queue_attr(process: AclProcess, handle: int, kind: int, nbytes: int, po
         name += byte
         if len(name) > LONGEST_NAME:
             raise Refused(Code.INVALID_PARAM, f"the name has more than {LONGEST_NAME} bytes")
-    # Programs may have the address of the earlier name, so the new name goes to the same address.
+    # Programs may still use the address of the earlier name. So the new name replaces the earlier
+    # name at the same address.
     attr.name.value = bytes(name)
 
 

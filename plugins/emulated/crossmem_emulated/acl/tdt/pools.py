@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the implementation of TDT for a process, and the pool of its queues and buffers.
+"""Chooses the vendor's implementation of TDT that serves a process, and the process's pool.
 
 A pool contains the queues and buffers of one memory group, for all members of the group. A program
 on the host is in no group: it has a pool of its own on each device.
@@ -68,7 +68,7 @@ def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ())
     """
     processor = _processor(process)
     if processor in lacking:
-        text = f"the processor {processor.value!r} has no such function"
+        text = f"the implementation of TDT for {processor.value!r} has no such function"
         raise Refused(Code.FEATURE_UNSUPPORTED, text)
     if not process.profile.queues:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this driver has no queues")

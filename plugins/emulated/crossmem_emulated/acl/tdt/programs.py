@@ -10,13 +10,13 @@ __all__ = ["read", "write"]
 
 
 def read(process: AclProcess, pointer: int, nbytes: int) -> bytes:
-    """Return bytes of the program's memory. Refuse an address without memory."""
+    """Return bytes of the program's memory. Refuse memory that the program cannot use."""
     parts = side_of(process, pointer, nbytes).parts if nbytes else ()
     return b"".join(ctypes.string_at(place, size) for place, size in parts)
 
 
 def write(process: AclProcess, pointer: int, data: bytes) -> None:
-    """Write bytes to the program's memory. Refuse an address without memory."""
+    """Write bytes to the program's memory. Refuse memory that the program cannot use."""
     done = 0
     for place, size in side_of(process, pointer, len(data)).parts if data else ():
         ctypes.memmove(place, data[done : done + size], size)

@@ -80,7 +80,7 @@ def _destroy_queue(process: AclProcess, qid: int) -> None:
             "SELECT number FROM acl_route WHERE pool = ? AND ? IN (source_id, target_id) "
             "AND source IS NOT NULL AND target IS NOT NULL"
         )
-        # Only a process that has bound a route asks the router whether routes use the queue.
+        # The vendor's library checks for routes only in a process that has bound a route.
         if process.tdt.has_router and tables.execute(query, (pool.number, qid)).fetchone():
             raise Refused(Code.FAILURE, f"routes use the queue {qid}", "ACL-Q7")
         tables.execute("DELETE FROM acl_queue WHERE pool = ? AND id = ?", (pool.number, qid))

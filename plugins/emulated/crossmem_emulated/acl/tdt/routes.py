@@ -66,7 +66,7 @@ def _bind(process: AclProcess, tables: sqlite3.Connection, pool: Pool, route: Ro
         "SELECT 1 FROM acl_route WHERE source = ? OR target = ?", (ends[1], ends[0])
     )
     if route.source == route.target or layers.fetchone():
-        text = f"a route from {route.source} to {route.target} would be a second layer of routes"
+        text = f"the route from {route.source} to {route.target} makes a queue source and target"
         raise Refused(Code.FAILURE, text, "ACL-Q29")
     same = "SELECT 1 FROM acl_route WHERE source = ? AND target = ?"
     if tables.execute(same, ends).fetchone():
@@ -75,7 +75,7 @@ def _bind(process: AclProcess, tables: sqlite3.Connection, pool: Pool, route: Ro
         "SELECT count(*) FROM acl_route WHERE pool = ?", (pool.number,)
     ).fetchone()
     if count >= _MOST_ROUTES:
-        raise Refused(Code.FAILURE, f"there are {count} routes already")
+        raise Refused(Code.FAILURE, f"there are {count} routes already, which is the limit")
     tables.execute(
         "INSERT OR REPLACE INTO acl_route (pool, source_id, target_id, source, target) "
         "VALUES (?, ?, ?, ?, ?)",
@@ -86,7 +86,7 @@ def _bind(process: AclProcess, tables: sqlite3.Connection, pool: Pool, route: Ro
 def _check_router(process: AclProcess) -> None:
     check_processor(process)
     if not process.tdt.has_router:
-        text = "this process has bound no route, so it knows no router"
+        text = "this process has no router before it has bound routes"
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of queues and buffers in the emulated host's database."""
+"""The tables of queues, routes and buffers in the emulated host's database."""
 
 from typing import Final
 
