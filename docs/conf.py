@@ -46,7 +46,8 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = f"crossmem {version}"
 
-# Users import the API from these modules. The reference documents each name under its module here.
+# Users import the API from these modules. The reference documents each name as a member of the
+# module in this list that exports the name.
 PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
 
 

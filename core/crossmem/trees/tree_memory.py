@@ -77,6 +77,8 @@ class TreeMemory:
     def find(self, leaves: list[Leaf]) -> list[Place]:
         """Return each array's handle and its layout in the handle's memory, in the arrays' order.
 
+        Adopt or copy memory that crossmem cannot export as it is.
+
         Raises
         ------
         UnsupportedError
@@ -133,7 +135,7 @@ class TreeMemory:
         return [places[number] for number in range(len(leaves))]
 
     def give_up(self) -> None:
-        """Free all memory after an error, because the tree is not shared.
+        """End the adoptions and free the copies of a tree that an error prevents from being shared.
 
         Memory that the error's traceback keeps in use is freed when the traceback is deleted. If
         the vendor refuses to free memory, a later call of crossmem tries again.
@@ -206,7 +208,9 @@ class TreeMemory:
             )
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
-        """Copy each byte of the arrays once, into one allocation or block; return the places.
+        """Copy each byte of the arrays once, into one allocation or block.
+
+        Return the :class:`Place` of each array.
 
         A gap is memory between the elements of an array: if the array is one column of a matrix,
         the other columns are gaps. In host memory, gaps are not copied, because the user did not
@@ -279,9 +283,9 @@ def _is_within(low: int, high: int, way: ShareWay) -> bool:
 
 
 def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
-    """Return the arrays that have gaps, and whose range contains no other array.
+    """Return each array that has gaps and is the only array in its range.
 
-    The key is the number of the range.
+    ``numbers`` has the index of each array's range. The key of the result is this index.
     """
     counts = Counter(numbers)
     found = {}

@@ -35,7 +35,7 @@ def _probe() -> Availability:
     if not any(_DEV.glob(_DEVICE_FILES)) and not _has_devices():
         return Availability(
             "unusable",
-            f"no NPU found: no file {_DEV / _DEVICE_FILES}, and aclrtGetDeviceCount finds no device",
+            f"no NPU found: no file {_DEV / _DEVICE_FILES}, and aclrtGetDeviceCount finds none",
         )
     return Availability("available")
 

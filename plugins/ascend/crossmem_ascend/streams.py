@@ -20,7 +20,8 @@ _MAPPED: Final = 0
 _DEVICE_TO_DEVICE: Final = 3
 _AT_LEAST: Final = 0
 """The flag for a stream's wait that ends when the word minus the value, as a signed 64-bit number,
-is not negative. All values are below 2**63, so the word is then at least the value."""
+is not negative. All values are below 2**63, so this condition means that the word is at least the
+value."""
 
 
 class _On(Protocol):
@@ -30,7 +31,7 @@ class _On(Protocol):
 
 
 class StreamOrder:
-    """The optional groups ``Streams``, ``StreamWords`` and ``StreamWork`` of the driver."""
+    """The driver's methods of the optional groups ``Streams``, ``StreamWords``, ``StreamWork``."""
 
     def __init__(self, vendor: Vendor, on: _On) -> None:
         self._vendor = vendor

@@ -98,7 +98,7 @@ class Faults:
         int
             The fault's number, for :meth:`remove`.
         """
-        # The start time distinguishes this process from a later process with the same pid.
+        # The start time distinguishes the process ``pid`` from a later process with this pid.
         started = None if pid is None else process_start_time(pid)
         with self._machine.transaction() as tables:
             made = tables.execute(

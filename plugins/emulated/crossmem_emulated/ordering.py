@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for accesses to memory that do not wait for a stream's write (HIP-X13, ACL-X8).
+"""The search for memory accesses that do not wait for a stream's write (HIP-X13, ACL-X8).
 
 On a real device, the write is usually complete before such an access, so the program rarely fails.
-A slow stream delays the write. This search then reports the access, even if the program does not
-check the data.
+With slow streams, the emulation delays the write, and this search reports the access, even if the
+program does not check the data.
 """
 
 import sqlite3
@@ -23,8 +23,8 @@ _Ranges = Iterable[tuple[int, int]]
 class Ordering:
     """The pending writes of the slow streams of this process and of other processes.
 
-    A pending write counts only if a real device could already have done it. Such a write waits for
-    no function of the program, no value and no other stream.
+    The search considers a pending write only if a real device could already have done it. Such a
+    write waits for no function of the program, no value and no other stream.
 
     The object registers itself as the observer of ``queues``. It reports a violation by a call of
     ``violate`` with the name of the vendor's function and a description.
@@ -77,7 +77,10 @@ class Ordering:
                 self._violate(work.call, text)
 
     def _pending_elsewhere(self, work: Work) -> str | None:
-        """Return the call of a pending write by another process to memory of ``work``, or None."""
+        """Return the name of the call behind another process's pending write to memory of ``work``.
+
+        Return None if there is no such write.
+        """
         with self._machine.transaction() as tables:
             me = self._machine.me(tables)
             for pages, first, nbytes in self._places(work.ranges):
@@ -103,7 +106,8 @@ class Ordering:
     def _places(self, ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
         """Yield each part of the ranges that is device memory.
 
-        A part is given by the number of its pages, its offset in the pages, and its size.
+        The result names a part by the ``number`` of its :class:`Pages`, its offset in these pages,
+        and its size.
         """
         for pointer, nbytes in ranges:
             for piece, place, size in self._space.spans(pointer, nbytes):

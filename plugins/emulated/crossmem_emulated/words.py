@@ -124,7 +124,7 @@ def waiting(
 
 
 def finish_later(lock: threading.RLock, finish: Callable[[], object]) -> None:
-    """Do the work of a slow stream by a call of ``finish`` in a new thread, after ``SLOW_S``."""
+    """Start a thread that calls ``finish`` after ``SLOW_S``, to do the work of a slow stream."""
 
     def run() -> None:
         time.sleep(SLOW_S)

@@ -216,7 +216,7 @@ class GpuDriver(VendorDriver):
             )
         if not 0 < nbytes <= capacity:
             raise InvalidHandleError(
-                f"the exporter's size must be from 1 to its capacity {capacity}, not {nbytes}",
+                f"the size of the memory must be from 1 to its capacity {capacity}, not {nbytes}",
                 operation="import",
                 backend=self.backend,
             )

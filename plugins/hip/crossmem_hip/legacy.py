@@ -137,7 +137,7 @@ class Legacy(Mechanism):
     def map(self, imported: Imported) -> int:
         opened: _Opened = imported.reference
         if opened.base and not opened.is_checked:
-            # An earlier call failed after the open, and the vendor refused to close the memory.
+            # An earlier `map` failed after the open, and the vendor refused to close the memory.
             self.unmap(imported)
         if opened.base:
             return opened.base
@@ -181,7 +181,10 @@ class Legacy(Mechanism):
                     raise
 
     def _check_size(self, base: int, capacity: int) -> None:
-        """Refuse memory that is smaller than the exporter claims, if the vendor reports sizes."""
+        """Refuse memory that does not begin at ``base``, or is smaller than the exporter claims.
+
+        Do nothing if the vendor's library cannot report the range of an address.
+        """
         if not self._vendor.has("memGetAddressRange"):
             return
         with self._vendor.calling("memGetAddressRange"):

@@ -89,7 +89,7 @@ def prepare(
     Parameters
     ----------
     api
-        Name of the emulation, one of ``LIBRARIES``.
+        Name of the emulation: ``"ascend"`` or ``"hip"``.
     request
         The settings of the emulation.
     environ
@@ -115,7 +115,8 @@ def prepare(
         raise ConfigurationError(msg, hint=hint)
     folders = [build(library, environ)]
     if api == "hip":
-        # CuPy is also linked with other libraries of ROCm, which may be missing on this machine.
+        # The stand-ins replace other libraries of ROCm: CuPy is linked with them, and this machine
+        # may lack them.
         stand_ins = build_stand_ins(installed_users(), environ)
         folders += [stand_ins] if stand_ins else []
         variables.update({name: str(folders[0]) for name in _ROOT_VARIABLES if environ.get(name)})

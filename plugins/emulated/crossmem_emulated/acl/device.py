@@ -98,7 +98,7 @@ def _reset_device_force(process: AclProcess, device: int) -> None:
 def _finish_default(process: AclProcess, state: DeviceState) -> None:
     """Finish the work of the default context. The caller then drops the work of the other contexts.
 
-    Raise :class:`Again` if this function waited.
+    If this function waited, raise :class:`Again`, because other calls may have changed the state.
     """
     default = state.default
     if default is not None and process.finish(

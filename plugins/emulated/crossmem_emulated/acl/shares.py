@@ -123,8 +123,9 @@ def admit(process: AclProcess, share: int, pids: list[int]) -> None:
     with process.machine.transaction() as tables:
         _, owner, _, _, validates = _find_share(process, tables, share)
         if owner != process.machine.me(tables):
-            text = f"another process exported {share:#x}"
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E16")
+            raise Refused(
+                Code.RT_DRV_INTERNAL_ERROR, f"another process exported {share:#x}", "ACL-E16"
+            )
         if not validates:
             text = f"{share:#x} has no whitelist"
             raise Refused(Code.RT_NO_PERMISSION, text, "ACL-E16")

@@ -144,8 +144,9 @@ def _device_reset(process: HipProcess) -> None:
 def _reset(process: HipProcess, call: str, device: int) -> None:
     """Release this process's allocations, imports, streams and pools on a device.
 
-    Also reset the device's limits and flags. In profiles that follow the vendor's documents, also
-    destroy the device's events. Physical memory and its mappings stay.
+    Also reset the device's limits and flags, and release the host memory that :func:`_is_reset`
+    selects. In profiles that follow the vendor's documents, also destroy the device's events.
+    Memory of the virtual memory functions, such as ``memCreate``, stays allocated and mapped.
     """
     finish_device(process, device)
     index = process.setup.visible[device]

@@ -58,9 +58,11 @@ def give_fill(
 
 
 def _add_fill(name: str, nbytes: int, size: str) -> None:
-    """Register a function that fills memory with a value of ``nbytes`` bytes, and its variants.
+    """Register the functions that fill memory with a value of ``nbytes`` bytes.
 
-    ``size`` is the name of the parameter that has the number of values.
+    They are the function ``name``, its asynchronous variant and, for single bytes, a variant for
+    the calling thread's own stream. ``size`` is the name of the parameter that has the number of
+    values.
     """
     mask = (1 << 8 * nbytes) - 1
 

@@ -29,7 +29,7 @@ def _host_register(process: HipProcess, pointer: int, nbytes: int, flags: int) -
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
     for block in process.host_blocks.values():
         if block.start < pointer + nbytes and pointer < block.start + block.nbytes:
-            text = f"{pointer:#x} is pinned already"
+            text = f"devices can already access some of the {nbytes} bytes at {pointer:#x}"
             raise Refused(Status.HOST_MEMORY_ALREADY_REGISTERED, text)
     process.host_blocks[pointer] = HostBlock(
         pointer, nbytes, process.current().device, flags=flags, is_registered=True

@@ -77,7 +77,7 @@ def _mem_pool_import_from_shareable_handle(
 ) -> int:
     _check_release(process)
     if flags or handle_type != _DESCRIPTOR:
-        text = f"the handle type must be 1, not {handle_type}, and the flags 0, not {flags}"
+        text = f"handle type {handle_type} and flags {flags} are invalid: they must be 1 and 0"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     found = _read(process, descriptor)
     if found is None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C functions of ACL's queues (TDT) and memory groups that need a conversion of their own.
+"""C functions of ACL's queues (TDT) and memory groups, with conversions of arguments and results.
 
-The functions of TDT in this module return an object or a number instead of a code.
+The C types alone do not determine these conversions. The functions of TDT in this module return an
+object or a number instead of an error code.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,4 +46,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "rtMemGrpCreate": _mem_grp_create,
     "rtMemGrpAddProc": _mem_grp_add_proc,
 }
-"""The Python function that converts the arguments of a C function. The key is the C name."""
+"""The Python function that executes a call of a C function. The key is the C function's name."""

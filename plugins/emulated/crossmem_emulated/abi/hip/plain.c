@@ -38,7 +38,7 @@ EXPORTED unsigned short __gnu_f2h_ieee(float value)
     if (size >= 0x47800000)
         return (unsigned short)(sign | 0x7C00); /* too large, or infinite */
     if (size < 0x33000000)
-        return (unsigned short)sign; /* less than half of the smallest subnormal */
+        return (unsigned short)sign; /* below 2^-25: nearer to 0 than to the smallest subnormal */
     if (size >= 0x38800000) {
         kept = (size - 0x38000000) >> 13;
         rest = size & 0x1FFF;
@@ -106,8 +106,8 @@ EXPORTED size_t amd_dbgapi_get_build_id(void)
     return 0;
 }
 
-/* In AMD's library, this function switches reports of calls to a profiler on or off. The emulation
- * makes no reports. */
+/* In AMD's library, a profiler calls this function to start or stop the reports that the profiler
+ * gets about other calls. The emulation makes no reports. */
 EXPORTED _Bool hipEnableActivityCallback(unsigned int op, _Bool enable)
 {
     (void)op;

@@ -49,7 +49,7 @@ def _with_own_stream(function: Function, place: int) -> Function:
 def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Function]:
     """Return the functions of this module. The key is the name of the C function.
 
-    ``usual`` has the functions without the suffix ``_spt``, also by C name.
+    ``usual`` has the functions without the suffix ``_spt``. Its key is also the C function's name.
     """
     return {
         "hipMemcpy_spt": convert.plain("memcpy_spt"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queues and buffers that one process uses."""
+"""The state of ACL's queues (TDT) in one process: the queues and buffers that the process uses."""
 
 import ctypes
 from collections import deque
@@ -24,8 +24,9 @@ __all__ = [
 LONGEST_NAME: Final = 127
 """Longest name of a queue in bytes, without the NUL at its end."""
 USER_NBYTES: Final = 256
-"""Size of the driver's area for user data in bytes. Programs can access the first 96 bytes. With
-the published drivers, ``enqueue_data`` and ``dequeue_data`` can access the whole area."""
+"""Size in bytes of the driver's area for the user data of a buffer. ``set_buf_user_data`` and
+``get_buf_user_data`` can access the first 96 bytes. With the published drivers, ``enqueue_data``
+and ``dequeue_data`` can access the whole area."""
 _DEFAULT_DEPTH: Final = 8
 _REMEMBERED: Final = 4096
 
@@ -34,7 +35,7 @@ class Processor(StrEnum):
     """The implementation of TDT that serves a process."""
 
     HOST = "host"
-    """For programs on the host: only the queues that copy data."""
+    """For programs on the host. It has queues that copy data, but no buffers and no grants."""
     DEVICE = "device"
     """For programs on the device that share nothing with other processes."""
     SHARE_GROUP = "share group"
@@ -55,7 +56,7 @@ class Block:
     """Size of the block's address range in bytes."""
     pages: Pages
     is_own: bool
-    """Whether this process allocated the block, and keeps it for other processes."""
+    """Whether this process allocated the block. If so, it keeps the block for other processes."""
     piece: Piece | None = None
     """The mapping; None while the block is not mapped in this process."""
     headers: int = 0
@@ -117,7 +118,7 @@ class TdtState:
     objects: dict[int, Any] = field(default_factory=dict)
     """The attributes, routes, lists and queries that the program created. The key is the handle."""
     dequeuing: set[int] = field(default_factory=set)
-    """The ids of the queues from which a thread takes data."""
+    """The ids of the queues for which a thread of this process is inside ``dequeue_data``."""
     has_router: bool = False
     """Whether this process has called ``bind_queue_routes``, which starts the router."""
     recycled_s: float = 0.0
