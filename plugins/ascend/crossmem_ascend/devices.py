@@ -24,8 +24,8 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
     ConfigurationError
         A device has no UUID, and the mask does not identify it.
     """
-    # Some editions of pyACL lack the function. Then the UUID comes from the library, so that the
-    # device has the same identity as in a process that uses the library without pyACL.
+    # Some editions of pyACL lack device_get_uuid. Then the UUID comes from libascendcl, so that the
+    # device has the same identity as in a process that uses libascendcl without pyACL.
     uuids = vendor.rt if vendor.has("device_get_uuid") else beside(vendor.acl).rt
     count = vendor.value("rt.get_device_count", vendor.rt.get_device_count())
     soc_name = getattr(vendor.acl, "get_soc_name", None)

@@ -60,7 +60,9 @@ class Code(NamedTuple):
 
 
 _ARGUMENT = "ACL refused an argument: this may be a fault in crossmem; report it"
-_INIT = "other code finalised or re-initialised ACL: let it do so after the last use of crossmem"
+_INIT = (
+    "other code finalised or re-initialised ACL: it may do so only after the last use of crossmem"
+)
 _FOREIGN = (
     "crossmem's own calls do not cause this code: earlier work of other code in this process may "
     "have failed"
@@ -194,12 +196,12 @@ _IMPORTS: Final = frozenset({"rt.mem_import_from_shareable_handle", "rt.ipc_mem_
 
 _REFUSALS: Final = {
     "rt.mem_import_from_shareable_handle": "this process is the exporter, is not on the whitelist, "
-    "or started after its pid was put on it; or the exporter is freeing the memory",
+    "or started after its pid was listed; or the exporter is freeing the memory",
     "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead; or this process is not on "
-    "the whitelist, or started after its pid was put on it",
+    "the whitelist, or started after its pid was listed",
     "rt.mem_export_to_shareable_handle": "other code exported the memory before, or the memory was "
     "imported",
-    "rt.ipc_mem_get_export_key": "the memory does not begin at a page of its own, or was opened "
+    "rt.ipc_mem_get_export_key": "the memory does not begin at a page boundary, or was imported "
     "from another process",
     "rt.mem_set_pid_to_shareable_handle": "no process has this pid",
     "rt.ipc_mem_set_import_pid": "no process has this pid",
@@ -229,8 +231,8 @@ _OTHER_CONTEXT: Final = (
 )
 _STREAM: Final = "stream= is no living stream of this process: pass a stream of the same device"
 _MEMORY_GONE: Final = (
-    "with mechanism 'key', the owner is dead or closed the key (see owner_alive): attach again to "
-    "memory of a living owner; otherwise see `npu-smi info` for the device's health"
+    "with mechanism 'key', the owner may be dead or have closed the key (see owner_alive): attach "
+    "to memory of a living owner; in other cases, see `npu-smi info` for the device's health"
 )
 
 _HINTS: Final = {
@@ -249,7 +251,7 @@ _HINTS: Final = {
         for function in ("memcpy", "memcpy_async", "synchronize_device", "synchronize_stream")
     },
 }
-"""Hints for other codes. The key is the call and the code."""
+"""Hints that replace the hint of a code for one call. The key is the call and the code."""
 
 
 def error_for(call: str, code: int, detail: str = "") -> CrossmemError:

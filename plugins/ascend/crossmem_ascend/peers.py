@@ -29,12 +29,13 @@ class PeerAccess:
         return self._vendor.value("rt.device_can_access_peer", can) == 1
 
     def enable(self, ordinal: int, peer: int) -> None:
-        """Let a device use another device's memory. One call per process is enough.
+        """Let a device use another device's memory. One call per process and pair is enough.
 
         Raises
         ------
         DriverError
-            The vendor enables the access in the background, and has not finished in time.
+            The vendor refuses the access, or has not enabled it within 3 seconds. The vendor
+            enables it in the background.
         """
         if (ordinal, peer) in self._enabled:
             return
@@ -51,7 +52,7 @@ class PeerAccess:
                     raise DriverError(
                         f"device {ordinal} got no access to the memory of device {peer} within "
                         f"{_TIMEOUT_S:g} seconds",
-                        hint="import on the device that holds the memory",
+                        hint="import the memory on the device that holds it",
                         backend=BACKEND,
                     )
                 time.sleep(_PERIOD_S)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a runtime: the part of pyACL that the driver uses.
 
-Arguments are positional. A function with a result returns the result together with the code, which
-is 0 for success. Pointers, handles, contexts and streams are integers.
+Arguments are positional. A function returns its code, which is 0 for success. A function that also
+has a result returns a pair: the result and the code. Pointers, handles, contexts and streams are
+integers.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,7 +97,7 @@ NOTIFIES: Final = frozenset(
     }
 )
 """Functions of ``acl.rt`` for notifies that several processes use. On a product without this
-feature, the export returns 207000."""
+feature, ``notify_get_export_key`` returns 207000."""
 
 
 class Rt(Protocol):
@@ -159,7 +160,10 @@ class Rt(Protocol):
 
     # Values and notifies.
     def host_register(self, pointer: int, size: int, kind: int, /) -> tuple[int, int]:
-        """Register memory of the program; return its device address. The usual kind is 0."""
+        """Register memory of the program, and return its device address.
+
+        Kind 0 is ``ACL_HOST_REGISTER_MAPPED``, which gives devices an address for the memory.
+        """
         ...
 
     def host_unregister(self, pointer: int, /) -> int: ...

@@ -204,7 +204,8 @@ class Machine:
             self._connection = _in_time(self._open)
             # At the exit of this process, the release of memory still needs the connection. So the
             # finaliser does not run at exit, and the kernel closes the file of the database. Python
-            # 3.13 warns when it deletes an open connection; the extra reference prevents this.
+            # 3.13 warns when it deletes an open connection; the extra reference prevents the
+            # deletion.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._closing = weakref.finalize(self, _end, self._connection)
             self._closing.atexit = False

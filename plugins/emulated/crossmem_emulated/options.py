@@ -95,7 +95,8 @@ class Options:
     """Number of devices of the host (``CROSSMEM_EMULATED_DEVICES``)."""
 
     granularity: Literal["2MiB", "page"] = "2MiB"
-    """The unit of capacities (``CROSSMEM_EMULATED_GRANULARITY``)."""
+    """The size of an allocation is rounded up to a multiple of the granularity
+    (``CROSSMEM_EMULATED_GRANULARITY``)."""
 
     capacity_nbytes: int = field(default_factory=_default_capacity)
     """Bytes that may be allocated on each device (``CROSSMEM_EMULATED_CAPACITY``).
@@ -134,7 +135,7 @@ class Options:
     """Whether streams of vendors' emulations delay their work until a thread waits for the work
     (``CROSSMEM_EMULATED_SLOW_STREAMS``).
 
-    After 50 ms, a stream also executes work for which another process may wait.
+    Work for which another process may wait is delayed by at most 50 ms.
     """
 
     acl_profile: str = "documented"
@@ -144,8 +145,8 @@ class Options:
     """Memory group that a process joins when it first calls ACL's queues or buffers
     (``CROSSMEM_EMULATED_ACL_GROUP``).
 
-    A process joins only if its profile runs programs on the device, such as ``310b-rc``, if the
-    variable ``SHAREGROUP_PRECONFIG`` is set, and if the process is in no group yet.
+    A process joins only if its profile is ``310b-rc`` or ``310b-rc-driver``, if the variable
+    ``SHAREGROUP_PRECONFIG`` is set, and if the process is in no group yet.
     """
 
     acl_recycle_s: float = 0.2
@@ -172,7 +173,7 @@ class Options:
 
     @property
     def granularity_nbytes(self) -> int:
-        """The unit of capacities in bytes, a power of two."""
+        """The granularity in bytes, a power of two."""
         return _GRANULARITIES[self.granularity]
 
     @property

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's library through ctypes: instead of CuPy, or for functions that CuPy lacks.
+"""Calls of the vendor's library through ctypes, with the interface of ``cupy.cuda.runtime``.
 
-:class:`LibraryRuntime` and :class:`CupyRuntime` have the interface of ``cupy.cuda.runtime``.
+:class:`LibraryRuntime` works without CuPy. :class:`CupyRuntime` is CuPy's runtime, in which the
+library's functions replace those that CuPy lacks or that are unsuitable.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,8 @@ _STUBS: Final = ("hostRegister", "hostUnregister", "ipcGetEventHandle", "ipcOpen
 """The functions for which CuPy on HIP has only stubs that return 999."""
 
 _SLOW: Final = ("ipcOpenMemHandle", "ipcCloseMemHandle")
-"""The functions during which CuPy holds the GIL. On AMD, an open can take ten seconds."""
+"""The functions during which CuPy holds the GIL, and ctypes does not. On AMD, an open can take ten
+seconds."""
 
 
 class LibraryError(RuntimeError):
@@ -76,8 +78,8 @@ class _Calls:
     def _attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         answer = self._functions.call(name, *arguments)
         if answer[-1] != _SUCCESS:
-            # getLastError clears the vendor's last error. Otherwise the application would mistake
-            # this error for a failure of its own calls.
+            # The library keeps the code of this failure until getLastError clears it. An application
+            # that finds the code would mistake it for a failure of its own calls.
             self._functions.call("getLastError")
         return answer
 
@@ -150,7 +152,7 @@ def open_runtime(family: Family) -> Runtime:
     BackendUnavailableError
         The library cannot be loaded.
     DriverError
-        The library does not report its version.
+        The query of the HIP library's version fails.
     """
     try:
         library = runtime_library(family)

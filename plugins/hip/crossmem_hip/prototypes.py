@@ -27,7 +27,8 @@ _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
 
 _FD_BY_VALUE: Final = 70_100_000
 """The first HIP version whose ``memImportFromShareableHandle`` takes the file descriptor itself.
-Earlier versions take a pointer to the descriptor, and would use a descriptor as an address. Sources:
+Earlier versions take a pointer to the descriptor. If they get the descriptor itself, they use it as
+an address. Sources:
 ROCm/rocm-systems #759, which changed AMD's ``rocdevice.cpp``; PyTorch's
 ``CUDASymmetricMemory.cu``, which distinguishes the same versions; and kvcache-ai/Mooncake #1550,
 which tried 7.0, 7.1 and 7.2."""

@@ -21,17 +21,18 @@ _CUDA_DRIVER: Final = "libcuda.so"
 
 _WHEELS: Final = "nvidia"
 _IN_WHEELS: Final = ("cu13/lib", "cuda_runtime/lib")
-"""The folders of the library in the package ``nvidia``: from the wheel ``nvidia-cuda-runtime``, and
-from its predecessors such as ``nvidia-cuda-runtime-cu12``."""
+"""The folders in the package ``nvidia`` that can contain the library. The wheel
+``nvidia-cuda-runtime`` uses the first one. Its predecessors, such as ``nvidia-cuda-runtime-cu12``,
+use the second one."""
 
 
 def runtime_library(family: Family) -> ctypes.CDLL:
-    """Load the library with the functions of ``cupy.cuda.runtime``.
+    """Load the vendor's library whose functions ``cupy.cuda.runtime`` wraps.
 
     Raises
     ------
     LibraryNotFoundError
-        No copy can be loaded.
+        No copy of the library can be loaded.
     """
     if family.is_hip:
         return open_library(_HIP_NAMES, hip_folders(os.environ), _HIP)

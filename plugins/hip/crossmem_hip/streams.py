@@ -23,15 +23,15 @@ _EVENTS: Final = (
     "ipcOpenEventHandle",
     "streamWaitEvent",
 )
-"""The additional functions of a runtime whose events can be shared."""
+"""The functions that a runtime needs for the level ``event`` of timelines."""
 
 _WORK: Final = ("memcpyAsync", "streamCreateWithFlags", "streamDestroy")
-"""The additional functions by which the conformance kit runs work on streams."""
+"""The functions that a runtime needs so that the conformance kit can run work on streams."""
 
 _NON_BLOCKING: Final = 1
 _DEVICE_TO_DEVICE: Final = 3
 _MAPPED_FOR_ALL: Final = 1 | 2
-"""``hipHostRegisterPortable`` and ``hipHostRegisterMapped``: an address for every device."""
+"""``hipHostRegisterPortable`` and ``hipHostRegisterMapped``: all devices can access the page."""
 _AT_LEAST: Final = 0
 """The condition of a stream's wait: the word is at least the value. CUDA tests whether the signed
 difference is not negative, and HIP compares unsigned numbers. The results are equal, because all
@@ -49,7 +49,7 @@ class _On(Protocol):
 class StreamOrder:
     """The driver's methods for streams.
 
-    They are the optional groups ``Streams``, ``StreamWords``, ``StreamEvents`` and ``StreamWork``
+    These methods form the optional groups ``Streams``, ``StreamWords``, ``StreamEvents`` and ``StreamWork``
     of :mod:`crossmem.driver`.
     """
 
@@ -91,7 +91,7 @@ class StreamOrder:
     # Words --------------------------------------------------------------------------------
 
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
-        """Make a host page accessible to the devices, and return its address for them."""
+        """Make a host page accessible to the devices, and return the page's address on a device."""
         registered: list[object] = []
         self._registered[pointer] = registered
         try:

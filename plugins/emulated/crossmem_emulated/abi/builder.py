@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a library with the machine's C compiler. A cache of the user keeps the built library."""
+"""Builds an emulated vendor library with the machine's C compiler, and keeps it in the user's cache."""
 
 import os
 import shlex
@@ -24,8 +24,9 @@ __all__ = ["build", "compiler", "link"]
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
-# The library stays loaded after a dlclose by a program. Python remembers the addresses of filled
-# tables, and would not fill the table of a library that is loaded again at the same address.
+# With nodelete, the library stays loaded after a program's dlclose. The reason: Python remembers the
+# address of each library's table of functions that it has filled. If the library were loaded again
+# at the same address, Python would not fill the new table.
 _LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
 _PACKAGES: Final = (
     "crossmem",
@@ -34,8 +35,8 @@ _PACKAGES: Final = (
     "typing_extensions",
     "_cffi_backend",
 )
-"""The packages and modules that the emulation imports. An interpreter that a library starts must
-find them."""
+"""The packages and modules that the emulation imports. If a built library starts a Python
+interpreter, this interpreter must find them."""
 _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
@@ -131,7 +132,7 @@ def _run(command: Sequence[str], what: str) -> None:
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
-        # The compiler writes a temporary file's name before the first error. The message omits it.
+        # The compiler's output begins with the name of a temporary file. The message omits the name.
         fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
             f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",
@@ -228,8 +229,8 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             link(command, work, soname, text(folder, soname), script, *_LINK_OPTIONS)
         for name in library.links:
             (work / name).symlink_to(library.sonames[0])
-        # Some programs look for the library in the subfolder lib of the vendor's installation. For
-        # such a program, this folder can stand for the installation.
+        # Some programs look for the library in the subfolder lib of the vendor's installation. With
+        # this link, such a program can use the built folder as the installation.
         (work / "lib").symlink_to(".")
 
     names = [*library.sonames, *library.links]

@@ -33,7 +33,7 @@ _UNDEFINED: Final = 0
 _WEAK: Final = 2
 _HIDDEN: Final = 0x8000
 _UNVERSIONED: Final = 2
-"""A symbol whose version number is less than this has no version."""
+"""The lowest version number. A symbol with the number 0 or 1 has no version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Needs:
 
 
 class _File:
-    """Reads parts of a file. The methods raise struct.error if the file is too short."""
+    """Reads the sections of an ELF file. The methods raise struct.error if the file is damaged."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data

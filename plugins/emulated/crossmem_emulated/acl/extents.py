@@ -91,7 +91,8 @@ class Places:
         Location of the copies' targets, and location of their sources. A location is a pair of a
         number and a type.
     is_reserved_used
-        Whether the program set a reserved field of these attributes to another value than 0.
+        Whether the program set a reserved field of the vendor's attributes for these copies to
+        another value than 0.
     """
 
     first: int

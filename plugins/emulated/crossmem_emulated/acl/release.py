@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Releases a process's objects on a device when the process resets the device.
 
-The documents say that a reset first finishes the work of the default context. They do not say which
-objects remain. In the emulation, the process loses its memory, imports, mappings, keys, contexts,
-streams and TDT queues on the device, and the work of the other contexts. Reserved addresses,
-events, notifies and TDT's buffers stay. Calls refuse the handles and addresses of lost objects as
-unknown.
+The vendor's documents say that a reset first finishes the work of the default context. They do not
+say which objects remain. In the emulation, the process loses its memory, imports, mappings, keys,
+contexts, streams and TDT queues on the device. The unfinished work of contexts other than the
+default context is never done. Reserved addresses, events, notifies and TDT's buffers stay. Calls
+refuse the handles and addresses of lost objects as unknown.
 """
 
 import sqlite3
@@ -88,8 +88,8 @@ def drop_keys(process: AclProcess, call: str, piece: Piece) -> None:
 def end_key(tables: sqlite3.Connection, text: str) -> int:
     """End a key, and return how many processes have its memory imported.
 
-    The key's record stays for these processes, marked as closed. An importer that finds no record
-    concludes that the exporter is dead.
+    If there are such processes, the key's record stays and is marked as closed, because an importer
+    that finds no record concludes that the exporter is dead.
     """
     query = (
         "SELECT count(*) FROM acl_key_opener JOIN acl_key ON acl_key.number = key WHERE text = ?"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of the application that run as work of a stream, and queries of streams."""
+"""Submits functions of the application as work of a stream, and answers queries about streams."""
 
 from collections.abc import Callable
 

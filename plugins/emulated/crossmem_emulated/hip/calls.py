@@ -21,7 +21,7 @@ _PARAMETER: Final = re.compile(r"(?:(.+) )?(\w+?)(?:=(\w+))?")
 _PREFIX: Final = "cupy_backends.cuda.api.runtime."
 
 # For each C type: whether it is signed, its number of bits, and Cython's error text for a value
-# that is too large.
+# that does not fit. ``_WIDER`` has the text for a value that does not even fit into a C long.
 _INTEGERS: Final[Mapping[str, tuple[bool, int, str]]] = {
     "intptr_t": (True, 64, "Python int too large to convert to C ssize_t"),
     "size_t": (False, 64, "Python int too large to convert to C unsigned long"),
@@ -46,8 +46,8 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     text
         The reason, for the record of a violation.
     rule
-        Id of the violated rule, such as ``"HIP-E6"``. None if a program that breaks no rule can
-        get this code, too: then no violation is recorded.
+        Id of the violated rule, such as ``"HIP-E6"``. None if the program has broken no rule, or
+        if the emulation cannot know. In these cases, no violation is recorded.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:
@@ -91,11 +91,11 @@ class Entry:
     function
         The implementation; its first argument is the process's state.
     needs_device
-        Whether the function fails if no device is visible. After a call of such a function, calls
-        of these functions fail in forked children (HIP-E18).
+        Whether the function fails if no device is visible. After a process has called one of the
+        functions that need a device, all of them fail in its forked children (HIP-E18).
     is_checked
-        Whether a Python program gets the function's result, or an exception for a failure. If
-        False, the program gets the code of success or failure.
+        If True, a Python program gets the function's result, or an exception if the function
+        fails. If False, the program gets the function's result code, which is 0 for a success.
     hip_lacks
         The text of the error that CuPy for ROCm raises instead of calling the vendor's function;
         empty if CuPy calls the function.

@@ -51,7 +51,8 @@ _SIDES: Final = {
     Kind.DEVICE_TO_DEVICE: (True, True),
     Kind.DEVICE_TO_DEVICE_NO_CU: (True, True),
 }
-"""For each kind of copy: whether the source and the target are on a device."""
+"""For each kind of copy except ``DEFAULT``: whether the kind says that the source is on a device, and
+whether it says that the target is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class Side:
         Whether a call that the vendor names synchronous waits for the copy even if both ends are on
         devices.
     kept
-        A reference that keeps the parts alive, if the emulation has copied the caller's bytes.
+        If the emulation has copied the caller's bytes: the buffer with the copy. This reference
+        keeps the buffer alive.
     """
 
     pointer: int
@@ -93,8 +95,8 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
                 f"{nbytes} bytes at {pointer:#x} end after the allocation",
                 "HIP-X4",
             )
-        # Freed device memory is in no region, like host memory. Without this check, a copy would
-        # access its addresses and cause a page fault.
+        # Freed device memory, like host memory, is in no region. Without this check, a copy from or
+        # to freed device memory would cause a page fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
             text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -129,19 +131,21 @@ def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, 
 
     ``ends`` are the first addresses of both ends. A program may reuse memory that is not pinned as
     soon as the copy function returns. So the copy must be complete before the function returns,
-    even if a function of the application precedes the copy in the stream. With slow streams, do
-    nothing, because they delay copies on purpose. :func:`staged` handles the source of such a copy.
+    even if a function of the application precedes the copy in the stream. Slow streams delay copies
+    on purpose, so this function does nothing for them. Before such a delay, :func:`staged` copies
+    the bytes of the source.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
 
 
 def staged(process: HipProcess, source: Side, nbytes: int) -> Side:
-    """Return the source of a copy, with its bytes copied now if slow streams delay the copy.
+    """Return the source that a stream reads: ``source`` itself, or a buffer with its bytes.
 
-    A program may reuse host memory that is not pinned as soon as the copy function returns. So a
-    slow stream needs a copy of the bytes, unless earlier work may still write some of them. If
-    streams are not slow, or the source is other memory, return ``source`` unchanged.
+    A program may reuse host memory that is not pinned as soon as the copy function returns. A slow
+    stream reads the source later, so this function copies the bytes of such memory into a buffer
+    now. If earlier work of streams may still write some of the bytes, the stream must read them
+    after this work. In this case, and for fast streams or other memory, return ``source``.
     """
     if (
         not process.setup.slow_streams
@@ -184,7 +188,7 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
     """Refuse a copy if its kind does not fit the locations of its ends.
 
     If the kind claims host memory at a device address, the editions that follow AMD's source code
-    record a violation instead.
+    accept the copy, and record a violation.
     """
     check_kind(process, kind)
     if kind == Kind.DEFAULT:
@@ -230,7 +234,7 @@ def _prepared(
     nbytes: int,
     kind: int,
 ) -> tuple[Work, bool]:
-    """Check a copy. Return its work, and whether the host waits for the work of a synchronous copy.
+    """Check a copy. Return its work, and whether a synchronous copy function waits for the work.
 
     ``target`` and ``source`` are pairs: an address, and the device that must access the address.
     """
@@ -248,7 +252,8 @@ def _prepared(
 def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
     """Submit the work of a copy or a fill. If ``waits``, return only after the work is done.
 
-    ``waits`` can be False even in a function that the vendor calls synchronous.
+    A function that the vendor calls synchronous can pass False, too, for example for a copy between
+    devices.
     """
     submit(process, stream, work, is_awaited=waits)
     if waits:

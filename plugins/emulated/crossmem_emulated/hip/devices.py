@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: their number, their properties, and their peer access."""
+"""The functions that count, select and describe devices, and that control peer access."""
 
 import hashlib
 from typing import Any, Final

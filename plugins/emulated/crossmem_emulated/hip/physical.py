@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Physical memory, which programs map at reserved addresses: creation, release, export and import.
 
-CuPy lacks these functions. Each field of the vendors' structs is a separate argument.
+CuPy lacks these functions, so the emulation chooses their signatures: each field of a vendor's struct
+is a separate argument.
 """
 
 import os
@@ -50,7 +51,7 @@ class Physical:
     pages
         The memory.
     kind
-        The requested type of the memory. In an importer, ``PINNED``.
+        The requested type of the memory. For imported memory, ``PINNED``.
     handle_type
         The type of the handles by which the memory is exported. If it is ``NO_HANDLE``, the memory
         cannot be exported.
@@ -72,13 +73,13 @@ class Physical:
 
 
 def check_virtual(process: HipProcess) -> None:
-    """Refuse the call if the release does not implement the functions for virtual memory."""
+    """Refuse the call if the emulated edition does not support the functions for virtual memory."""
     if not process.profile.has_virtual:
-        raise Refused(Status.NOT_SUPPORTED, "this release has no virtual memory")
+        raise Refused(Status.NOT_SUPPORTED, "this edition has no virtual memory")
 
 
 def granularity_of(process: HipProcess) -> int:
-    """Return the number of bytes of which sizes and addresses of mappings are multiples."""
+    """Return the granularity in bytes. The sizes and addresses of mappings are its multiples."""
     return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
 
 
@@ -189,7 +190,8 @@ def _mem_retain_allocation_handle(process: HipProcess, pointer: int) -> int:
             physical: Physical = piece.source.physical
             physical.references += 1
             return physical.handle
-        # Before ROCm 7.14, AMD's libraries crashed on the address of an allocation.
+        # For the address of an allocation, AMD's library crashed before ROCm 7.14. The emulation
+        # refuses the call instead.
         raise Refused(
             Status.INVALID_VALUE,
             f"the memory at {pointer:#x} was made by {piece.origin}",
@@ -227,8 +229,8 @@ def _mem_export_to_shareable_handle(
         )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:
-        # A release of the last handle closed the descriptor, and a mapping kept the memory. A later
-        # memRetainAllocationHandle() gives no new descriptor.
+        # When the program released the last reference, the descriptor was closed, but a mapping kept
+        # the memory. A later memRetainAllocationHandle() opens no new descriptor.
         raise Refused(
             Status.NOT_SUPPORTED,
             f"{handle:#x} was imported, released and retained again, and has no descriptor",

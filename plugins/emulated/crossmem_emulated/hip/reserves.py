@@ -25,9 +25,9 @@ class Pool:
     """The largest number of unused bytes that the pool keeps after a free."""
     kept: list[Pages] = field(default_factory=list)
     used_nbytes: int = 0
-    """The sum of the requested sizes of the allocations that are not freed."""
+    """The total requested size of the allocations that are not freed."""
     taken_nbytes: int = 0
-    """The sum of the sizes of the pages of these allocations."""
+    """The total size of the pages in which the allocations that are not freed lie."""
     most_used_nbytes: int = 0
     most_reserved_nbytes: int = 0
 

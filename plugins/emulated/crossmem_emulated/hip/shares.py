@@ -75,9 +75,10 @@ def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
 
 
 def open_share(process: HipProcess, token: bytes, pool: Pool) -> int | None:
-    """Open memory that was exported from a pool, as memory of ``pool``. Return its address.
+    """Open an allocation that another pool exported, and return its address in this process.
 
-    If no living process exports memory with this token, return None.
+    The allocation becomes memory of ``pool``, the pool that this process imported. If no living
+    process exports an allocation with the token ``token``, return None.
     """
     context = process.current()
     with process.machine.transaction() as tables:

@@ -48,7 +48,8 @@ def _write(  # noqa: PLR0917 - the parameters of C
 ) -> None:
     stream = find_stream(process, handle)
     place = _place_of(process, stream, pointer, nbytes, READ_WRITE)
-    # AMD reserves the flags for later use. Only AMD's newest runtime checks them.
+    # AMD reserves the flags for later use, and only AMD's newest runtime checks them. CUDA accepts
+    # the flags 0 and 1.
     known = process.profile.flags_of_write
     if known is not None and flags not in known:
         raise Refused(Status.INVALID_VALUE, f"there are no flags {flags:#x}", _RULE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python functions behind ``libascendcl.so`` in one process, which call the emulation."""
+"""The Python functions behind ``libascendcl.so``. They call the emulation of ACL."""
 
 import os
 import threading
@@ -18,7 +18,8 @@ __all__ = ["AclBinding"]
 class AclBinding:
     """The Python functions that implement the C functions in one process.
 
-    The name of the loaded library is not used, because all names mean the same edition of ACL.
+    The binding ignores the name of the loaded library, because the name does not choose the edition
+    of ACL. The profile chooses it.
     """
 
     def __init__(self, ffi: Any, _soname: str) -> None:
@@ -42,7 +43,7 @@ class AclBinding:
         }
 
     def refuse(self, name: str) -> Any:
-        """Return the result of an unsupported function."""
+        """Return the result of a C function that is not emulated. An error code is recorded."""
         result = self._shapes[name].type.result
         if result.kind == "pointer":
             return self.ffi.NULL

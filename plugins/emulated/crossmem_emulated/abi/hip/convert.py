@@ -13,7 +13,10 @@ Function = Callable[..., Any]
 
 
 class Converter:
-    """Makes Python functions from a runtime's entries, with the parameters of the C functions."""
+    """Makes Python functions that take the arguments of C functions and call the emulation.
+
+    Each method takes the name of the emulation's function.
+    """
 
     def __init__(self, ffi: Any, runtime: Runtime) -> None:
         self.ffi = ffi
@@ -28,9 +31,9 @@ class Converter:
         return self.runtime.refuse(name, INVALID_VALUE)
 
     def plain(self, name: str, *more: Any) -> Function:
-        """Return a function that calls an entry and returns only the code.
+        """Return a function that calls the emulation with its arguments and ``more``.
 
-        The arguments of the entry are those of the function, followed by ``more``.
+        The function returns only the code.
         """
 
         def function(*arguments: Any) -> int:
@@ -39,7 +42,7 @@ class Converter:
         return function
 
     def into(self, name: str) -> Function:
-        """Return a function whose first argument is the pointer for its result."""
+        """Return a function that writes the result to its first argument, a pointer."""
 
         def function(place: Any, *arguments: Any) -> int:
             if not place:
@@ -52,7 +55,7 @@ class Converter:
         return function
 
     def into_last(self, name: str) -> Function:
-        """Return a function whose last argument is the pointer for its result."""
+        """Return a function that writes the result to its last argument, a pointer."""
         first = self.into(name)
 
         def function(*arguments: Any) -> int:
@@ -62,7 +65,7 @@ class Converter:
         return function
 
     def pair(self, name: str) -> Function:
-        """Return a function whose first arguments are the pointers for two results."""
+        """Return a function that writes two results to its first two arguments, pointers."""
 
         def function(one: Any, other: Any, *arguments: Any) -> int:
             if not one or not other:

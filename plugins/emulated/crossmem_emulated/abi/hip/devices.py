@@ -28,7 +28,8 @@ class _Devices:
         runtime = self._convert.runtime
         more = {
             "virtualMemoryManagementSupported": runtime.has_virtual_memory,
-            # A bit mask of the types of handles. Bit 0 stands for descriptors, the only type here.
+            # A bit mask of the supported types of handles. Bit 0 stands for file descriptors, the
+            # only type that the emulation has.
             "memoryPoolSupportedHandleTypes": int(runtime.shares_pools),
         }
         return 0, {**FACTS, **found, **more, "uuid": {"bytes": uuid}}

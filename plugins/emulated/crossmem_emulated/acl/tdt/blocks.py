@@ -133,8 +133,9 @@ def _hide(process: AclProcess, block: Block) -> None:
 def release_unused(process: AclProcess, tables: sqlite3.Connection) -> None:
     """Unmap and release the blocks that this process need not keep.
 
-    After a hand-over, the process still keeps a block that it allocated, for other processes. A
-    strict emulation unmaps such a block, so that an access by this process causes SIGSEGV.
+    After a hand-over, the process that allocated a block still keeps it, so that other processes
+    can open it. A strict emulation unmaps the block, so that an access by this process causes
+    SIGSEGV.
     """
     unused = [one for one in process.tdt.blocks.values() if not one.headers]
     for block in unused:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The use of a queue: the check of this process's permissions, and the wait for the queue."""
+"""What all calls that use a queue share: the checks of permissions, and the wait for a result."""
 
 import os
 import sqlite3
@@ -56,7 +56,7 @@ def check_id(qid: int) -> None:
 
 
 def find_queue(process: AclProcess, tables: sqlite3.Connection, pool: Pool, qid: int) -> Queue:
-    """Return a queue that this process has created or attached, or refuse."""
+    """Return the queue with an id. Refuse the call if this process neither created nor attached it."""
     check_id(qid)
     row = tables.execute(
         "SELECT acl_queue.number, depth, busy, bits FROM acl_queue "
@@ -91,7 +91,8 @@ def check_right(pool: Pool, right: int) -> None:
 def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
     """Refuse the use of a queue if this process lacks the permission, or if the queue is busy.
 
-    The published drivers allow a use without permission.
+    Only the editions that follow the documents check the permission. The drivers whose source code
+    is published do not.
     """
     if not (queue.bits or 0) & bit and process.profile.is_documented:
         text = f"this process was not granted the permission {bit} for the queue"
@@ -111,7 +112,8 @@ def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
 def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
     """Kill this process while it uses a queue, if the fault ``CALL.inside`` was injected.
 
-    ``CALL`` stands for the name of the call. The fault's code is the number of the signal.
+    ``CALL`` stands for the name of the call. The fault's code is the number of the signal. Before
+    its death, the process marks the queue as busy for this kind of use.
     """
     number = process.faults.take(f"{call}.inside")
     if number is not None:
@@ -130,10 +132,11 @@ def until(
     *,
     device: int,
 ) -> _Result:
-    """Repeat an attempt until it returns a result. Other threads can make calls between attempts.
+    """Call ``attempt`` until it returns a result other than None, and return this result.
 
-    A negative timeout means no timeout. After the timeout, ``late`` is raised. ``device`` is the
-    result of :func:`device_of` before the first attempt.
+    Other threads can make calls between two attempts. A negative timeout means no timeout. After
+    the timeout, ``late`` is raised. ``device`` is the result of :func:`device_of` before the first
+    attempt.
     """
     started = time.monotonic()
     end = started + timeout_ms / 1000 if timeout_ms >= 0 else None
