@@ -231,8 +231,8 @@ _OTHER_CONTEXT: Final = (
 )
 _STREAM: Final = "stream= is no living stream of this process: pass a stream of the same device"
 _MEMORY_GONE: Final = (
-    "with mechanism 'key', the owner may be dead or have closed the key (see owner_alive): attach "
-    "to memory of a living owner; in other cases, see `npu-smi info` for the device's health"
+    "with mechanism 'key', the owner is dead or closed the key (see owner_alive): attach again to "
+    "memory of a living owner; in other cases, see `npu-smi info` for the device's health"
 )
 
 _HINTS: Final = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest fixture: the processes of a test use an emulated HIP or ACL library.
+"""A pytest fixture that gives an emulated HIP or ACL library to the processes of a test.
 
 The command ``crossmem emulate`` does the same for a program that the user starts. To get the
 fixture, put ``pytest_plugins = ["crossmem_emulated.fixtures"]`` into the project's ``conftest.py``.
@@ -38,7 +38,7 @@ class Emulated:
 
     @property
     def violations(self) -> tuple[Breach, ...]:
-        """The calls of all processes so far that the vendor forbids or leaves undefined."""
+        """The calls so far, in all processes, that the vendor forbids or leaves undefined."""
         return self._emulation.report().violations
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of one emulated host. On a real host, the kernel has such records of device memory.
+"""The tables of one emulated host. They stand for a real kernel's records of device memory.
 
 The tables are in an SQLite database. A transaction is atomic, and Linux releases the locks of a
 killed process. So a process that is killed at any instruction blocks no other process. Other

@@ -174,7 +174,7 @@ class PageStore:
             return pages
 
     def receive(self, descriptor: int) -> Pages | None:
-        """Return the labelled memory of this host that a descriptor refers to.
+        """Return the memory to which a descriptor refers, if its label names this emulated host.
 
         For a descriptor of another file, return None. The method uses a duplicate of the
         descriptor, so the caller closes its own.

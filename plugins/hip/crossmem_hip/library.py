@@ -78,8 +78,8 @@ class _Calls:
     def _attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         answer = self._functions.call(name, *arguments)
         if answer[-1] != _SUCCESS:
-            # The library keeps the code of this failure until getLastError clears it. An application
-            # that finds the code would mistake it for a failure of its own calls.
+            # The library keeps this failure's code until getLastError clears it. If the application
+            # found the code, it would mistake the code for a failure of its own calls.
             self._functions.call("getLastError")
         return answer
 

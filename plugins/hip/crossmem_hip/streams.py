@@ -49,8 +49,8 @@ class _On(Protocol):
 class StreamOrder:
     """The driver's methods for streams.
 
-    These methods form the optional groups ``Streams``, ``StreamWords``, ``StreamEvents`` and ``StreamWork``
-    of :mod:`crossmem.driver`.
+    These methods form the optional groups ``Streams``, ``StreamWords``, ``StreamEvents`` and
+    ``StreamWork`` of :mod:`crossmem.driver`.
     """
 
     def __init__(self, vendor: Vendor, on: _On) -> None:
@@ -114,7 +114,8 @@ class StreamOrder:
             unregister = self._vendor.rt.hostUnregister
             if registered:
                 try:
-                    # No signal handler runs between these two statements.
+                    # No signal handler runs between these two statements, so the list becomes empty
+                    # only if the call begins.
                     del registered[:]
                     unregister(pointer)
                 except Exception:
@@ -173,7 +174,8 @@ class StreamOrder:
         with self._on(event.ordinal, "timeline"), self._vendor.calling("eventDestroy"):
             destroy = self._vendor.rt.eventDestroy
             try:
-                # No signal handler runs between these two statements.
+                # No signal handler runs between these two statements, so the reference is cleared
+                # only if the call begins.
                 event.reference = None
                 destroy(reference)
             except Exception:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds an emulated vendor library with the machine's C compiler, and keeps it in the user's cache."""
+"""Builds an emulated vendor library with the machine's C compiler.
+
+The user's cache keeps the built library.
+"""
 
 import os
 import shlex
@@ -24,9 +27,9 @@ __all__ = ["build", "compiler", "link"]
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
-# With nodelete, the library stays loaded after a program's dlclose. The reason: Python remembers the
-# address of each library's table of functions that it has filled. If the library were loaded again
-# at the same address, Python would not fill the new table.
+# With nodelete, the library stays loaded after a program's dlclose. Without nodelete, the program
+# could load the library again at the same address. Python would not fill the library's new table of
+# functions, because Python remembers that it has filled a table at this address.
 _LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
 _PACKAGES: Final = (
     "crossmem",
@@ -132,7 +135,7 @@ def _run(command: Sequence[str], what: str) -> None:
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
-        # The compiler's output begins with the name of a temporary file. The message omits the name.
+        # The output begins with the name of the compiler's temporary file. The message omits it.
         fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
             f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",

@@ -162,7 +162,7 @@ def _exported(process: AclProcess, tables: sqlite3.Connection, number: int) -> t
     query = "SELECT text, validates, owner FROM acl_notify WHERE number = ?"
     text, validates, owner = tables.execute(query, (number,)).fetchone()
     if owner != process.machine.me(tables):
-        raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the notify is another process's", _RULE)
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, "another process created the notify", _RULE)
     return text or "", bool(validates)
 
 

@@ -51,8 +51,8 @@ _SIDES: Final = {
     Kind.DEVICE_TO_DEVICE: (True, True),
     Kind.DEVICE_TO_DEVICE_NO_CU: (True, True),
 }
-"""For each kind of copy except ``DEFAULT``: whether the kind says that the source is on a device, and
-whether it says that the target is."""
+"""For each kind of copy except ``DEFAULT``: whether the kind claims that the source is on a device,
+and whether the kind claims that the target is on a device."""
 
 
 @dataclass(frozen=True, slots=True)

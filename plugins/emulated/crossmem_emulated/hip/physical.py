@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Physical memory, which programs map at reserved addresses: creation, release, export and import.
 
-CuPy lacks these functions, so the emulation chooses their signatures: each field of a vendor's struct
-is a separate argument.
+CuPy lacks these functions, so the emulation chooses their signatures: each field of a vendor's
+struct is a separate argument.
 """
 
 import os
@@ -229,8 +229,8 @@ def _mem_export_to_shareable_handle(
         )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:
-        # When the program released the last reference, the descriptor was closed, but a mapping kept
-        # the memory. A later memRetainAllocationHandle() opens no new descriptor.
+        # The release of the last reference closed the descriptor, but a mapping kept the memory. A
+        # later memRetainAllocationHandle() opens no new descriptor.
         raise Refused(
             Status.NOT_SUPPORTED,
             f"{handle:#x} was imported, released and retained again, and has no descriptor",

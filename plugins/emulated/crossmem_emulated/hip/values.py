@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values in memory that streams write and wait for (HIP-E26).
+"""Values in memory that streams write and wait for (rule HIP-E26).
 
 AMD's functions are ``hipStreamWriteValue64`` and ``hipStreamWaitValue64``, with variants for 32
 bits. NVIDIA's driver library has equivalents.

@@ -31,7 +31,7 @@ class Converter:
         return self.runtime.refuse(name, INVALID_VALUE)
 
     def plain(self, name: str, *more: Any) -> Function:
-        """Return a function that calls the emulation with its arguments and ``more``.
+        """Return a function that passes its arguments and ``more`` to the emulation.
 
         The function returns only the code.
         """

@@ -163,6 +163,6 @@ def _dequeue(process: AclProcess, qid: int, timeout_ms: int) -> int:
     record_use(process, "tdt.dequeue", queue, DEQUEUE)
     found = [(header, block) for header, block in headers if block is not None]
     if len(found) < len(headers):
-        text = "the memory of the element ended with the process that allocated it"
+        text = "no living process has the memory of the element"
         raise Refused(Code.RT_RESOURCE_ALLOC_FAIL, text)
     return adopt(process, found)
