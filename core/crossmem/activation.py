@@ -16,14 +16,14 @@ def install() -> None:
 
     Arrays, tensors and trees in memory of crossmem then travel without a copy through
     ``multiprocessing``, ``concurrent.futures``, ``torch.multiprocessing``, and everything else that
-    uses the pickler of ``multiprocessing``. If this process has imported Ray, Ray also sends them
-    without a copy to receivers on the same node. Nothing changes for other arrays or for plain
-    ``pickle``.
+    uses the pickler of ``multiprocessing``. If this process has imported Ray, Ray also sends these
+    objects without a copy to receivers on the same node. Nothing changes for other arrays or for
+    plain ``pickle``.
 
     Call this function once in each process that sends. Call it after the import statements, because
-    it registers with Ray only if Ray is already imported. A forked child inherits the effect. A
-    process that only receives does not need the call. A second call has an effect only if the
-    program imported Ray after the first call: the second call then registers with Ray.
+    the function registers with Ray only if Ray is already imported. A forked child inherits the
+    effect. A process that only receives does not need the call. A second call has an effect only if
+    the program imported Ray after the first call: the second call then registers with Ray.
 
     Warns
     -----

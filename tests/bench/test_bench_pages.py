@@ -142,7 +142,7 @@ def test_the_command_makes_a_page_of_an_earlier_run(tmp_path: Path) -> None:
     done = _bench("--read", document, "--page", page)
 
     assert done.returncode == 0, done.stderr
-    assert "Turn by turn, one allocation of 4 KiB" in done.stdout
+    assert "One allocation of 4 KiB at a time" in done.stdout
     assert {one.name for one in page.iterdir()} == {"tables.md", "life.svg", "busy.svg"}
 
 

@@ -28,7 +28,7 @@ class Adapter(Protocol):
         """
 
     def describe(self, array: Any, /) -> ArrayInfo:
-        """Return the address and layout of an array of a class in :meth:`classes`.
+        """Return the address and layout of an array whose class :meth:`classes` returns.
 
         Raises
         ------
@@ -37,7 +37,7 @@ class Adapter(Protocol):
         """
 
     def empty(self, layout: Layout, /) -> Any:
-        """Return a new array for a layout without elements, in private memory."""
+        """Return a new array, in private memory, with a layout that has no elements."""
 
     def copy_to(self, target: Any, source: Any, /) -> None:
         """Overwrite an array with another array of the same shape and dtype."""
@@ -56,7 +56,7 @@ def describe(value: Any) -> ArrayInfo | None:
     Raises
     ------
     UnsupportedError
-        The array cannot be shared, or it is of a subclass that may have data besides the elements.
+        The array cannot be shared, or its class may store data besides the elements.
     """
     kind = type(value)
     adapter = _found.get(kind) or _find_adapter(kind)

@@ -209,7 +209,7 @@ def to_torch(dtype: DType) -> Any:
     found = getattr(torch, dtype.name, None) if dtype.name in _COMMON else None
     if not isinstance(found, torch.dtype):
         msg = f"PyTorch {torch.__version__} has no dtype {clause(dtype.name, 60)}"
-        raise UnsupportedError(msg, hint="share it as a NumPy array")
+        raise UnsupportedError(msg, hint="share this data as a NumPy array")
     return found
 
 
@@ -230,8 +230,8 @@ def _from_numpy(value: "np.dtype[Any]", depth: int = 0) -> DType:
         )
         raise UnsupportedError(
             msg,
-            hint="put the numbers into arrays, and the other values beside them in the dict or "
-            "list that you share",
+            hint="put the numbers into arrays; the dict or list that you share can contain these "
+            "arrays and the other values",
         )
     if value.isbuiltin == 2:  # noqa: PLR2004 - registered by another library, such as ml_dtypes
         if value.isnative and value.name in _COMMON:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of the array libraries, each at its first use."""
+"""Imports NumPy, PyTorch and CuPy, each at its first use."""
 
 import sys
 from collections.abc import Callable
@@ -43,9 +43,10 @@ def require(name: str) -> Any:
 
 
 def on_use(tell: Callable[[str], None]) -> None:
-    """Register a function. The first :func:`require` of a library calls it with the library's name.
+    """Register a function that the first :func:`require` of each library calls.
 
-    For each library that was required before, ``on_use`` calls the function at once.
+    The argument of the function is the library's name. For each library that was required before,
+    ``on_use`` calls the function at once.
     """
     _listeners.append(tell)
     # The loop runs over a copy, because another thread may add a library during the loop.

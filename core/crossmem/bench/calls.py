@@ -105,7 +105,8 @@ def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[
 
 def _run(command: list[str], emulation: Emulation, environment: dict[str, str]) -> dict[str, float]:
     variables = {
-        # CROSSMEM_EMULATED_CALLS makes the library count its calls, which would add to the times.
+        # With CROSSMEM_EMULATED_CALLS, the library would count each call, and the counting would
+        # add to the times.
         name: value
         for name, value in emulation.environment(environment).items()
         if name != "CROSSMEM_EMULATED_CALLS"

@@ -53,7 +53,9 @@ def make_charts(report: Report) -> dict[str, str]:
         "life.svg": _chart(
             report, "Whole life of one allocation of 4 KiB", "life", {"life": ""}, 4 * KIB
         ),
-        "busy.svg": _chart(report, "Attach of 4 KiB beside a busy exporter", "busy", LOADS, None),
+        "busy.svg": _chart(
+            report, "Attach of 4 KiB while the exporter is busy", "busy", LOADS, None
+        ),
     }
     return {name: _draw(chart) for name, chart in charts.items() if chart.groups}
 

@@ -32,7 +32,10 @@ page."""
 
 
 def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
-    """Start a child that runs ``work``. Return its process and connection when it is ready."""
+    """Start a child, wait until it is ready, and return its process and the connection to it.
+
+    The child runs ``work``.
+    """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, *arguments))
@@ -97,7 +100,7 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
     -------
     dict
         Lists of times, from the first call in the sender until the reader has read every page.
-        ``"cold"``: the first time. ``"warm"``: the later times.
+        ``"cold"``: the time of the first copy. ``"warm"``: the times of the repetitions.
     """
     if kind == "ray":
         times = _through_ray(nbytes, arrays, rounds + 1)
@@ -158,7 +161,7 @@ def _read_dicts(connection: Connection, kind: str) -> None:
         except EOFError:
             return
         end = load(blob)
-        # load() has returned, so its arrays have ended before the sender gets this reply.
+        # load() has returned, so its arrays no longer exist when the sender gets this reply.
         connection.send(end)
 
 
@@ -290,7 +293,7 @@ CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxy
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case. ``arguments`` are the case's name, and its keywords as JSON."""
+    """Measure one case. ``arguments``: the name of the case, and its keyword arguments as JSON."""
     name, given = arguments
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
 

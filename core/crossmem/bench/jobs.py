@@ -42,8 +42,8 @@ class Context:
 
 
 Half = Callable[..., dict[str, Any]]
-"""One process's function of a job. It takes a :class:`Context` and keywords, and returns a dict of
-JSON values."""
+"""One of the two functions of a job. The function takes a :class:`Context` and keywords, and returns
+a dict of JSON values."""
 
 Halves = Mapping[str, tuple[Half, Half]]
 """The producer's and the consumer's half of each job. The key is the job's name."""
@@ -149,8 +149,8 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
     """Do each step for all allocations before the next step. Return each step's mean time.
 
-    Some peers delay work, and do it for many allocations in a single call. The mean time of a call
-    includes this work, but the median does not.
+    Some peers delay work, and do the work of many allocations in a single call. The mean over all
+    calls includes this work. The median of the calls would not.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

@@ -2,8 +2,8 @@
 """The job in which the consumer attaches while the producer is busy.
 
 The producer exports memory and then runs a load. Meanwhile the consumer attaches one allocation
-after another; each attach is a sample. The load ``stopped`` is not measured for peers whose attach
-waits for the producer, because the wait would not end.
+after another; the time of each attach is a sample. The load ``stopped`` is not measured for peers
+that wait for the producer in ``attach``, because the wait would not end.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ def _produce_beside(
             busy.clear()
 
     if load == HELD:
-        # Both calls hold the GIL. After the first call, the consumer begins its attaches.
+        # The next two calls hold the GIL. After the first one, the consumer begins to attach.
         _locked.write(channel.fileno(), b"busy", 4)
         _locked.poll(None, 0, round(hold_s * 1e3))
         wait()

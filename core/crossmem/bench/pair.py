@@ -21,7 +21,7 @@ _EXIT_DEADLINE_S: Final = 5.0
 
 
 class BenchError(Exception):
-    """A benchmark process failed, died or did not answer in time, or no peer can be measured."""
+    """No peer can be measured, or a benchmark process failed, died or did not answer in time."""
 
 
 def child_environment() -> dict[str, str]:
@@ -46,7 +46,8 @@ class Pair:
     Raises
     ------
     BenchError
-        A process failed, died or was not ready within a minute. Both processes have ended.
+        A process failed, died or was not ready within a minute. The error is
+        raised after both processes have ended.
     """
 
     def __init__(self, peer: str, *, device: str, cpus: Cpus, environment: dict[str, str]) -> None:
@@ -82,7 +83,7 @@ class Pair:
         Raises
         ------
         BenchError
-            A process failed or the deadline passed. The pair cannot be used after that.
+            A process failed, or the deadline passed. The pair cannot be used after this error.
         """
         request = {"job": job, "arguments": arguments, "deadline_s": deadline_s}
         for control in self._controls.values():

@@ -160,8 +160,8 @@ class UmfProxyPeer(Peer):
 class UmfDisjointPeer(UmfProxyPeer):
     """Shares memory of a UMF pool that cuts small allocations out of larger slabs.
 
-    The pool allocates the slabs from the same provider as :class:`UmfProxyPeer`. The allocations in
-    a slab share a descriptor. A process that opens one of them can access all of them.
+    As in :class:`UmfProxyPeer`, a provider of anonymous memory makes the slabs. The allocations in
+    a slab share a descriptor. A process that opens one allocation can access the whole slab.
     """
 
     title: ClassVar[str] = "UMF disjoint"

@@ -27,23 +27,23 @@ _LIFE_HEADS = (
 
 
 def make_tables(report: Report) -> list[Table]:
-    """Return the report's tables that have rows, the targets last. A brief report has one table."""
+    """Return the tables that have rows, with the targets last. A brief report has one table."""
     if report.mode == "brief":
         return [make_summary(report)]
     tables = []
     sizes = sorted({row.nbytes for row in report.rows if row.section == "life" and row.nbytes})
     for nbytes in sizes:
-        title = f"Turn by turn, one allocation of {size_name(nbytes)}, µs"
+        title = f"One allocation of {size_name(nbytes)} at a time, µs"
         tables.append(_peers(report, title, "life", _LIFE_METRICS, _LIFE_HEADS, nbytes=nbytes))
     count = report.settings["plan"]["batch"]
-    held = f"{count} blocks of 4 KiB at once, each step for all before the next step, µs each"
+    held = f"{count} blocks of 4 KiB at once: each step runs for all before the next step, µs each"
     tables += [
         _peers(report, "Churn of 4 KiB, µs each, with the round trip", "churn", ("each",)),
         _peers(report, held, "held", _LIFE_METRICS[:-1], _LIFE_HEADS[:-1]),
         *(
             _peers(
                 report,
-                f"Attach beside a busy exporter, µs, {name}",
+                f"Attach while the exporter is busy, µs, {name}",
                 "busy",
                 tuple(load + suffix for load in LOADS),
                 tuple(LOADS.values()),
@@ -99,7 +99,7 @@ def _peers(
 
 
 def _copies(report: Report) -> Table:
-    """Return the table of the times to copy a dict of arrays into shared memory."""
+    """Return the table of the times in which a dict of arrays is shared with a copy and read."""
     found = [row for row in report.rows if row.section == "copies"]
     sizes = sorted({row.nbytes for row in found if row.nbytes})
     columns = [(nbytes, metric) for nbytes in sizes for metric in ("cold", "warm")]

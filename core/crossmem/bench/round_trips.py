@@ -32,7 +32,7 @@ _DEADLINE_S: Final = 120
 _LINE_WORDS: Final = 8
 """The number of words in a cache line. Each process writes into a cache line of its own."""
 PAUSE_S: Final = 0.002
-"""The seconds that the first process pauses before a signal, so that the second falls asleep."""
+"""Seconds that the first process pauses before a signal, so that the second process sleeps."""
 
 # The shortest and the longest pause between two reads in the way "polling".
 _SHORTEST_S: Final = 20e-6
@@ -68,8 +68,8 @@ class _Ends:
 
 
 Way = tuple[Callable[[int], object], Callable[[int], object]]
-"""Two functions of this process. The first signals a value to the other process, and the second
-waits until the other process has signalled a value."""
+"""Two functions of this process. The first function signals a value to the other process, and the
+second function waits until the other process has signalled a value."""
 
 
 def _plain_word(ends: _Ends) -> Way:
@@ -168,7 +168,7 @@ def _turns(rounds: int) -> list[tuple[str, str]]:
 
 
 def _run(ends: _Ends, count: int, rounds: int) -> dict[str, list[float]]:
-    """Make all round trips. Return the median times of each measurement, one for each round.
+    """Make all round trips. Return the median time in each round, for each measurement.
 
     The second process returns an empty dict, because only the first process takes times.
     """
@@ -281,7 +281,8 @@ def answer(count: int, rounds: int, cpu: int, descriptors: list[int]) -> dict[st
 def main(arguments: list[str]) -> None:
     """Run one of the two processes.
 
-    ``arguments`` are ``"measure"`` or ``"answer"``, and the keywords of that function as JSON.
+    The first of the ``arguments`` is the name of a function, ``"measure"`` or ``"answer"``. The
+    second is that function's keyword arguments, as JSON.
     """
     part, given = arguments
     run = measure if part == "measure" else answer

@@ -87,8 +87,8 @@ class Suite:
                 self.note(f"{name}: {reason}")
 
     def __enter__(self) -> Self:
-        # The benchmark has its own run directory, so that this user's other programs of crossmem do
-        # not disturb the measurements.
+        # The benchmark has its own run directory, so that other programs of this user that use
+        # crossmem do not disturb the measurements.
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cmb"))
         os.chmod(folder, 0o700)  # noqa: PTH101
         self.folder = folder
@@ -214,7 +214,7 @@ class Suite:
             return True
         self.note(
             f"{peer} at {size_name(nbytes)}: not measured, because this peer fills its memory and "
-            "too little is free"
+            "too little memory is free"
         )
         return False
 
@@ -278,7 +278,7 @@ class Suite:
     def _busy(self) -> None:
         """Measure the time of an attach while the exporter is idle, busy or stopped."""
         plan = self.plan
-        self.say("attaching beside a busy exporter")
+        self.say("attaching while the exporter is busy")
         samples: dict[tuple[str, str], list[list[float]]] = {}
         for load in (IDLE, ONE_THREAD) if plan.is_brief else LOADS:
             for turn in self._turns(plan.holds if load == HELD else max(1, plan.batch_rounds)):
@@ -291,9 +291,9 @@ class Suite:
                         "beside",
                         row=load,
                         nbytes=4 * KIB,
-                        # If the exporter must answer, the first attach waits until the exporter
-                        # releases the GIL. Later attaches would find the GIL free, so there is
-                        # only one attach.
+                        # If the exporter must answer and holds the GIL, the first attach waits
+                        # until the exporter releases the GIL. Later attaches would find the GIL
+                        # free, so there is only one attach.
                         count=1 if asks and load == HELD else plan.busy,
                         load=load,
                         hold_s=plan.hold_s,

@@ -42,7 +42,7 @@ def run(suite: Suite) -> None:
 
 
 def _has_room(suite: Suite, nbytes: int, title: str) -> bool:
-    # Free memory must hold the dict, its copy, and earlier copies that Ray's store keeps.
+    # The free memory must have room for the dict, its copy, and earlier copies in Ray's store.
     if available_nbytes() >= 6 * nbytes:
         return True
     suite.note(f"{title} at {size_name(nbytes)} was not measured: too little memory is free")

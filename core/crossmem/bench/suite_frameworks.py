@@ -37,7 +37,7 @@ def _trees(suite: Suite) -> None:
     for kind, nbytes in (("crossmem", each), ("crossmem", _SMALL_NBYTES), ("torch", each)):
         size = plan.tensors * nbytes
         suite.say(f"{plan.tensors} tensors, {size_name(size)} in all, {kind}")
-        # PyTorch briefly has two copies of the tensors, so free memory of one copy is not enough.
+        # PyTorch briefly has two copies of the tensors, so free memory for one copy is not enough.
         if available_nbytes() < 3 * size:
             suite.note(f"trees of {size_name(size)} by {kind} were not measured: too little memory")
             continue

@@ -16,7 +16,7 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: only memfd, socke
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table. The report's rows of this section, metric and size fill its cells."""
+    """A line of the table. It shows the report's rows with this section, metric and size."""
 
     title: str
     section: str
@@ -35,7 +35,7 @@ _LINES: Final = (
     _Line("whole life of 1 GiB", "life", "life", 1024 * MIB),
     _Line("create, export, free", "loop", "each"),
     _Line("import from a busy owner", "busy", "busy"),
-    _Line("attach, one of 300 at once", "batch", "many"),
+    _Line("attach 300 at once, each", "batch", "many"),
     _Line("attach again", "repeats", "attach repeated"),
     _Line("read 256 MiB with NumPy", "bandwidth", "read", 256 * MIB),
     _Line("write 256 MiB with NumPy", "bandwidth", "write", 256 * MIB),

@@ -144,7 +144,7 @@ def _scale(report: Report) -> Iterator[Target]:
     name = f"{live:.0f} live imports" if live is not None else "many live imports"
     yield Target(f"descriptors added by {name}", of("descriptors added"), 0)
     yield Target(f"connections of {name}", of("connections"), 1)
-    # The row ``early`` begins after the first nine attaches.
+    # The row ``early`` does not include the first nine attaches.
     yield Target(
         f"attach of the last 1 % of {name}, against the first 1 %",
         _ratio(of("late"), of("early")),

@@ -30,7 +30,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _command(*shown: tuple[str, str]) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds a command, with the docstring and these examples as help."""
+    """Return a decorator for a command. Its help is the docstring and the examples ``shown``."""
 
     def add(function: _Function) -> _Function:
         return app.command(help=reflow(function), epilog=examples(shown))(function)
@@ -97,7 +97,7 @@ def devices(
         ),
     ] = False,
 ) -> None:
-    """List the devices that work here, and why each other backend is unusable.
+    """List the devices that work here, and why the other backends are unusable.
 
     Plugins that failed to load are listed, too. The line "Default device" shows the device that a
     program gets if it names no device. Host memory and emulations are used only if a program or
@@ -260,7 +260,7 @@ def emulate(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder of the emulated host, for commands that share devices.  "
+            help="Folder of the emulated host. Commands with one folder share its devices.  "
             r"\[default: a new one]",
         ),
     ] = None,

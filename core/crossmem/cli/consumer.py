@@ -38,13 +38,14 @@ __all__ = [
 ]
 
 CHUNK_NBYTES: Final = 4 * 2**20
-"""The most bytes of one read, hash update or report."""
+"""The largest number of bytes in one read, hash update or report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A consumer's task: to attach the handle of the whole memory, and the handles of its tensors.
+    """A consumer's task: to attach the whole memory, and each tensor in this memory.
 
+    ``handle`` is the handle of the whole memory, and ``parts`` are the handles of the tensors.
     ``timeout`` is the longest time of each attach, in seconds.
     """
 
@@ -84,7 +85,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The digests that a consumer computed, and the time that this took, in seconds.
+    """The digests that a consumer computed, and the time of the computation, in seconds.
 
     The consumer still holds the memory.
     """
@@ -107,7 +108,7 @@ class Measured:
 
 
 class _Memory(Protocol):
-    """The members that :func:`visit` uses of an allocation, a mapping or a buffer of a queue."""
+    """The members that :func:`visit` needs. Allocations, mappings and buffers have them."""
 
     @property
     def nbytes(self) -> int: ...
@@ -202,7 +203,7 @@ def consume(connection: Connection, device: str) -> None:
 def _consume(connection: Connection, device: str) -> None:
     import crossmem
 
-    # The backend loads here, so that the time to attach does not include the load.
+    # The backend is loaded here, so that the measured time to attach does not include the loading.
     capabilities = crossmem.device(device).capabilities
     readonly: Literal[True, "advisory"] = True if capabilities.readonly_imports else "advisory"
     connection.send(Ready())

@@ -64,7 +64,7 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
         There is no command to run.
     """
     if not command:
-        raise UsageProblem("there is no command to run", hint="put it after --")
+        raise UsageProblem("there is no command to run", hint="put the command after --")
     environ = emulation.environment(os.environ)
     with _Forwarding() as forwarding:
         try:
@@ -158,7 +158,7 @@ def _in_foreground() -> bool:
 
 
 def show(report: EmulationReport, *, with_calls: bool) -> None:
-    """List API misuse on standard error and, if ``with_calls``, the number of calls by function."""
+    """List API misuse on standard error. If ``with_calls``, count the calls of each function."""
     say = sys.stderr.write
     if count := len(report.violations):
         say(f"crossmem: {count} API misuse{'s' if count > 1 else ''} found:\n")

@@ -29,7 +29,7 @@ _MAX_NPY_HEADER: Final = 1_000_000
 _MAX_TENSORS: Final = 1_000_000
 _MAX_DIMENSIONS: Final = 64
 
-# The bits of one element of each dtype, from the specification of safetensors.
+# The number of bits per element for each dtype, from the specification of safetensors.
 _SAFETENSORS_BITS: Final = {
     "BOOL": 8,
     "F4": 4,
@@ -223,7 +223,7 @@ def _npy_header(file: IO[bytes]) -> tuple[str, tuple[int, ...], int, int]:
     elif start[6] in (2, 3):
         (text_nbytes,), text_start = struct.unpack_from("<I", start, 8), 12
     else:
-        raise _RefusedError(f"it has format version {start[6]}")
+        raise _RefusedError(f"its format version {start[6]} is unknown")
     if text_nbytes > _MAX_NPY_HEADER:
         raise _RefusedError(f"its header claims {text_nbytes} bytes, which are too many")
     rest = text_start + text_nbytes - len(start)
@@ -250,7 +250,7 @@ def _npy_itemsize(dtype: str) -> int:
     if order not in "<>|=" or kind not in "?biufcmMSUV" or not digits.isdecimal():
         raise _RefusedError(f"it holds elements of type {dtype!r}, which are not plain numbers")
     if len(digits) > _MAX_ITEMSIZE_DIGITS:
-        raise _RefusedError(f"its elements have {digits[:_MAX_ITEMSIZE_DIGITS]}... bytes")
+        raise _RefusedError(f"its elements are too large: {digits[:_MAX_ITEMSIZE_DIGITS]}... bytes")
     return int(digits) * (4 if kind == "U" else 1)
 
 
@@ -259,7 +259,7 @@ def _read_npz(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if len(members) > _MAX_TENSORS:
-                raise _RefusedError(f"it has {len(members)} members")
+                raise _RefusedError(f"it has {len(members)} members, which are too many")
             tensors = [_npz_member(archive, file, member, nbytes) for member in members]
     except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, ValueError) as error:
         msg = f"{error}".splitlines()[0] if str(error) else type(error).__name__
@@ -279,7 +279,8 @@ def _npz_member(
     local = file.read(_ZIP_LOCAL_HEADER.size)
     if len(local) < _ZIP_LOCAL_HEADER.size:
         raise _RefusedError(f"member {member.filename!r} lies outside the file")
-    # The data begin after the member's local header. Only this header states its own length.
+    # The data begin after the member's local header. The directory at the end of the file does not
+    # state the length of this header.
     mark, name_nbytes, extra_nbytes = _ZIP_LOCAL_HEADER.unpack(local)
     start = member.header_offset + _ZIP_LOCAL_HEADER.size + name_nbytes + extra_nbytes
     raw = member.compress_type == zipfile.ZIP_STORED

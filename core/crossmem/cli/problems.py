@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """An argument, a device, a file or a setting cannot be used."""
     CROSSMEM_ERROR = 3
-    """crossmem refused or failed, or a process of the command died."""
+    """An operation of crossmem was refused or failed, or a process of the command died."""
     INTERRUPTED = 130
     """The user pressed Ctrl-C."""
 
@@ -74,7 +74,7 @@ class BenchmarkError(CrossmemError):
 
 
 def failed_call(error: CrossmemError) -> str:
-    """Return which driver call failed and with which error; "" if the error names no call."""
+    """Return a text about the failed driver call; "" if the error does not name a call."""
     if isinstance(error, DriverError) and error.call:
         return f"{error.call} failed with {error.name} ({error.code})"
     return ""

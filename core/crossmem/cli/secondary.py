@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The secondary processes of the demo of queues.
 
-:func:`be_secondary` runs in each of these spawned children.
+Each secondary process is a spawned child that runs :func:`be_secondary`.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Order:
         ``"digest"``: compute the digest of each chunk and reply at the end. ``"time"``: reply to
         each chunk with the seconds since its put.
     timeout
-        The most seconds that the secondary waits for the open of the queue, and for each chunk.
+        The most seconds that the secondary waits in ``open_queue``, and for each chunk.
     """
 
     handle: bytes | None
@@ -45,7 +45,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Number, length in bytes and SHA-256 digest of each chunk, in the order of their arrival."""
+    """Number, length in bytes and SHA-256 digest of each chunk, in the order of arrival."""
 
     chunks: tuple[tuple[int, int, str], ...]
 
@@ -77,7 +77,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
     device
         Name of the device of the buffers.
     other
-        The ``multiprocessing.Queue`` for the streams that are copied; None if no stream is copied.
+        The ``multiprocessing.Queue`` through which copied chunks come; None if no chunk is copied.
     """
     obey(connection, lambda: _be_secondary(connection, device, other))
 
@@ -85,7 +85,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
 def _be_secondary(connection: Connection, device: str, other: Any) -> None:
     import crossmem
 
-    # The backend is loaded now, so that the time of the stream does not include the load.
+    # The backend is loaded now, before the time of the stream begins.
     crossmem.device(device)
     connection.send(Ready())
     while True:

@@ -71,7 +71,7 @@ def _tensor_table(tensors: Sequence[TensorReport]) -> object:
 
 
 def _short(name: str) -> str:
-    """Return a tensor's name, with its middle cut out if it is long."""
+    """Return a tensor's name. The middle of a long name is cut out."""
     half = _NAME_LENGTH // 2
     return name if len(name) <= _NAME_LENGTH else f"{name[:half]}...{name[-half:]}"
 
@@ -116,14 +116,17 @@ def _comparison(report: DemoReport) -> list[tuple[str, str]]:
         text = f"not timed: {copied.skipped}"
     else:
         ratio = copied.copy_s / attach_s
-        times = f"{ratio:,.0f} times as long" if ratio >= _MUCH else "the file is small"
+        times = (
+            f"{ratio:,.0f} times as long" if ratio >= _MUCH else "the file is too small to compare"
+        )
         text = f"{seconds_text(copied.copy_s)} to one process: {times}"
     rows.append(("Copy through a pipe", text))
-    # The kernel counts no resident pages of a GPU's memory, so the report of a GPU lacks this row.
+    # The kernel does not count the memory of a GPU as resident pages of a process. So this row is
+    # missing for a GPU.
     if report.counted_once_nbytes is not None and report.resident_sum_nbytes:
         once, summed = map(nbytes_text, (report.counted_once_nbytes, report.resident_sum_nbytes))
         processes = len(report.consumers) + 1
-        text = f"{once} for {processes} processes; {summed} if each had its own"
+        text = f"{once} for {processes} processes; {summed} if each had its own copy"
         rows.append(("Memory in use", text))
     return rows
 
@@ -134,7 +137,7 @@ def _verdict(report: DemoReport) -> str:
         who = _count(len(report.consumers), "consumer")
         verb = "reads" if len(report.consumers) == 1 else "all read"
         return f"[bold green]OK[/bold green]  {who} {verb} the bytes of the file. {total}"
-    return f"[bold red]MISMATCH[/bold red]  Not every digest is equal. {total}"
+    return f"[bold red]MISMATCH[/bold red]  At least one digest differs. {total}"
 
 
 def _count(number: int, thing: str) -> str:
@@ -142,7 +145,10 @@ def _count(number: int, thing: str) -> str:
 
 
 def show_devices(report: DevicesReport, *, verbose: bool) -> None:
-    """Print the usable devices, and why backends are unusable; with ``verbose``, print details."""
+    """Print the usable devices, and the reason for each unusable backend.
+
+    With ``verbose``, also print details.
+    """
     console = output()
     # Consecutive devices with equal backend, memory size and capabilities share a line.
     groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]
@@ -214,7 +220,7 @@ def _barrier_rows(report: BarrierReport) -> list[tuple[str, str]]:
 
 _LEASE_ENDS: Final[Mapping[str, str]] = {
     "process": "the importer's process",
-    "process-if-visible": "the importer's process, or its connection if its pid is not visible",
+    "process-if-visible": "the importer's process; the connection, if that process is not visible",
     "connection": "the importer's connection",
 }
 

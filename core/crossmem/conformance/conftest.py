@@ -59,7 +59,7 @@ def _kit_of(config: pytest.Config) -> Kit:
 
 
 def _law_of(item: pytest.Item) -> str | None:
-    """Return the law in a test's name; None without a law."""
+    """Return the law that a test's name contains, such as ``"C6"``; None if it contains none."""
     found = _LAW.match(item.name)
     return f"{found[1].upper()}{int(found[2])}" if found else None
 
@@ -115,8 +115,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the test's law to pytest's report.
 
-    If a test was skipped, and ``--crossmem-require`` names its law or one of its capabilities,
-    report a failure.
+    If a test was skipped, and ``--crossmem-require`` names the test's law or a capability that the
+    test requires, report a failure.
     """
     report = yield
     law = _law_of(item)
@@ -138,7 +138,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the report's plugin, unless ``crossmem_pytest`` has registered it."""
+    """Register the plugin ``reporting``, unless ``crossmem_pytest`` has registered it already."""
     if not config.pluginmanager.has_plugin(reporting.__name__):
         config.pluginmanager.register(reporting, reporting.__name__)
 
@@ -174,7 +174,7 @@ def pool(kit: Kit) -> PeerPool:
 
 @pytest.fixture(autouse=True)
 def guarded(request: pytest.FixtureRequest, kit: Kit) -> Iterator[None]:
-    """Interrupt a test at its time limit, and check that it has left no resources behind."""
+    """Interrupt a test at its time limit, and check that the test has left no resources behind."""
     wanted = 2 if "peer2" in request.fixturenames else int("peer" in request.fixturenames)
     faulthandler.dump_traceback_later(2 * TEST_LIMIT_S, exit=True)
     try:
@@ -341,8 +341,9 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
     """Return an object that makes imports and address ranges, which end after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
-        # pytest ends fixtures in reverse order. So a peer is checked for leaks after this process
-        # has closed its imports of the peer's memory.
+        # pytest ends fixtures in the reverse order of their set-up, and this call sets up the peer.
+        # So this process closes its imports of the peer's memory before the peer is checked for
+        # leaks.
         request.getfixturevalue(name)
     with ExitStack() as undo:
         yield Imports(device, undo)
@@ -370,8 +371,9 @@ def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
 def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
     """Return a function that starts peers for this test. The test may kill or stop the peers."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
-        # pytest ends fixtures in reverse order. So the fresh peers end before the other peers are
-        # checked for leaks. The other peers then have no connection to a fresh peer any more.
+        # pytest ends fixtures in the reverse order of their set-up, and this call sets up the other
+        # peers. So the fresh peers end before the other peers are checked for leaks. At the check,
+        # the other peers have no connection to a fresh peer any more.
         request.getfixturevalue(name)
     started: list[Peer] = []
 

@@ -139,7 +139,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.handles)
     @rule(data=st.data())
     def take_part(self, data: st.DataObject) -> None:
-        """Make the handle of a part from another handle."""
+        """Slice a handle, which may itself be a slice."""
         whole = data.draw(st.sampled_from(self.model.handles))
         part = whole.handle.slice(*data.draw(parts(whole.handle.length)))
         self.model.handles.append(Handle(whole.block, part))
@@ -147,7 +147,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.own())
     @rule(data=st.data(), busy=st.sampled_from(("defer", "defer", "raise")))
     def free(self, data: st.DataObject, busy: str) -> None:
-        """Free an allocation. With ``busy="raise"``, the free must fail if the memory is held."""
+        """Free an allocation. With ``busy="raise"``, the call must fail if the memory is held."""
         block = data.draw(st.sampled_from(self.model.own()))
         is_busy = busy == "raise" and self.model.holders(block)
         expected = crossmem.BusyError if is_busy else None
@@ -215,7 +215,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.mappings)
     @rule(data=st.data())
     def unmap(self, data: st.DataObject) -> None:
-        """Unmap a mapping twice. If ``attach`` made it, the first unmap also closes its import."""
+        """Unmap a mapping twice. The first call also closes an import that ``attach`` made."""
         mapping = data.draw(st.sampled_from(self.model.mappings))
         self.at(mapping.place, actions.unmap, mapping.name, mapping.name)
         self.model.mappings.remove(mapping)
@@ -231,7 +231,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.imports)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        """Close an import. The close must fail while the import is mapped."""
+        """Close an import. The call must fail while the import is mapped."""
         held = data.draw(st.sampled_from(self.model.imports))
         expected = crossmem.BusyError if held.mappings else None
         if self.attempt(expected, lambda: self.at(held.place, actions.close, held.name)):
@@ -270,7 +270,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.entries and not self.has_killed)
     @rule(place=st.sampled_from(PLACES[1:]))
     def kill(self, place: int) -> None:
-        """Kill a peer, whose memory then has no owner and whose holds end. Start another peer."""
+        """Kill a peer: its memory loses its owner, and its holds end. Start another peer."""
         self.has_killed = True  # one kill in an example, because a new process starts slowly
         self.peers[place].kill()
         self.peers[place].destroy()
@@ -278,14 +278,15 @@ class SharingMachine(RuleBasedStateMachine):
         self.model.kill(place)
         if blocks.are_used():
             # crossmem checks only every half second whether the owner of an open pool lives. Until
-            # the next check, an attach of another block of the pool can succeed after the death.
+            # the next check, attaching another block of the pool can succeed although the owner is
+            # dead.
             time.sleep(0.6)
 
     # What must always hold --------------------------------------------------------------------
 
     @invariant()
     def every_process_holds_what_the_model_says(self) -> None:
-        """Compare each process's resources with the model. Repeat it while a death takes effect."""
+        """Compare each process's resources with the model, until they agree or time is up."""
         for place in PLACES:
             problems = settle(lambda where=place: self.differences(where))
             assert not problems, problems

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Skips for vendors' drivers that are too old for a capability."""
+"""A context manager that skips tests if the vendor's driver is too old for a capability."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

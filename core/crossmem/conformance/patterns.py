@@ -41,8 +41,9 @@ def checksum_of(blob: bytes) -> int:
     cleared = _HEADER.pack(magic, version, flags, total, 0)
     body = blob[_HEADER.size :]
     if flags & _BLOCK:
-        # In the handle of a block, the checksum covers the bytes from BLOCK_START on before the
-        # bytes between the header and BLOCK_START. The bytes from BLOCK_START on are equal in
-        # all handles of a pool, so crossmem computes their checksum once for each pool.
+        # The checksum of a block's handle takes the header first, then the bytes from BLOCK_START
+        # on, and last the bytes between the header and BLOCK_START. The bytes from BLOCK_START on
+        # are equal in all handles of a pool, so crossmem computes their checksum once for each
+        # pool.
         body = blob[BLOCK_START:] + blob[_HEADER.size : BLOCK_START]
     return crc32(body, crc32(cleared))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other processes that execute a test's requests, under deadlines.
+"""Processes that execute a test's requests within time limits.
 
 A :class:`Peer` is a new interpreter, or a fork of an interpreter that has imported but not used
 crossmem. A peer calls module-level functions, mostly those of :mod:`crossmem.conformance.actions`,
@@ -57,7 +57,7 @@ class PeerDiedError(Exception):
     Parameters
     ----------
     message
-        When the peer died, and the end of its standard output and error.
+        A text: when the peer died, and the last part of the peer's standard output and error.
     exitcode
         As in :attr:`subprocess.Popen.returncode`: negative if a signal ended the peer.
     """
@@ -214,7 +214,7 @@ class Peer:
         function
             The function. The peer imports the function's module.
         within
-            Time limit, in seconds. A call that runs ``GRACE_S`` seconds longer ends the peer.
+            Time limit, in seconds. If a call exceeds the limit by ``GRACE_S`` seconds, the peer ends.
         """
         return self.start(function, *args, within=within, **kwargs).result()
 
@@ -282,14 +282,14 @@ class Peer:
         return PeerDiedError(f"{self!r} died {when}\n{self.output()}", exitcode)
 
     def output(self) -> str:
-        """Return the end of the peer's standard output and error so far."""
+        """Return the last part of the peer's standard output and error so far."""
         if self._stderr.closed:
             return ""
         descriptor = self._stderr.fileno()
         start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_NBYTES)
         return os.pread(descriptor, _STDERR_TAIL_NBYTES, start).decode(errors="replace")
 
-    # Ends ---------------------------------------------------------------------------------
+    # The peer's end -----------------------------------------------------------------------
 
     def kill(self) -> None:
         """Kill the peer with SIGKILL and wait for its end. Its forked children live on."""
@@ -301,7 +301,7 @@ class Peer:
         """Stop the peer with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # Only a parent learns of a stop by waitpid(), and the peer's parent may be a fork server.
+        # waitpid() would report the stop only to the peer's parent, which may be a fork server.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")

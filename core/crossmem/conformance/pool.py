@@ -134,7 +134,7 @@ class PeerPool:
         Raises
         ------
         LeakError
-            The peer died or did not reply, or kept resources of the test. The peer was ended.
+            The peer died, did not reply, or kept resources of the test. This method has ended it.
         """
         if peer not in self._clean:
             return

@@ -236,7 +236,7 @@ def disable_polling() -> None:
 
 
 def scribble(name: str, seed: int) -> None:
-    """Write rubbish into this process's own segments of a queue: its ring and its place."""
+    """Write rubbish into the ring and the place of a queue that belong to this process."""
     chosen = random.Random(seed)
     record = actions.objects[name]._record
     for place in filter(None, (record.producer, record.consumer)):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fork servers of this process, which fork peers for the tests.
 
-There is one server for each set of environment variables that a server reads before a fork.
+A server reads some environment variables before it forks. There is one server for each combination
+of their values.
 """
 
 import atexit
@@ -41,7 +42,7 @@ def preload(*modules: str) -> None:
 
 
 def server_descriptors() -> frozenset[int]:
-    """Return the descriptors of this process for connections to fork servers."""
+    """Return the descriptors of this process's connections to the fork servers."""
     return frozenset(server.descriptor for server in _servers.values())
 
 
@@ -52,6 +53,6 @@ def _close_servers() -> None:
         _servers.popitem()[1].close()
 
 
-# A server ends when all copies of the client's end of its connection are closed. A forked child of
-# the client closes the copies that it inherits, so that the servers end with the client.
+# A server ends when no process has this process's end of the connection open. A forked child inherits
+# this end and closes it, so that the servers end when this process ends.
 os.register_at_fork(after_in_child=_close_servers)

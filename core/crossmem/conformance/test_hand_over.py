@@ -100,7 +100,7 @@ def test_c21_a_dead_owner_is_reported_to_who_waits_for_its_work(
 def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
     """Return whether work on a stream is complete as soon as ``operation`` has returned.
 
-    The work writes memory that this process allocates, or that it imports from ``blob``.
+    The work writes memory that this process imports from ``blob``, or allocates if ``blob`` is None.
     """
     objects = actions.objects
     if blob is None:
@@ -112,8 +112,8 @@ def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
         actions.allocate(name, NBYTES)
         actions.write(name, data)
     streams.new_stream("stream")
-    # The first export starts the lease server. The work is issued later, so that it does not end
-    # while the server starts.
+    # The first export starts the lease server. The work is issued later, so that the work does not
+    # end while the server starts.
     actions.export("copy")
     streams.issue_work("work", "stream")
     # The operation may release the written memory, so the test checks a copy of the contents.
@@ -175,7 +175,7 @@ def test_c09_an_unmapping_on_a_stream_keeps_the_memory_until_its_work_is_done(
 
 
 def _blocks_of(owner: Peer) -> list[str]:
-    # A read of the tracer's counts is no call of crossmem, so it releases nothing.
+    # Reading the tracer's counts does not call crossmem, so the read releases nothing.
     found = owner.call(actions.attribute, "tracer", "live")["blocks"]
     return [f"{found} blocks"] if found else []
 

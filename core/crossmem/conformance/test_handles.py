@@ -143,7 +143,7 @@ def test_c04_the_importer_checks_bounds_of_the_handle(allocate: Allocate, peer: 
     blob = allocation.export().to_bytes()
     beyond = allocation.capacity
     before = peer.call(actions.calls)
-    # Each forged handle has a valid checksum. Its part is empty, or ends outside of the memory.
+    # Each forged handle has a valid checksum, and names a part that is empty or exceeds the memory.
     for offset, length in ((0, NBYTES + 1), (NBYTES, 1), (beyond, 1), (2**64 - 1, 2), (0, 0)):
         with pytest.raises(crossmem.InvalidHandleError):
             peer.call(actions.attach, "m", reforged(blob, part=(offset, length)))
@@ -180,7 +180,7 @@ def test_c05_handles_of_live_allocations_lead_each_to_its_own(
 
 
 def test_c05_two_exporters_never_make_the_same_handle(fresh_peer: FreshPeer, peer: Peer) -> None:
-    # Both processes number their allocations from 1, and may use the same addresses.
+    # The two exporters number their allocations from 1, and may use the same addresses.
     one, two = fresh_peer(), fresh_peer()
     for each in (one, two):
         each.call(actions.number_from, 1)

@@ -50,7 +50,7 @@ def is_closed(name: str) -> bool:
 
 
 def held(tracer: TracingDriver, before: dict[str, int]) -> list[str]:
-    """Return a line for each kind of the driver's objects whose number differs from ``before``."""
+    """Return a line for each kind of driver object of which the number has changed."""
     live = tracer.live
     return [f"{live[name] - before[name]} {name}" for name in live if live[name] != before[name]]
 
@@ -111,7 +111,7 @@ def test_c29_an_import_is_kept_unless_somebody_asks(
     exporter.kill()
 
     assert settle(lambda: shows(asked)) == []
-    # All imports share one import at the vendor, which the imports with "keep" still use.
+    # The vendor opened the memory once for all objects. The objects with "keep" still use it.
     assert held(tracer, before) == []
     for one in kept:
         assert shows(one)
@@ -255,10 +255,10 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # The vendor's threads live as long as the process, so the number of threads that are left
-    # includes them. report_threads_at_exit() counts only the vendor's threads that start during its
-    # call. So none may start before: the importer has no tracer, because a tracer uses crossmem
-    # early, and this use might start threads of the vendor.
+    # The vendor's threads live as long as the process, so they are among the threads that are left.
+    # report_threads_at_exit() counts only threads of the vendor that start during its call, so none
+    # may start earlier. A tracer uses crossmem earlier, and this use might start threads of the
+    # vendor. So the importer has no tracer.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     vendors = importer.call(report_threads_at_exit)
@@ -273,7 +273,7 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 
 def report_threads_at_exit() -> int:
-    """Let this process print its thread count at its exit, after crossmem's exit handler.
+    """Let this process print its thread count at its exit, after crossmem's exit handler has run.
 
     Return the number of the vendor's threads that start during this call.
     """

@@ -115,7 +115,8 @@ def test_q03_a_queue_that_raises_does_not_wait(make_queue: MakeQueue, peer: Peer
 
 @pytest.mark.crossmem_core
 def test_q09_after_the_owners_death_nothing_waits(peer: Peer, fresh_peer: FreshPeer) -> None:
-    # A vendor's queue outlives its owner and does not end the waits, so crossmem must end them.
+    # A vendor's queue outlives its owner, so calls that wait on the queue would wait for ever.
+    # crossmem must end these calls.
     owner, producer = fresh_peer(), fresh_peer()
     handles = owner.call(queues.make, "queue", 1)
     producer.call(queues.open_, "queue", handles["produce"])

@@ -194,7 +194,8 @@ def receive_reply(
             if which == number:
                 is_last = is_last_page
                 # No signal handler runs between the next two statements, because they make no call.
-                # So each descriptor is in a list that is closed after an error.
+                # So each descriptor is always in one of the two lists, whose descriptors are closed
+                # after an error.
                 descriptors += received
                 received = []
                 body += message[HEADER.size :]

@@ -127,7 +127,7 @@ class ServerConnection:
             yield MessageType(kind), request, body
 
     def _receive_into(self) -> int:
-        """Receive one message; return its size, 0 if the peer has closed the connection."""
+        """Receive one message. Return its size, or 0 if the peer has closed the connection."""
         if self._is_refusing:
             return self.socket.recv_into(self._buffer)
         # The kernel accepts descriptors from this peer. A plain receive closes a message's

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events about exports, queued under a lock and sent to observers when no lock is held."""
+"""Events about exports, queued while a lock is held, and sent to observers after its release."""
 
 from collections import deque
 from typing import Final
@@ -30,7 +30,7 @@ class EventQueue:
         self.registry = registry
         self._events: deque[Event] = deque()
         self.deaths = Deaths()
-        """The exports that dead processes were granted, and whose ``on_death`` must be called."""
+        """The exports that were granted to dead processes. Their ``on_death`` must be called."""
 
     def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
         """Add an event, if an observer is registered."""

@@ -12,9 +12,9 @@ _WAKE: Final = 1
 _EVERYONE: Final = 2**31 - 1
 _LOW_HALF: Final = 2**32 - 1
 _NUMBER: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
-"""The number of the system call. On other architectures it is -1, which the kernel refuses. There,
-the barrier does not work either. Without the barrier, waiting threads poll the word and do not call
-:func:`sleep`."""
+"""The number of the system call. On an architecture that is not listed here, the number is -1,
+which the kernel refuses. There, the barrier does not work either. Without the barrier, waiting
+threads poll the word and do not call :func:`sleep`."""
 
 _syscall = ctypes.CDLL(None).syscall
 _syscall.restype = ctypes.c_long
@@ -37,8 +37,8 @@ def sleep(address: int, expected: int, timeout_s: float) -> None:
     Parameters
     ----------
     address
-        Address of the word. The kernel compares the 4 bytes at this address, which are the lower
-        half of the word on the supported, little-endian processors.
+        Address of the word. The supported processors are little-endian, so the 4 bytes at this
+        address are the lower half of the word. The kernel compares only this half.
     expected
         The value that the caller has last read from the word.
     timeout_s

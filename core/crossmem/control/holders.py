@@ -65,7 +65,7 @@ class HolderTable:
         return holder
 
     def _known(self, connection: ServerConnection, number: int = 0) -> Holder | None:
-        """Return the process of a connection if it lives and is watched already, else None.
+        """Return the process of a connection if this process lives and is watched; otherwise None.
 
         A process that has changed its user counts as another process, which is admitted separately.
         """
@@ -73,7 +73,7 @@ class HolderTable:
         return None if holder is None or self.lose_if_dead(holder) else holder
 
     def _meet(self, connection: ServerConnection, request: Request, pidfd: int | None) -> Holder:
-        """Return the holder of a connection's process. Watch the process unless it is watched."""
+        """Return the holder of a connection's process, and watch a process that is not watched."""
         number = 0
         if not connection.pid:
             # The pidfd's number is preferred to the session, because a request can contain any
@@ -98,7 +98,7 @@ class HolderTable:
     def lose_if_dead(self, holder: Holder) -> bool:
         """Return whether a process is dead. Report a dead process to ``on_death``."""
         # An event of epoll alone does not prove the death. Earlier in the same batch of events, the
-        # server may have closed the descriptor. Its number may now belong to another pidfd.
+        # server may have closed the pidfd, and the pidfd's number may now belong to another pidfd.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)
         if dead:
             self._on_death(holder)
@@ -131,8 +131,8 @@ class HolderTable:
     def close(self) -> None:
         """Close every descriptor. A second call does nothing.
 
-        A child that is forked after the first call makes a second call. It must close nothing,
-        because the numbers of the closed descriptors may belong to other files by then.
+        A child that is forked after the first call makes a second call. The second call must close
+        nothing, because the numbers of the closed descriptors may belong to other files by then.
         """
         for holder in list(self._holders.values()):
             _close_pidfd(holder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The importer's side of leases: one word in its own row for each export that it holds.
+"""The importer's side of leases: the importer's row has one word for each export that it holds.
 
 To hold an export, the importer writes the generation into its row and then reads the generation in
 the exporter's control segment. If the exporter freed the memory at the same time, either the
@@ -63,7 +63,7 @@ class HoldTable:
             raise
 
     def hold(self, slot: int, generation: int, holder: object) -> bool:
-        """Add a holder to a slot; return False if the slot has another generation.
+        """Add a holder to a slot; return False if the slot's generation is not ``generation``.
 
         The caller must call :meth:`end`, even if this method returns False or raises.
 

@@ -54,7 +54,7 @@ class Deadline:
         """Return the error for an exporter that did not reply in time."""
         return OwnerUnresponsiveError(
             f"process {owner.pid} lives but did not answer within {self.timeout_s:g} s",
-            hint="it is stopped, busy or out of descriptors; try again, or pass a longer timeout",
+            hint="the process is stopped, busy or out of descriptors; try again, or with a longer timeout",
         )
 
 
@@ -62,7 +62,7 @@ class Link:
     """An open connection to the owner's lease server.
 
     :meth:`send`, :meth:`receive` and :meth:`take` raise ``EOFError`` if the owner has closed the
-    connection. :meth:`wait_for_room` raises it only if :attr:`is_broken` is true.
+    connection. :meth:`wait_for_room` raises ``EOFError`` only if :attr:`is_broken` is true.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Link:
     connection
         A connected, non-blocking socket, which :meth:`close` closes.
     pidfd
-        The owner's pidfd, if an earlier connection has opened it. If it is None,
+        The owner's pidfd, or None if no earlier connection has opened one. If None,
         :meth:`check_server` tries to open a pidfd. The caller closes :attr:`pidfd` in any case.
     """
 
@@ -101,8 +101,8 @@ class Link:
     def abandon(self) -> None:
         """Close a forked child's copy of the socket.
 
-        The close cannot block: the kernel closes unread descriptors only with the last copy of the
-        socket, and the parent's copy stays open.
+        Closing this copy cannot block: the kernel closes unread descriptors only when the last copy
+        of the socket is closed, and the parent's copy stays open.
         """
         self._socket.close()
 
@@ -195,11 +195,12 @@ class Link:
                 raise EOFError
             if flags & _MSG_CTRUNC:
                 # This process has no room for all descriptors. The message stays in the socket. If
-                # it were taken out, the kernel would close the remaining descriptors in this
-                # thread, and that may block.
+                # this thread took the message out, the kernel would close the remaining descriptors
+                # in this thread, and closing them may block.
                 raise no_descriptors("recvmsg")
-            # This read takes the message out of the socket, and the kernel drops its references to
-            # the files. That cannot block, because this process has the files open.
+            # This read takes the message out of the socket, and the kernel drops the message's
+            # references to the files. The read cannot block, because this process has the files
+            # open.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:
@@ -230,7 +231,7 @@ class Link:
         Raises
         ------
         AccessDeniedError
-            Another process holds the address.
+            Another process listens at the owner's address.
         OwnerGoneError
             The owner is dead.
         """
@@ -246,7 +247,7 @@ class Link:
                 f"the address of process {owner.pid} of user {owner.uid} is held by process {pid} "
                 f"of user {uid}"
             )
-            hint = "end that process, or share one CROSSMEM_RUN_DIR with the exporter"
+            hint = "end the process that holds the address, or use the exporter's CROSSMEM_RUN_DIR"
             raise AccessDeniedError(msg, hint=hint)
         try:
             if self.pidfd is None:
@@ -289,5 +290,5 @@ def owner_gone(owner: ProcessIdentity, what: str) -> OwnerGoneError:
     """Return the error for an exporter that is dead or has closed its server."""
     return OwnerGoneError(
         f"process {owner.pid}, which exported this memory, {what}",
-        hint="export it again in a living process and send the new handle",
+        hint="export the data again from a living process, and send the new handle",
     )

@@ -16,8 +16,8 @@ from crossmem.models import ShareableHandle
 __all__ = ["Allow", "Export", "Unit"]
 
 _ALIKE: Final = (
-    "its user has no number of its own in the owner's user namespace; map both users there "
-    "(unshare --map-current-user)"
+    "its user has no number of its own in the owner's user namespace; map the users of "
+    "owner and importer there (unshare --map-current-user)"
 )
 
 
@@ -49,7 +49,7 @@ class Allow:
             object.__setattr__(self, name, frozenset(value))
 
     def refuses(self, pid: int, uid: int, own_uid: int | None) -> str | None:
-        """Return why a process is refused, None if it is admitted.
+        """Return the reason for which a process is refused; None if the process is admitted.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class Unit:
     leases: dict[int, Any] = field(default_factory=dict)
     """The leases that no row records, by their numbers. Only the lease table changes this dict."""
     pins: int = 0
-    """Number of exports of the memory in unsent replies. The free waits until the number is 0."""
+    """Number of exports of the memory in unsent replies. The memory is not freed before the number is 0."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder or a reservation."""
     is_retired: bool = False
@@ -125,7 +125,8 @@ class Export:
     rows: dict[Any, memoryview] = field(default_factory=dict)
     """The words of each row whose process was granted this export. The key is the row."""
     since: dict[Any, float] = field(default_factory=dict)
-    """The time of each grant, until this process sees the end of the lease. The key is the row."""
+    """The time of each grant. The entry is removed when this process sees the end of the lease. The
+    key is the row."""
     generations: tuple[int, ...] = ()
     """For a block of a pool: the generations in the handles by which messages have reserved the
     block. Empty for other memory."""
@@ -141,7 +142,7 @@ class Export:
     def has(self, generation: int) -> bool:
         """Whether a handle with this generation names this export.
 
-        Only the handles of a pool's blocks have a generation. In other handles it is 0.
+        The generation is 0 in all handles except those of a pool's blocks.
         """
         return generation in (self.generations or (0,))
 

@@ -69,8 +69,8 @@ class LeaseRegistry:
     def withdraw(self, unit: Unit, handle: ShareableHandle) -> Refusal | None:
         """Refuse imports by further processes (law C28). Return None, or a refusal on failure.
 
-        Holders of the export, and messages in transit that reserve it, keep it. A second call does
-        nothing.
+        Holders keep the export, and so do messages in transit that reserve the export. A second
+        call does nothing.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class LeaseRegistry:
             return refusal
 
     def refusal_of(self, handle: ShareableHandle) -> Refusal | None:
-        """Return why a lease on an export of this process is refused; None if it is possible."""
+        """Return the refusal of a lease on an export of this process; None if it is possible."""
         with self.lock:
             return self.exports.refusal(handle.allocation, handle.export)
 
@@ -187,8 +187,8 @@ class LeaseRegistry:
     def wait_all_idle(self, timeout_s: float) -> bool:
         """Wait until no lease is left; return False if the time is over.
 
-        This call ends the leases of this process on its own memory. From its start on, only the
-        receivers of messages in transit get new leases.
+        This call ends the leases of this process on its own memory. After the call has begun, only
+        the receivers of messages in transit get new leases.
         """
         self.exports.is_exiting = True
         self.end([one.number for one in list(self.myself.leases.values()) if not one.in_message])
@@ -219,8 +219,8 @@ class LeaseRegistry:
         Parameters
         ----------
         even_if_leased
-            True: retire the memory even if leases remain. After the end of the last lease, another
-            method calls ``on_idle``. False: retire only memory without leases.
+            True: retire the memory even if leases remain. After the last lease has ended,
+            :meth:`tell` calls ``on_idle``. False: retire only memory without leases.
 
         Returns
         -------
@@ -279,9 +279,10 @@ class LeaseRegistry:
     # Methods for the lease server's thread ------------------------------------------------
 
     def receive(self, number: int, export: Export, holder: Holder) -> Holder | None:
-        """Transfer a message's reservation to its receiver, which later ends the reservation.
+        """Transfer the reservation of a message from the sender to the receiver.
 
-        After the transfer, the reservation ends with the receiver's death, not with the sender's.
+        The receiver later ends the reservation. If the receiver dies, the reservation ends, too. If
+        the sender dies, the reservation stays.
 
         Returns
         -------
@@ -345,13 +346,13 @@ class LeaseRegistry:
     # Methods whose caller holds the lock ---------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
-        """Whether a reservation is for an export. For an arena, any of its blocks is enough."""
+        """Whether a reservation is for an export or, if that is an arena, for one of its blocks."""
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
 
     def forget(self, unit: Unit) -> None:
-        """Remove the exports of memory that no process holds."""
+        """Remove the exports of memory without holders."""
         self._ends.forget(unit)
 
     def reserve(self, export: Export, holder: Holder, number: int) -> None:
@@ -360,7 +361,7 @@ class LeaseRegistry:
         self.leases.give(export, holder, number, in_message=True)
 
     def forget_row(self, row: Row) -> None:
-        """Unmap the row of a dead process, or a row that never arrived, and forget its holds."""
+        """Unmap a row and forget its holds: the importer is dead, or never received the row."""
         for export in row.holder.exports:
             if row in export.since:
                 is_held = export.slot is not None and words.load(row.segment.words, export.slot.at)

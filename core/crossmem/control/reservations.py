@@ -8,10 +8,12 @@ __all__ = ["refuse_more"]
 
 
 def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> Refusal | None:
-    """Return a refusal if ``count`` more reservations of a process exceed the limit, else None.
+    """Return a refusal if ``count`` further reservations would exceed the limit, else None.
 
     Parameters
     ----------
+    holder
+        The process whose messages make the reservations.
     limit
         Largest number of exports that the messages of one process may reserve.
     following

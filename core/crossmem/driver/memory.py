@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that this process can still allocate, and the limits on it.
+"""The limits on the memory of this process, and the memory that it can still allocate.
 
 The kernel allocates a page at its first access. If no page is free then, the kernel returns no
 error but kills a process. So a caller reads the limits before it accesses new memory.
@@ -47,7 +47,7 @@ class _Files(NamedTuple):
     limit: str
     usage: str
     droppable: frozenset[str]
-    """The lines of ``memory.stat`` that count memory which the kernel can drop. They do not count
+    """The lines of ``memory.stat`` for memory that the kernel can drop. These lines do not count
     shared memory."""
 
 
@@ -84,7 +84,7 @@ class Limits:
         return min([machine, *(one.total_nbytes for one in self._read())])
 
     def tightest(self) -> Limit | None:
-        """Return the limit with the fewest free bytes; None if none can be read."""
+        """Return the limit with the fewest free bytes, or None if no limit can be read."""
         return min(self._read(), key=lambda one: one.free_nbytes, default=None)
 
     def _read(self) -> Iterator[Limit]:
@@ -131,7 +131,7 @@ class Limits:
 def _read_cgroup(
     folder: Path, files: _Files, machine_nbytes: int, swap_nbytes: int
 ) -> Limit | None:
-    """Return the limit of one cgroup; None if it is unreadable or at least the machine's memory."""
+    """Return a cgroup's limit. If it is unreadable or at least the machine's memory, return None."""
     try:
         text = (folder / files.limit).read_text("ascii").strip()
         if text == _UNLIMITED or (total_nbytes := int(text)) >= machine_nbytes:

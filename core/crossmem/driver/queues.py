@@ -14,7 +14,7 @@ __all__ = ["VendorBuffer", "VendorQueue", "VendorQueues"]
 class VendorQueue:
     """A vendor's queue, as one process uses it.
 
-    The driver makes the object, and crossmem's core owns it. Below, "core" means crossmem's core.
+    The driver makes the object, and crossmem's core owns it.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class VendorBuffer:
         The device.
     pointer
         Address of the data in this process. The driver sets it to 0 right before the vendor call
-        that frees the buffer, and restores it if the vendor refuses. The driver also sets it to 0
-        after a hand-over of the buffer.
+        that frees the buffer, and restores it if the vendor refuses. The driver also sets the
+        pointer to 0 after a hand-over of the buffer.
     capacity
         Size of the data area in bytes.
     length
@@ -65,14 +65,14 @@ class VendorBuffer:
 
 
 class VendorQueues(Protocol):
-    """Queues of the vendor, which hand buffers of the vendor over to other processes.
+    """The vendor's queues, which hand the vendor's buffers over to other processes.
 
-    The capability ``vendor_queues`` is true for mechanisms with such queues. Core calls these
-    methods from any thread, but uses a buffer in one thread at a time.
+    The capability ``vendor_queues`` is true for mechanisms with such queues. crossmem's core calls
+    these methods from any thread, but uses a buffer in one thread at a time.
     """
 
     def create_queue(self, ordinal: int, depth: int, mechanism: str) -> VendorQueue:
-        """Create a queue that holds ``depth`` buffers. This process may use it in both roles.
+        """Create a queue that holds ``depth`` buffers. This process may take both roles.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class VendorQueues(Protocol):
     def attach_queue(
         self, ordinal: int, payload: bytes, role: QueueRole, mechanism: str
     ) -> VendorQueue:
-        """Attach another process's queue, after its owner has granted the role.
+        """Attach another process's queue, after the queue's owner has granted the role.
 
         Parameters
         ----------
@@ -105,10 +105,11 @@ class VendorQueues(Protocol):
         ...
 
     def close_queue(self, queue: VendorQueue) -> None:
-        """End this process's use of a queue. The creator's call ends the queue for all processes.
+        """End this process's use of a queue.
 
-        The creator's call also frees the buffers in the queue. Waits of other threads and processes
-        then end with an error of the vendor.
+        If this process created the queue, the method ends the queue for all processes and frees the
+        buffers in the queue. Waits of other threads and processes then end with an error of the
+        vendor.
         """
         ...
 
@@ -138,9 +139,9 @@ class VendorQueues(Protocol):
     ) -> bool:
         """Hand a buffer over; return False if the queue stayed full.
 
-        If this method returns False, the buffer still belongs to this process. If it raises,
-        ``buffer.pointer`` decides: with 0, the buffer was handed over; with any other value, it
-        still belongs to this process.
+        If this method returns False, the buffer still belongs to this process. If
+        this method raises, ``buffer.pointer`` shows the state: if the pointer is 0, the buffer was
+        handed over; otherwise the buffer still belongs to this process.
 
         Parameters
         ----------
@@ -149,17 +150,17 @@ class VendorQueues(Protocol):
         length
             Number of valid bytes; at most the capacity.
         user_data
-            At most 96 bytes; zeros fill the rest.
+            At most 96 bytes; zeros fill the rest of the 96 bytes.
         timeout_s
             The longest wait, at most a second. 0: one attempt without a wait. Signal handlers do
-            not run during a call of the vendor, so core repeats short waits.
+            not run during a vendor call, so crossmem's core repeats short waits.
         """
         ...
 
     def dequeue(self, queue: VendorQueue, timeout_s: float) -> VendorBuffer | None:
         """Receive the next buffer; return None if the queue stayed empty.
 
-        Core frees the buffer. If the vendor cannot describe a received buffer, this method frees
-        the buffer and raises.
+        crossmem's core frees the returned buffer. If the vendor cannot describe a received buffer,
+        this method frees the buffer and raises.
         """
         ...

@@ -206,8 +206,8 @@ def _decode_block(blob: bytes) -> BlockHandle:
     head = blob[: HEADER.size - 4]
     pool = _decode_pool(blob[BLOCK_START:], head)
     checksum = int.from_bytes(blob[HEADER.size - 4 : HEADER.size], "little")
-    # The checksum must cover the shared bytes as they were received. pool.start covers the shared
-    # bytes as PoolCore.of() packs them, so it is not used here.
+    # The checksum must cover the shared bytes as they were received. pool.start is not used here,
+    # because it covers the shared bytes as PoolCore.of() packs them.
     start = crc32(blob[BLOCK_START:], crc32(head + bytes(4)))
     if crc32(blob[HEADER.size : BLOCK_START], start) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The abilities of a device as data. The conformance kit selects its tests by them."""
+"""The abilities of a device as data. The conformance kit selects tests by these abilities."""
 
 from dataclasses import dataclass, fields
 from math import inf
@@ -94,7 +94,7 @@ class Capabilities:
 
     ``"process"``: the importer's death. ``"process-if-visible"``, on kernels older than Linux 6.5:
     the importer's death, if the importer has a pid in the exporter's pid namespace. The lease of
-    any other importer ends with the importer's last connection. ``"connection"``, on kernels
+    any other importer ends when the importer's last connection ends. ``"connection"``, on kernels
     without pidfds: the end of the importer's last connection. :func:`crossmem.exports` shows the
     event of each lease. crossmem sets this field; a backend does not."""
 

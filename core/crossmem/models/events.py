@@ -39,14 +39,14 @@ class EventKind(StrEnum):
     exporter has no pidfd of the process, the end of the process's last connection counts as the
     death."""
     RECEIVED = "received"
-    """This process received an object in a message of Ray as a handle. The object lies in the
+    """In a message of Ray, this process received the handle of an object. The object lies in the
     exporter's memory."""
     RECEIVED_COPY = "received-copy"
-    """This process received an object in a message of Ray as a copy, because the sender is on
+    """In a message of Ray, this process received a copy of an object, because the sender is on
     another node."""
     WITHDRAWN = "withdrawn"
-    """An export of this process was withdrawn. Further processes can import it only from messages
-    that were sent before."""
+    """An export of this process was withdrawn. Further processes can import the memory only from
+    messages that were sent before the withdrawal."""
     DENIED = "denied"
     """A process requested memory that it may not import."""
     RECLAIMED = "reclaimed"

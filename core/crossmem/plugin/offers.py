@@ -20,8 +20,8 @@ __all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
 _log = logging.getLogger(__name__)
 
 PLUGIN_FAULTS: Final = (Exception, SystemExit)
-"""The exceptions of plugins that crossmem catches. A plugin's module may call ``sys.exit``, which
-raises ``SystemExit``, while it is imported."""
+"""The exceptions that crossmem catches when a plugin raises them. ``SystemExit`` is one of them,
+because a plugin's module may call ``sys.exit`` during its import."""
 
 _WORDS: Final = {"not_installed": "is not installed", "unusable": "cannot be used here"}
 
@@ -33,8 +33,8 @@ class PluginInfo:
     Parameters
     ----------
     plugin
-        Name of the plugin's entry point, or of the module in ``CROSSMEM_PLUGINS``, or the name
-        that :meth:`Registry.register` got.
+        Name of the plugin's entry point, or of the module in ``CROSSMEM_PLUGINS``, or the argument
+        ``name`` of :meth:`Registry.register`.
     distribution, version
         The installed distribution that contains the plugin, and its version. Empty if the
         distribution's metadata is broken, or if the plugin is not an entry point.
@@ -221,6 +221,6 @@ class Offer:
 
 
 def conflict(offers: Iterable[Offer]) -> str:
-    """Return a text that names the plugins of ``offers``, which all offer one backend name."""
+    """Return a text that names the plugins of ``offers``. All of them offer the same backend."""
     plugins = sorted(str(offer.info) for offer in offers)
     return f"offered {len(plugins)} times: by {', '.join(plugins)}"

@@ -98,7 +98,7 @@ class Registry:
         Raises
         ------
         ConfigurationError
-            The name is taken, or the plugin or one of its hooks is invalid. Nothing was registered.
+            The name is taken, or the plugin or a hook is invalid. Then nothing is registered.
         """
         with PLUGINS, self._lock:
             catalog = self._discovered()
@@ -213,10 +213,10 @@ class Registry:
         return Availability("available") if self.runtime_of(name) else offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
-        """Return a backend, or raise an error that says why it is unusable on this machine.
+        """Return a backend, or raise an error that says why the backend is unusable.
 
-        If a runtime is named, the probe is not called, because an emulated runtime needs no vendor
-        library. The load of the driver shows whether the runtime works.
+        If a runtime is named, the probe is not called, because the runtime may be an emulation that
+        needs no vendor library. Loading the driver shows whether the runtime works.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class Registry:
         BackendNotFoundError, ConfigurationError
             As for :meth:`require`.
         BackendUnavailableError
-            As for :meth:`require`, and if the load fails. The next call tries again.
+            As for :meth:`require`, and if the driver cannot be loaded. The next call tries again.
         """
         return self._offer(name).driver(runtime or self.runtime_of(name), lambda: self._wrappers)
 
@@ -274,8 +274,8 @@ class Registry:
         Raises
         ------
         CrossmemError
-            No plugin answers. If a plugin raises a CrossmemError, this method raises that error;
-            if no plugin does, it raises a BackendUnavailableError.
+            No plugin answers. The error is a CrossmemError that a plugin raised, or, if no plugin
+            raised one, a BackendUnavailableError.
         """
         what = f"runtime {shorten(name, 30)} of {shorten(api, 30)}"
         return self._first("crossmem_runtime", what, {"api": api, "name": name})
@@ -307,7 +307,7 @@ class Registry:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
                 raise_if_of_handler(error)
-                # A wrong request is no fault of the plugin, so it needs no warning.
+                # A wrong request is not a fault of the plugin, so no warning is logged.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
@@ -315,7 +315,7 @@ class Registry:
                 continue
             if answer is not None:
                 return answer
-        # A plugin without the API may raise BackendNotFoundError; another error is more useful.
+        # A plugin that lacks ``api`` may raise BackendNotFoundError. Any other error says more.
         for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault
@@ -355,7 +355,7 @@ class Registry:
         raise BackendUnavailableError(clause(msg, 200), hint=hint, backend=name)
 
     def _where_to_look(self) -> str | None:
-        """Return a hint to list the failed and disabled plugins; None if there are none."""
+        """Return a hint to list failed and disabled plugins; None if there are no such plugins."""
         return "`crossmem devices` lists failed and disabled plugins" if self._left_out() else None
 
     def _left_out(self) -> list[str]:
@@ -367,7 +367,7 @@ class Registry:
     def emit(self, event: Event) -> None:
         """Send an event to every observer. An observer's exception is logged, not raised.
 
-        This method takes no lock. It starts no discovery: all events come after the discovery.
+        This method takes no lock, and starts no discovery: no event occurs before the discovery.
         """
         if held := forbidden_ranks():
             msg = f"an observer is called while a lock is held: {', '.join(held)}"

@@ -41,8 +41,8 @@ def copy_all(copies: Sequence[Copy], operation: Operation) -> None:
     Raises
     ------
     ConfigurationError
-        One target is at two paths of its tree, and the sources at these paths differ. Nothing was
-        copied.
+        One target is at two paths of its tree, and the sources at these paths differ. Then nothing
+        is copied.
     """
     _refuse_two_contents(copies, operation)
     ranges = _Ranges(copies)
@@ -83,7 +83,7 @@ def _key(array: ArrayInfo) -> tuple[object, ...]:
 def _may_be_equal(first: Copy, second: Copy) -> bool:
     """Return whether two sources may have equal bytes.
 
-    Sources of different libraries are not compared, so the result is True.
+    Sources of different libraries are not compared; for such sources, the result is True.
     """
     one, other, kind = first.source, second.source, first.origin.kind
     if kind != second.origin.kind:

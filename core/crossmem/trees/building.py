@@ -19,7 +19,7 @@ __all__ = ["attach_all", "build", "maker_of_rows"]
 
 
 def build(message: Message, memories: Sequence[Memory]) -> Any:
-    """Return the tree of a message. Its arrays and tensors lie in ``memories``, one per handle."""
+    """Return the tree of a message. ``memories[i]`` is the memory of the message's handle ``i``."""
     make = maker_of_rows(memories)
     return read(message.tree, [make(row, row.kind) for row in message.rows])
 
@@ -27,7 +27,10 @@ def build(message: Message, memories: Sequence[Memory]) -> Any:
 def maker_of_rows(
     memories: Sequence[Memory] | MappingOf[int, Memory],
 ) -> Callable[[Row, Kind], Any]:
-    """Return a function that makes the array that a row describes, as an object of a given library.
+    """Return a function that makes arrays and tensors.
+
+    The function takes a ``Row``, which describes one array, and a kind. It returns the array as an
+    object of the library that the kind names.
 
     Parameters
     ----------
@@ -56,7 +59,7 @@ def attach_all(
 ) -> list[Mapping]:
     """Return a mapping for each handle of a message. If one attach fails, no mapping stays.
 
-    Each mapping ends with the last array in its memory.
+    A mapping is closed when neither the caller nor an array in its memory refers to it any more.
     """
     handles = message.handles
     backend = None

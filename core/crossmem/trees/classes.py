@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classes of objects in a tree: the sender names them, and the receiver looks them up.
 
-The receiver looks only in modules that it has imported. Its dataclass must have exactly the fields
-that were sent, and its named tuple must have as many fields as values were sent. When a received
-object is made or deleted, no code of its class may run. The only exceptions are ``__hash__`` and
-``__eq__``, which run if the object is a key of a dict. Therefore, a class with ``__del__`` is
-refused. A dataclass is also refused if a field is a data descriptor other than a slot, because an
-assignment to the field would call the descriptor.
+The receiver looks only in modules that it has imported. A dataclass in the receiver must have
+exactly the fields that were sent. A named tuple in the receiver must have one field for each value
+that was sent. When a received object is made or deleted, no code of its class may run. The only
+exceptions are ``__hash__`` and ``__eq__``, which run if the object is a key of a dict. Therefore, a
+class with ``__del__`` is refused. A dataclass is also refused if a field is a data descriptor other
+than a slot, because an assignment to the field would call the descriptor.
 """
 
 import sys
@@ -89,12 +89,13 @@ def _attributes(value: Any) -> Iterator[str]:
 
 
 def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
-    """Return an object of the named class, with values for its fields.
+    """Return an object of the class ``name``. ``pairs`` has the names and values of its fields.
 
     Raises
     ------
     UnsupportedError
-        This process has not imported the class, or the class has other fields or ``__del__``.
+        This process has not imported the class, or the class has other fields, or the class defines
+        ``__del__``.
     TypeError
         An assignment to a field would run code of the class.
     """
@@ -108,7 +109,10 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
 
 
 def make_named_tuple(values: list[Any], name: str) -> Any:
-    """Return a named tuple of the named class. Raise UnsupportedError as make_dataclass() does."""
+    """Return a named tuple of the class ``name``, or raise UnsupportedError.
+
+    The reasons for this error are those of :func:`make_dataclass`.
+    """
     kind = _class(name)
     if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
         raise _not_the_same(name)
@@ -144,7 +148,7 @@ def _class(name: str) -> type:
 
 
 def _refuse_end(kind: type, operation: str) -> None:
-    """Refuse a class with ``__del__``, because it would run on objects from another process."""
+    """Refuse a class with ``__del__``: this method would run on objects from another process."""
     if getattr_static(kind, "__del__", None) is not None:
         msg = f"class {clause(kind.__qualname__)} defines __del__, which would run on received data"
         raise UnsupportedError(msg, operation=operation, hint="share the fields as a dict")

@@ -59,7 +59,7 @@ class Place(NamedTuple):
     handle
         The handle of the memory that contains the array.
     layout
-        The array's layout in that memory, with its offset.
+        The array's layout in the memory of ``handle``, with the array's offset.
     copy
         The allocation or block that the array was copied to; None if the array is shared in place.
     """
@@ -82,7 +82,7 @@ def collect(tree: Any) -> tuple[Any, list[Leaf]]:
     ConfigurationError
         The tree is nested too deep, contains itself, or has too many values or a huge integer.
     ForkedProcessError
-        An array lies in a block of a pool that belongs to the parent process.
+        An array lies in a block of a pool of the parent process.
     """
     leaves: list[Leaf] = []
     numbers: dict[int, int] = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Result codes of ACL, and crossmem's error for each of them.
 
-The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. If a result of the vendor's
-kernel driver has no code of its own, the runtime returns code 507899. The meaning of 507899
-therefore depends on the call.
+The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. The runtime returns code 507899
+for each error of the vendor's kernel driver that has no code in ACL. Therefore the meaning of
+507899 depends on the call.
 """
 
 from typing import Final, NamedTuple
@@ -64,8 +64,8 @@ _INIT = (
     "other code finalised or re-initialised ACL: it may do so only after the last use of crossmem"
 )
 _FOREIGN = (
-    "crossmem's own calls do not cause this code: earlier work of other code in this process may "
-    "have failed"
+    "crossmem's own calls do not cause this error: earlier work of the program or of another "
+    "library in this process may have failed"
 )
 _TASK = (
     "work on the device failed or hung: see the plog files of CANN (~/ascend/log), and `npu-smi "
@@ -88,8 +88,8 @@ CODES: Final = {
     100037: Code("ACL_ERROR_REPEAT_FINALIZE", _INIT),
     100039: Code(
         "ACL_ERROR_COMPILING_STUB_MODE",
-        "the stub library of the toolkit was loaded: put the driver's lib64 folder before it in "
-        "LD_LIBRARY_PATH",
+        "the stub library of the toolkit was loaded: in LD_LIBRARY_PATH, put the driver's lib64 "
+        "folder before the folder of the stub library",
     ),
     148051: Code("ACL_ERROR_RELATIVE_RESOURCE_NOT_CLEARED", _FOREIGN),
     200000: Code("ACL_ERROR_BAD_ALLOC", "the host is out of memory"),
@@ -195,19 +195,20 @@ CODES: Final = {
 _IMPORTS: Final = frozenset({"rt.mem_import_from_shareable_handle", "rt.ipc_mem_import_by_key"})
 
 _REFUSALS: Final = {
-    "rt.mem_import_from_shareable_handle": "this process is the exporter, is not on the whitelist, "
-    "or started after its pid was listed; or the exporter is freeing the memory",
-    "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead; or this process is not on "
-    "the whitelist, or started after its pid was listed",
-    "rt.mem_export_to_shareable_handle": "other code exported the memory before, or the memory was "
-    "imported",
+    "rt.mem_import_from_shareable_handle": "this process is the exporter or is not on the "
+    "whitelist, the whitelist names an earlier process with this pid, or the exporter is freeing "
+    "the memory",
+    "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead, this process is not on "
+    "the whitelist, or the whitelist names an earlier process with this pid",
+    "rt.mem_export_to_shareable_handle": "other code has already exported the memory, or the "
+    "memory was imported",
     "rt.ipc_mem_get_export_key": "the memory does not begin at a page boundary, or was imported "
     "from another process",
     "rt.mem_set_pid_to_shareable_handle": "no process has this pid",
     "rt.ipc_mem_set_import_pid": "no process has this pid",
-    "rt.map_mem": "memory is mapped at these addresses, they were used for another device, or the "
-    "memory is smaller than its exporter says",
-    "rt.unmap_mem": "no memory is mapped at this address, or a key of the memory was not closed",
+    "rt.map_mem": "these addresses are already mapped or were used for another device, or the "
+    "imported memory is smaller than its exporter says",
+    "rt.unmap_mem": "no memory is mapped at this address, or a key of the memory is still open",
     "rt.release_mem_address": "memory is still mapped at these addresses",
     "tdt.attach_queue": "the queue was destroyed, or belongs to another memory group",
     "tdt.grant_queue": "the queue was destroyed",
@@ -222,14 +223,17 @@ _LOST: Final = (
     "alive until their buffers were received"
 )
 _NO_GROUP: Final = (
-    "this process may be in no memory group: another process must add it to one; the emulation "
-    "adds it to the group that CROSSMEM_EMULATED_ACL_GROUP names"
+    "this process may be in no memory group: another process must add this process to a group; "
+    "the emulation adds each process to the group that CROSSMEM_EMULATED_ACL_GROUP names"
 )
 _OTHER_CONTEXT: Final = (
     "stream= belongs to another context than this thread's: call acl.rt.set_context with the "
     "stream's context first"
 )
-_STREAM: Final = "stream= is no living stream of this process: pass a stream of the same device"
+_STREAM: Final = (
+    "stream= is not an existing stream of this process: pass a stream of the timeline's or queue's "
+    "device"
+)
 _MEMORY_GONE: Final = (
     "with mechanism 'key', the owner is dead or closed the key (see owner_alive): attach again to "
     "memory of a living owner; in other cases, see `npu-smi info` for the device's health"
@@ -239,8 +243,8 @@ _HINTS: Final = {
     ("tdt.dequeue", _RESOURCE_ALLOC_FAIL): _LOST,
     ("tdt.create_queue", FAILURE): _NO_GROUP,
     ("tdt.attach_queue", FAILURE): _NO_GROUP,
-    # The stream is the only argument of these calls that the application chooses, so it causes
-    # these codes.
+    # The stream is the only argument of these calls that the application chooses, so a wrong
+    # stream is the usual cause of these codes.
     **{
         (f"rt.{function}", code): hint
         for function in ("synchronize_stream", "value_wait", "value_write")
@@ -251,7 +255,8 @@ _HINTS: Final = {
         for function in ("memcpy", "memcpy_async", "synchronize_device", "synchronize_stream")
     },
 }
-"""Hints that replace the hint of a code for one call. The key is the call and the code."""
+"""Hints for one code of one call, which replace the usual hint of the code. The key is the call and
+the code."""
 
 
 def error_for(call: str, code: int, detail: str = "") -> CrossmemError:

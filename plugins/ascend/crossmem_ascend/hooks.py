@@ -57,9 +57,9 @@ def _has_devices() -> bool:
 
 
 def _fault_of_both() -> tuple[str, str]:
-    """Return why neither pyACL nor CANN's library was found, and the paths that were searched.
+    """Return the fault and the searched paths, if neither pyACL nor CANN's library was found.
 
-    Both texts are empty if pyACL or the library was found.
+    If pyACL or the library was found, both texts are empty.
     """
     if "acl" in sys.modules or find_spec("acl") is not None:
         return "", ""
@@ -91,7 +91,10 @@ def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
 
 
 def _find_acl() -> "Acl":
-    """Return pyACL or, if pyACL cannot be imported, CANN's library. The error names both faults."""
+    """Return pyACL or, if pyACL cannot be imported, CANN's library.
+
+    If both fail, the error names both faults.
+    """
     with PLUGINS:
         from crossmem_ascend.library import open_acl  # noqa: PLC0415
         from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415

@@ -84,7 +84,7 @@ class Reference:
         Whether the vendor's export is raw; None before the export.
     admitted
         The processes on the whitelist, as tgids, which are the vendor's process numbers. The vendor
-        removes no process.
+        never removes a process from the whitelist.
     """
 
     mechanism: Mechanism

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor's queues and buffers: the mechanism ``acltdt``.
 
-Only processes that run on the device's own processor (run mode device), in one memory group, can
-share queues and buffers. crossmem does not make this group.
+Processes can share queues and buffers only if they run on the device's own processor (run mode
+device) and belong to one memory group. crossmem does not make this group.
 """
 
 import ctypes
@@ -79,9 +79,9 @@ def obstacle(
 
 
 class QueueMechanism(HandOvers):
-    """The driver's methods for the group :class:`crossmem.driver.VendorQueues`.
+    """The driver's methods for the protocol :class:`crossmem.driver.VendorQueues`.
 
-    ``on`` makes a device current, and ``about`` only names it in errors.
+    ``on`` makes a device current, and ``about`` only names the device in errors.
     """
 
     def __init__(self, vendor: Vendor, tdt: Any, on: About, about: About) -> None:
@@ -145,7 +145,7 @@ class QueueMechanism(HandOvers):
         role: QueueRole,
         mechanism: str,  # noqa: ARG002
     ) -> VendorQueue:
-        """Attach the queue that the payload names. No call of the vendor ends the attachment."""
+        """Attach the queue that the payload names. The vendor has no call to detach a queue."""
         number = int.from_bytes(payload, "little")
         if len(payload) != _ID_NBYTES or number >= MAX_QUEUES:
             msg = f"the id of a queue is a number below {MAX_QUEUES}, not {payload[:16].hex()}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orders streams of several processes: a stream writes a value, and other streams wait for it.
 
-ACL's notifies cannot replace the values, because a notify has only one waiter and carries no value.
-ACL's IPC events are not used, because every product with IPC events also has value writes.
+ACL's "notify" object cannot replace the values, because it has only one waiter and carries no
+value. ACL's IPC events are not used, because every product with IPC events also has value writes.
 """
 
 from contextlib import AbstractContextManager
@@ -42,8 +42,8 @@ class StreamOrder:
         """The levels of timelines, the strongest first."""
         self._registered: dict[int, list[tuple[int, int]]] = {}
         """A list for each host page. The key is the page's address. The list holds the result of
-        ``host_register``: the page's device address and the code. Before that call and after
-        ``host_unregister``, it is empty."""
+        ``host_register``: the page's device address and the code. Before ``host_register`` and
+        after ``host_unregister``, the list is empty."""
 
     def _check(self, ordinal: int, function: str, *arguments: int) -> None:
         with self._on(ordinal, "timeline"):

@@ -19,7 +19,8 @@ def generation() -> int:
 def expect() -> None:
     """Make future forked children close inherited descriptors of memory and unmap device memory.
 
-    If a child kept them, the memory would stay allocated after the parent has released it.
+    If a child kept descriptors or mappings, the memory would stay allocated after the parent has
+    released the memory.
     Descriptors that the application made inheritable stay open.
     """
     global _is_expected  # noqa: PLW0603 - one value for the process

@@ -27,8 +27,8 @@ _DLPACK_CPU: Final = 1
 
 _HUGE_PAGE_NBYTES: Final = 2 << 20
 _MIN_FILL_NBYTES: Final = 64 << 10
-"""The size in bytes from which a write to new pages is faster through the descriptor than through a
-mapping."""
+"""The least size, in bytes, for which a write to new pages is faster through the descriptor than
+through a mapping."""
 _NO_ROOM: Final = frozenset({errno.EFBIG, errno.ENOMEM, errno.ENOSPC})
 _ROOM_HINT: Final = (
     "free memory, or raise the limits on the address space of a process (ulimit -v) and on its "
@@ -136,7 +136,7 @@ class MemfdDriver(Driver):
     def _charge(self, block: Block, capacity: int) -> None:
         """Set the capacity of a block.
 
-        A subclass with limits raises ``OutOfMemoryError`` if they leave no room for the capacity.
+        A subclass with limits raises ``OutOfMemoryError`` if the capacity exceeds a limit.
         """
         block.capacity = capacity
 
@@ -146,8 +146,8 @@ class MemfdDriver(Driver):
 
     def _prepare(self, block: Block) -> None:
         """Prepare a new block for its first use."""
-        # An allocation below the size of a huge page gets none, because the kernel would zero the
-        # whole huge page.
+        # An allocation below the size of a huge page gets no huge page, because the kernel would
+        # zero the whole huge page.
         if self._advise_huge and block.nbytes >= _HUGE_PAGE_NBYTES:
             memory.advise_huge(block.pointer, block.capacity)
 
@@ -218,14 +218,14 @@ class MemfdDriver(Driver):
     ) -> Imported:
         if len(exported.descriptors) != 1 or exported.payloads:
             msg = (
-                f"an export of {self.backend} memory is one descriptor and no payloads, not "
+                f"an export of {self.backend} memory has 1 descriptor and 0 payloads, not "
                 f"{len(exported.descriptors)} and {len(exported.payloads)}"
             )
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         (descriptor,) = exported.descriptors
         actual = memory.sealed_nbytes(descriptor)
         if actual is None:
-            msg = "the exporter sent a descriptor that is not memory of a sealed size"
+            msg = "the exporter sent a descriptor that is not a memfd of a sealed size"
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         if actual != capacity or not 0 < nbytes <= capacity:
             msg = (

@@ -21,13 +21,13 @@ class Caller:
     """How the emulation calls a function that the program gave to a stream as work.
 
     In this module, "function of the program" also means a wait that another process may end, such
-    as the wait for a value in memory. Like a function, such a wait runs in a new thread.
+    as the wait for a value in memory. Such a wait runs in a new thread.
 
     Parameters
     ----------
     thread
-        The identifier of the thread that calls the function. The thread does so when it asks for
-        functions to call. None: a new thread calls the function.
+        The identifier of the thread that calls the function, when the thread asks for functions to
+        call. If None, a new thread calls the function.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -45,21 +45,21 @@ class Work:
     """Address and size in bytes of each memory range that the work accesses."""
     run: Callable[[], object]
     after: tuple["Queue", int] | None = None
-    """The work of another stream that must be done first: that stream, and the sequence number of
-    the last such work."""
+    """Another stream and a sequence number. The other stream's work up to this number must be done
+    before this work. None if this work waits for no other stream."""
     caller: Caller | None = None
     """How the work is called, if it is a function of the program; None for other work, which any
     thread can do."""
     is_over: Callable[[], bool] | None = None
-    """Says whether a word in memory satisfies the condition for which this work waits. None for
-    work that waits for no word."""
+    """Says whether a word in memory satisfies the condition for which this work waits. None if this
+    work does not wait for a word."""
     is_running: bool = False
     sequence: int = 0
     written: tuple[tuple[int, int], ...] = ()
-    """The contiguous ranges that the work writes. Rows with gaps between them are not listed. Words
-    for which streams can wait are not listed, either."""
+    """The contiguous ranges that the work writes. Two things are not listed: ranges with gaps
+    between them, and words for which streams can wait."""
     rows: list[int] = field(default_factory=list)
-    """The numbers of the rows in the database in which other processes see the work's writes."""
+    """The numbers of the database's rows that tell other processes what the work writes."""
 
 
 class Queue(Protocol):
@@ -118,10 +118,10 @@ class Queues:
     ) -> None:
         self.changed = threading.Condition(lock)
         """Notified when a thread has a function of the program to call, and when such a function
-        has ended. Other modules also notify it of their changes."""
+        has ended. Other modules also notify this condition, after changes of their own."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
-        """The work whose functions a thread will call when the thread asks for functions, with the
-        streams of the work. The key is the identifier of the thread."""
+        """The functions of the program that each thread will call when the thread asks for them. The
+        key is the identifier of the thread. A function is listed as its stream and its work."""
         self.sequence = itertools.count(1)
         self.ordering: Watch | None = None
         self._lock = lock
@@ -246,7 +246,7 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return the streams whose work must be done: the given streams, and those they wait for.
+        """Return the streams whose work must be done: ``streams``, and all streams they wait for.
 
         The key is the stream. The value is the sequence number of the last work that must be done.
         """
@@ -318,9 +318,10 @@ class Queues:
             self.changed.notify_all()
 
     def may_write(self, start: int, nbytes: int) -> bool:
-        """Whether work that is not done yet may write into a range, according to ``Work.written``.
+        """Whether work that is not done yet may write into a range.
 
-        A function of the program may write anywhere. The caller holds the lock.
+        A function of the program may write anywhere. Other work may write the ranges in
+        ``Work.written``. The caller holds the lock.
         """
         return any(
             work.caller is not None

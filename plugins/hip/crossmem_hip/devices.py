@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The visible devices of this process, and their identities, which are equal in all processes."""
+"""The visible devices of this process. A device has the same identity in all processes."""
 
 from collections import Counter
 from typing import Any, Final

@@ -186,11 +186,11 @@ _AFTER: Final = {
         UnsupportedError,
     ),
     ("memImportFromShareableHandle", 1): Meaning(
-        "the exporter sent a descriptor that is no export of this vendor's memory",
+        "the exporter sent a descriptor that is not an export of this vendor's memory",
         InvalidHandleError,
     ),
     ("memImportFromShareableHandle", 801): Meaning(
-        "this process cannot use the memory: the memory's device may not be visible to it",
+        "the memory's device may not be visible to this process",
         UnsupportedError,
     ),
     ("memRetainAllocationHandle", 1): Meaning(
@@ -200,8 +200,8 @@ _AFTER: Final = {
     # destroyed the stream, CUDA returns 400, and HIP returns 709.
     **{
         (function, code): Meaning(
-            "stream= is no living stream of this device: pass a stream of this device that is not "
-            "destroyed"
+            "stream= is not a living stream of this device: pass a stream of this device that is "
+            "not destroyed"
         )
         for function in (
             *("streamIsCapturing", "streamSynchronize", "streamWaitEvent", "streamWaitValue64"),
@@ -236,7 +236,7 @@ _AFTER_ON_CUDA: Final = {
         WrongHostError,
     ),
     ("memImportFromShareableHandle", 999): Meaning(
-        "the exporter sent a descriptor that is no export of this vendor's memory",
+        "the exporter sent a descriptor that is not an export of this vendor's memory",
         InvalidHandleError,
     ),
     ("memMap", SMALLER_ON_CUDA): Meaning("the memory is smaller than the size to be mapped"),

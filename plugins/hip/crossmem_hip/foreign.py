@@ -47,8 +47,7 @@ _LEGACY: Final = "legacy IPC"
 _EXPORTED_HANDLE: Final = "an exported handle"
 _NOT_MAPPED = "was not mapped by the vendor's calls for virtual memory"
 _NOT_EXPORTABLE = (
-    "is virtual memory that was not created for export: request a file descriptor when it is "
-    "created"
+    "is virtual memory that was not created for export: its creator must request a file descriptor"
 )
 _BOUNDLESS = "is virtual memory, and this driver does not report where its mapping begins"
 _NOT_CAPABLE = (
@@ -95,7 +94,7 @@ def _attributes(vendor: Vendor, pointer: int) -> Any:
 def _why_of_no_device(
     vendor: Vendor, ordinal: int, pointer: int, attributes: Any, carrier: str
 ) -> str | None:
-    """Return the reason why memory is not plain memory of the device, or None if it is."""
+    """Return the reason for which memory is not plain memory of the device, or None."""
     if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
         return _IS_MANAGED_WORDS.format(carrier=carrier)
     if not attributes.devicePointer:
@@ -103,7 +102,7 @@ def _why_of_no_device(
     if attributes.type != _DEVICE or _is_hosts(vendor, pointer):
         return _IS_HOSTS
     if attributes.device < 0:
-        return "is memory of no device that this process sees"
+        return "is memory of a device that this process does not see"
     if attributes.device != ordinal:
         return f"is memory of device {attributes.device}, not of this device"
     return None
@@ -113,7 +112,7 @@ def _is_hosts(vendor: Vendor, pointer: int) -> bool:
     """Whether memory that CuPy reports as device memory is pinned host memory.
 
     CuPy translates the numbers of memory types as if every release had the numbers of ROCm 5. Since
-    ROCm 6, the number of host memory is the one that device memory had in ROCm 5.
+    ROCm 6, host memory has the number that device memory had in ROCm 5.
     """
     if not vendor.family.is_hip or vendor.family.is_old(vendor.version):
         return False
@@ -128,9 +127,9 @@ def try_export(vendor: Vendor, base: int) -> bytes:
     Raises
     ------
     UnsupportedError
-        The vendor refuses. The message lists the possible reasons.
+        The vendor cannot export this memory. The message lists the possible reasons.
     CrossmemError
-        The vendor refuses for another reason.
+        The export failed with another error of the vendor.
     """
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) is not None:
         return b""
@@ -148,7 +147,7 @@ def try_export(vendor: Vendor, base: int) -> bytes:
 
 
 def _why_not_exported(vendor: Vendor, base: int) -> str | None:
-    """Return why legacy IPC cannot carry memory, or None if it can or the vendor does not say."""
+    """Return the reason for which legacy IPC cannot carry memory; None if no reason is known."""
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) != 0:
         return None
     is_pooled = not vendor.family.is_hip and _attribute(vendor, _MEMPOOL_HANDLE, base)

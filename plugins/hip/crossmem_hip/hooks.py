@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the plugin. Only a probe or a load imports CuPy or opens a vendor's library."""
+"""The hooks of the plugin. Only probing or loading imports CuPy or opens a vendor's library."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -58,7 +58,7 @@ def _has_devices(family: Family) -> bool:
 
 
 def _fault_of_both(family: Family) -> tuple[str, str]:
-    """Return why neither CuPy nor the vendor's library can be used, and the paths that were tried.
+    """Return the faults of CuPy and of the vendor's library, and the paths that were tried.
 
     Both texts are empty if CuPy or the library can be used.
     """

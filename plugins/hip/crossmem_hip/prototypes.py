@@ -18,20 +18,20 @@ __all__ = ["CUDA_DRIVER", "CUDA_RUNTIME", "HIP", "PointerAttributes", "hip_proto
 _HANDLE_NBYTES: Final = 64
 _BUS_ID_NBYTES: Final = 64
 _RESERVED_NBYTES: Final = 4096
-"""Room after the declared fields of a structure, because the vendor writes its whole structure. In
-every release, the fields and the room together are at least as long as that structure."""
+"""Number of bytes after the fields that this module declares. The vendor writes its own structure,
+which may be longer. In every release, the declared fields and these bytes together are at least as
+long as the vendor's structure."""
 
 _MANAGED: Final = 3
 _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
-"""The number of each memory type since ROCm 6. The key is the type's number in ROCm 5."""
+"""Maps the number of a memory type in ROCm 5 to the number that this type has since ROCm 6."""
 
 _FD_BY_VALUE: Final = 70_100_000
 """The first HIP version whose ``memImportFromShareableHandle`` takes the file descriptor itself.
 Earlier versions take a pointer to the descriptor. If they get the descriptor itself, they use it as
-an address. Sources:
-ROCm/rocm-systems #759, which changed AMD's ``rocdevice.cpp``; PyTorch's
-``CUDASymmetricMemory.cu``, which distinguishes the same versions; and kvcache-ai/Mooncake #1550,
-which tried 7.0, 7.1 and 7.2."""
+an address. Sources: ROCm/rocm-systems #759, which changed AMD's ``rocdevice.cpp``; PyTorch's
+``CUDASymmetricMemory.cu``, which also treats versions before this one differently; and
+kvcache-ai/Mooncake #1550, which tried 7.0, 7.1 and 7.2."""
 
 _CAPTURE_ACTIVE: Final = 1
 
@@ -112,7 +112,7 @@ class _AccessDesc(ctypes.Structure):
 
 
 class _Descriptor(ctypes.Structure):
-    """A file descriptor in memory."""
+    """A file descriptor that a function takes by address."""
 
     _fields_ = (("fd", ctypes.c_int),)
 
@@ -279,7 +279,7 @@ HIP: Final = {
         "hipPointerGetAttributes", Out(_Attributes, _attributes_of_hip), _POINTER
     ),
 }
-"""Functions of ``libamdhip64`` since ROCm 6, without virtual memory."""
+"""Functions of ``libamdhip64`` since ROCm 6, except the functions for virtual memory."""
 
 _OF_ROCM_5: Final = {
     "getDeviceProperties": Prototype(
@@ -314,7 +314,7 @@ CUDA_DRIVER: Final = {
     "hostGetDevicePointer": Prototype("cuMemHostGetDevicePointer_v2", *_DEVICE_POINTER),
     # Version 2 exists since CUDA 11.4. It returns different UUIDs for two MIG devices of one GPU.
     "deviceGetUuid": Prototype("cuDeviceGetUuid_v2", *_KNOWLEDGE["deviceGetUuid"]),
-    # Version 2 needs no option of the kernel module, and exists since CUDA 11.7.
+    # Version 2 works without a special option of the kernel module. It exists since CUDA 11.7.
     "streamWaitValue64": Prototype("cuStreamWaitValue64_v2", *_WORD),
     "streamWriteValue64": Prototype("cuStreamWriteValue64_v2", *_WORD),
 }

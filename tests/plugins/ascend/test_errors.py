@@ -148,9 +148,9 @@ def test_the_catch_all_means_something_else_after_each_call() -> None:
 @pytest.mark.parametrize(
     ("call", "code", "cause"),
     [
-        ("rt.value_write", 107000, "stream= is no living stream"),
-        ("rt.value_wait", 107000, "stream= is no living stream"),
-        ("rt.synchronize_stream", 107000, "stream= is no living stream"),
+        ("rt.value_write", 107000, "stream= is not an existing stream"),
+        ("rt.value_wait", 107000, "stream= is not an existing stream"),
+        ("rt.synchronize_stream", 107000, "stream= is not an existing stream"),
         ("rt.synchronize_stream", 107003, "stream= belongs to another context"),
         ("rt.memcpy", 507053, "the owner is dead"),
         ("rt.memcpy_async", 507053, "the owner is dead"),

@@ -37,7 +37,7 @@ def test_a_stream_that_does_not_exist_loses_no_buffer(streams: Streams, is_put: 
                 buffer = queue.get(timeout=5)
             with pytest.raises(DriverError) as caught:
                 buffer.release(stream=NO_STREAM)
-            assert "stream= is no living stream of this device" in (caught.value.hint or "")
+            assert "stream= is not a living stream of this device" in (caught.value.hint or "")
         queue.allocate().release()
 
 

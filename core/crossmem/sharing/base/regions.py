@@ -22,7 +22,10 @@ class Described(Protocol):
     """An object of crossmem at an address."""
 
     def describe(self) -> str:
-        """Return why the memory cannot be adopted, as a text that continues "memory at ... "."""
+        """Return the reason for which the memory cannot be adopted.
+
+        The text begins with a verb, because the error message names the memory before the text.
+        """
         ...
 
 
@@ -107,7 +110,7 @@ class RegionIndex(Generic[_T]):
         return None
 
     def _end_of(self, key: _Key, space: object) -> int | None:
-        """Return the end of a region, or None if it was removed or is in another space."""
+        """Return the end of a region, or None if the region was removed or is in another space."""
         what = self._objects.get(key[1])
         region = None if what is None else self._regions.get(what)
         return region.end if region is not None and region.space == space else None

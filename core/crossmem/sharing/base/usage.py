@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users of one block of memory in this process: running copies, pieces of ranges, and views.
 
+A read, a write and a copy each count as a copy.
+
 Each user has an entry of its own; there is no count. So an interrupted call can be repeated: a
 second addition or removal of the same entry changes nothing.
 """
@@ -28,14 +30,16 @@ class Usage:
 
     def __init__(self) -> None:
         self.copies: dict[object, object] = {}
-        """The memory object that each running read, write or copy uses. The key is an object that
-        stands for the call."""
+        """The memory object of each running copy. The key is an object that stands for the call."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the memory."""
         self._viewed: dict[int, weakref.ref[_Viewable]] | None = None
 
     def add_view(self, memory: _Viewable) -> None:
-        """Record that a memory object has been viewed. The entry ends with the object."""
+        """Record that a memory object has been viewed.
+
+        When the object is destroyed, its entry is removed.
+        """
         viewed = self._viewed
         if viewed is None:
             viewed = self._viewed = {}

@@ -35,9 +35,9 @@ def export_again(
         if handle is None and record.memory.blocks and not record.is_done:
             if synchronize:
                 device.driver.synchronize(device.ordinal)
-            # A handle that is returned without a wait for the device is stored under the key
-            # ``early``. So a later call with synchronize=True finds nothing under ``key``, and
-            # waits before it finds this handle.
+            # A handle that was returned without a wait for the device is stored under the key
+            # ``early``, not under ``key``. So a later call with synchronize=True reaches this
+            # branch, waits for the device, and only then takes the handle from ``early``.
             early = (*key, "early")
             handle = known.get(early)
             is_new = handle is None
@@ -76,9 +76,9 @@ def _export(
     if (record.offset, record.nbytes) != (0, handle.nbytes):
         handle = handle.slice(record.offset, record.nbytes)
     named = handle.allocation, handle.export
-    # The end of the record removes the entries of ``allocations.exported`` that ``record.handles``
-    # or ``loose_exports`` names. The handle is not in ``record.handles`` yet, so ``loose_exports``
-    # names it until the caller has stored it.
+    # When the record ends, it removes its exports from ``allocations.exported``. The record finds
+    # these exports in ``record.handles`` and in ``record.loose_exports``. The new export is in
+    # ``loose_exports`` until the caller has stored the handle in ``record.handles``.
     record.loose_exports.add(named)
     record.allocations.exported[named] = record
     if lease:

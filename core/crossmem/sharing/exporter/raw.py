@@ -15,10 +15,10 @@ __all__ = ["publish_raw"]
 
 
 def publish_raw(process: Process, handle: ShareableHandle) -> None:
-    """Publish this process's own raw export in its lease registry, so that it can be leased here.
+    """Publish a raw export of this process in the lease registry, so that this process can lease it.
 
-    For a handle of another owner, this function does nothing. It also does nothing if the handle
-    names no export of this process; the import refuses that handle later.
+    For a handle of another owner, this function does nothing. It also does nothing if the export
+    that the handle names does not exist; the import refuses that handle later.
 
     Raises
     ------

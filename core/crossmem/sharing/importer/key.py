@@ -23,11 +23,11 @@ class ImportRequest(NamedTuple):
     home
         Ordinal, in this process, of the device that holds the memory.
     reservation
-        The number of the reservation that came with the handle in a message; 0 without one.
+        The number of the reservation that came with the handle in a message; 0 if none came.
     pool
         The pool, if the handle names the arena of a pool; else None.
     extras
-        Number of descriptors at the end of the reply that are for crossmem and not for the driver.
+        Number of descriptors for crossmem. The reply has them after the driver's descriptors.
     """
 
     handle: ShareableHandle
@@ -40,7 +40,7 @@ class ImportRequest(NamedTuple):
 
     @property
     def key(self) -> ImportKey:
-        """The key of the import table: requests with equal keys share one record."""
+        """The key of this request in the import table. Requests with equal keys share one record."""
         handle = self.handle
         number, raw = handle.allocation, handle.raw
         return handle.owner, number, self.device, self.access, self.home, raw

@@ -26,7 +26,7 @@ class _LateReplies(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Drop the replies that have arrived, without waiting for others."""
+        """Drop the replies that have arrived, without waiting for further replies."""
         # A dead exporter sends no further reply, even if its forked child keeps the socket open.
         may_send = self.connection.is_owner_alive
         self.connection.tend(_DROP_S)
@@ -36,9 +36,10 @@ class _LateReplies(Record):
 
 
 def drop_late_replies(process: Process, connection: OwnerConnection) -> None:
-    """Have the reaper drop the replies of requests that have timed out.
+    """Let the reaper drop replies to requests that have timed out.
 
-    The descriptors in an unread reply keep the memory allocated, even after the exporter's free.
+    The descriptors in an unread reply keep the memory allocated, even after the exporter has freed
+    the memory.
     """
     # Most calls of crossmem work on the records in ``ready``. This record enters ``waiting``, so
     # only the reaper and a few calls, such as crossmem.collect(), spend time on late replies.

@@ -31,7 +31,7 @@ class State(Enum):
     NEW = "new"
     OPEN = "open"
     CLOSING = "closing"
-    """The close has begun. A new user first completes the close, or waits for its end."""
+    """Closing has begun. A new user first closes the import, or waits until a thread has done so."""
     CLOSED = "closed"
 
 
@@ -104,11 +104,12 @@ class ImportRecord:
         """The vendor's mapping, if there is one."""
         self.is_remappable = True
         self.is_leaving = False
-        """Whether an unmap has begun and is not complete. The next map completes it first."""
+        """Whether unmapping has begun and is not complete. The next call of :meth:`map` completes it
+        first."""
         self.has_unawaited_work = False
-        """Whether a user has left, and no thread has waited since for the work of the device."""
+        """Whether a user has left, and no thread has waited for the device's work since then."""
         self.leases: dict[bytes, Any] = {}
-        """The leases, by the core of the leased handle."""
+        """The leases. The key is the core of the leased handle."""
         self.ending: list[Any] = []
         """Leases that no user needs any more, and that have not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
@@ -189,7 +190,7 @@ class ImportRecord:
         """
         with self.process.state:
             used = {one.core for one in self.uses}
-            # From here on, a new user of one of these exports requests a new lease.
+            # From here on, a new user of an export that is not in ``used`` requests a new lease.
             for core in [one for one in self.leases if one not in used]:
                 call_into(self.ending, self.leases.pop, core)
         failure = self.await_work() if self.ending else None
@@ -342,7 +343,7 @@ class Use(Record):
         self.ends_with_owner = False
         """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """Tells whether the stream's work is complete, if the mapping was ended on a stream."""
+        """If the mapping was ended on a stream: the end of the work that was issued on the stream."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -358,7 +359,10 @@ class Use(Record):
         return True
 
     def is_needed(self, landing: Landing) -> bool:
-        """Whether the release must wait for the work of a landing. If so, start the reaper."""
+        """Whether the work before ``landing`` still runs, so that the release must wait.
+
+        If the work still runs, start the reaper.
+        """
         try:
             is_needed = not landing.has_landed()
         except CrossmemError:
@@ -370,7 +374,7 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import. If the work of :attr:`landing` still runs, let the reaper try later."""
+        """Leave the import. If the work before :attr:`landing` still runs, let the reaper try later."""
         record = self.record
         if record is None:
             self.is_done = True

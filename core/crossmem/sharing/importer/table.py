@@ -209,15 +209,15 @@ class ImportTable(Part):
                         late.append(pair)
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
-                    # No import uses an answer if another thread has opened the same memory first,
-                    # or if the exporter has begun another generation.
+                    # An answer stays unused if another thread has opened the same memory first, or
+                    # if the exporter has begun another generation.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
             except BaseException as error:
                 connection.give_back(answers)
-                # After a timeout, the reaper drops the reply when it arrives. After an interrupt,
-                # the request may be unsent, and the reaper would wait for ever for the reply.
+                # After a timeout, the reaper drops the late reply. After an interrupt, the request
+                # may be unsent, so the reaper could look for a reply for ever.
                 if isinstance(error, OwnerUnresponsiveError):
                     drop_late_replies(self._process, connection)
                 raise
@@ -314,10 +314,11 @@ class ImportTable(Part):
         """Close the imports at exit.
 
         An import stays open if a view, a copy or an address range uses it, or if another thread
-        holds its lock. The kernel ends such an import with the process.
+        holds the lock of the import. When the process ends, the kernel releases such an import.
         """
         for record in list(self._records.values()):
-            # Another thread may hold the lock during a vendor call. The exit does not wait for it.
+            # Another thread may hold the lock during a vendor call. The exit does not wait for the
+            # end of that call.
             if record.usage.is_active or not record.lock.acquire(blocking=False):
                 continue
             try:
@@ -365,8 +366,8 @@ def _close_unused(connection: OwnerConnection) -> bool:
     """
     taken: list[bool] = []
     try:
-        # A new user joins before it takes this lock. So either this check sees the user, or the
-        # user takes the lock after the close and connects again.
+        # A new user adds itself to ``users`` before it takes this lock. So either this check sees
+        # the user, or the user takes the lock after the close and connects again.
         is_unused = call_into(taken, connection.lock.acquire, False) and not connection.users  # noqa: FBT003
         if is_unused:
             connection.close()

@@ -60,7 +60,7 @@ class PoolRecord(Record):
         self.number = record.number
         self.base = memory.ptr
         self.usage = record.usage
-        # The free of a block reads these references on its hot path.
+        # Freeing a block reads these references on the hot path.
         self.copies = self.usage.copies
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
         # No work uses new memory, so the export need not wait.

@@ -67,7 +67,7 @@ class Holder(Protocol):
     """Whether the application may only read the buffers of this holder."""
 
     def end_plainly(self, buffer: "SharedBuffer", /) -> bool:
-        """End and release a buffer on the hot path. Return False if this needs a slower path."""
+        """End and release a buffer on the hot path. Return False if only a slower path can."""
         ...
 
     def take_back(self, record: "BufferRecord", stream: int | None) -> None:
@@ -215,7 +215,7 @@ class SharedBuffer(Memory):
             if not isinstance(value, bytes | bytearray | memoryview):
                 msg = f"user_data must be bytes, not {type(value).__name__}"
                 raise ConfigurationError(
-                    msg, operation="user_data", hint="encode it, for example as JSON"
+                    msg, operation="user_data", hint="encode the value, for example as JSON"
                 )
             value = bytes(value)
         if len(value) > MAX_USER_DATA_NBYTES:
@@ -239,11 +239,11 @@ class SharedBuffer(Memory):
         Parameters
         ----------
         stream
-            The stream whose work uses the buffer: a stream of CuPy, PyTorch or torch-npu, or its
-            handle. The buffer is released when the work that was issued on the stream before this
-            call is complete. The call waits for that work, except for a received buffer on a device
-            with timelines of level ``"word"``. With None, the call waits for all work of the
-            device.
+            The stream whose work uses the buffer: a stream of CuPy, PyTorch or torch-npu, or the
+            vendor's handle of a stream. The buffer is released when the work that was issued on the
+            stream before this call is complete. The call waits for that work, unless the buffer was
+            received and the device has timelines of level ``"word"``. With None, the call waits for
+            all work of the device.
 
         Raises
         ------
@@ -280,7 +280,9 @@ class SharedBuffer(Memory):
             Always.
         """
         msg = "a buffer of a queue has no handle"
-        raise UnsupportedError(msg, operation="export", hint="put it, or export an allocation")
+        raise UnsupportedError(
+            msg, operation="export", hint="put the buffer, or export an allocation"
+        )
 
     def _refuse_consumer(self, name: str) -> None:
         if self._usable().stamp:
@@ -310,7 +312,7 @@ def stream_on(device: LocalDevice, stream: Any) -> int | None:
 
 
 def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
-    """End the object of a buffer without a release, and return the record for the put.
+    """End a buffer object without releasing the buffer; return the buffer's record for the put.
 
     Raises
     ------
@@ -325,9 +327,9 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
     # One step: the condition and the branch call no function, so no signal handler and no other
-    # thread runs before the return. A thread that begins a copy or a view records it first, and
-    # then reads ``_record`` again. So either this condition sees the copy or view, or that thread
-    # sees that the buffer has ended.
+    # thread runs before the return. A thread that copies or views the buffer first records the copy
+    # or view, and then reads ``_record`` again. So either this condition sees the copy or view, or
+    # that thread sees that the buffer has ended.
     if (
         is_plain
         and record is not None

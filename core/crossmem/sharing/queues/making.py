@@ -82,7 +82,7 @@ def make_queue(
             raise InvalidSizeError(msg, operation="queue", hint=hint)
     check_flag("redeliver", redeliver, "queue")
     if redeliver and delivery == "each":
-        msg = "redeliver=True needs delivery='one'; with 'each', all consumers get a buffer anyway"
+        msg = "redeliver=True needs delivery='one'; with 'each', all consumers get each buffer"
         raise ConfigurationError(msg, operation="queue", hint="leave out redeliver=True")
     counted: Any = {name: value for name, value, _most in counts}
     size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
@@ -141,7 +141,7 @@ def open_queue(
     handle
         A handle of the queue, or its bytes. The handle also names the role.
     device
-        The device that uses the buffers in this process; None: the device that holds them.
+        The device that uses the buffers in this process; None: the device of the buffers.
     timeout
         How long the owner may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
 

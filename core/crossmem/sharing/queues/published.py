@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The knowledge that the owner of a queue has of the entries that producers have published.
+"""The published entries of a queue, as the owner of the queue knows them.
 
 A producer may drop an entry or die at any step, and a hostile producer may write any words. So an
-entry is valid only while its buffer has the entry's stamp in the ring. If the owner sees another
-stamp there, it forgets the entry.
+entry is valid only while the ring has the entry's stamp for the entry's buffer. If the owner sees
+another stamp there, the owner forgets the entry.
 """
 
 from collections import Counter, deque
@@ -33,11 +33,11 @@ class Entry(NamedTuple):
     stamp: int
     buffer: int
     target: int
-    """The consumer and session to which the entry was given; 0 if it was given to none."""
+    """The consumer and session to which the entry was given; 0 if no consumer was given the entry."""
     is_handed: bool
     """Whether the owner, not the producer, has determined the target."""
     deliveries: int
-    """The number of the current delivery, or of the next one if no consumer has the entry. The
+    """The number of the current delivery, or of the next delivery if no consumer has the entry. The
     first delivery has the number 1."""
 
 
@@ -52,7 +52,7 @@ class Ring:
     given: dict[int, Entry] = field(default_factory=dict)
     """The entries that consumers have, as far as the owner knows. A key is a buffer's number."""
     is_late: bool = False
-    """Whether an entry of an ended session was not ready at the last read."""
+    """Whether the owner's last read of all entries found an unready entry of an ended session."""
 
 
 class Published:
@@ -104,7 +104,7 @@ class Published:
         return Entry(producer, stamp, buffer, target, known is not None, count)
 
     def read(self, producer: int, tail: int, *, is_changed: bool) -> None:
-        """Bring the knowledge of a producer's entries up to date.
+        """Update the owner's knowledge of a producer's entries.
 
         If no session has changed, this method usually reads only the new entries, because the time
         to read all entries is proportional to the depth.
@@ -137,10 +137,10 @@ class Published:
             ring_.waiting = deque(filter(self._is_there, ring_.waiting))
 
     def _new_entries(self, producer: int, tail: int) -> list[Entry] | None:
-        """Return the entries since the last read; None if the ring does not have all of them.
+        """Return the entries after the stamp ``seen``; None if the ring does not have them all.
 
         The ring has the buffer numbers of the last ``depth`` stamps. The producer may be replacing
-        the oldest of these numbers, so this method does not use it.
+        the oldest of these numbers, so this method does not use the oldest number.
         """
         terms, segment = self.terms, self.opened.segments[producer]
         first = self.rings[producer].seen + 1
@@ -159,13 +159,13 @@ class Published:
         return self._still_there(found)
 
     def _still_there(self, entries: list[Entry]) -> list[Entry]:
-        """Return the entries whose words did not change while they were read."""
+        """Return the entries whose stamps did not change while this process read their words."""
         if not IS_ORDERED:
             words.fence()
         return [one for one in entries if self._is_there(one)]
 
     def _is_there(self, one: Entry) -> bool:
-        """Whether the buffer of an entry still has the entry."""
+        """Whether the ring still has an entry's stamp for the entry's buffer."""
         segment = self.opened.segments[one.producer]
         return segment[self.terms.entry(one.buffer)] & ~DROPPING == one.stamp
 
@@ -182,7 +182,7 @@ class Published:
         return words.load(place, self.terms.read(one.producer)) >= one.stamp
 
     def is_ready(self, one: Entry) -> bool:
-        """Whether an entry can be read now: no stream fills it, and no producer drops it."""
+        """Whether an entry can be read now: it is filled, and its producer is not dropping it."""
         segment, at = self.opened.segments[one.producer], self.terms.entry(one.buffer)
         # The mark DROPPING has no effect after the end of the producer's session.
         is_whole = segment[at] == one.stamp or not self.opened.member(one.producer)
@@ -194,9 +194,9 @@ class Published:
         return Counter(((one.target >> 48) - 1, one.producer) for one in given)
 
     def forget_old(self, *, is_changed: bool) -> None:
-        """Forget hand-outs and recoveries of entries that do not exist any more.
+        """Remove from ``given`` the entries that :meth:`all` does not return any more.
 
-        If no session has changed, do this only when ``given`` has grown large.
+        If no session has changed, do so only when ``given`` has grown large.
         """
         if is_changed or len(self.given) > 2 * self.terms.producers * self.terms.depth:
             live = {one[:2] for one in self.all()}

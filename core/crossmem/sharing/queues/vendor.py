@@ -158,7 +158,7 @@ class QueueOfVendor(Queue):
         # No signal handler runs between the next assignment and the ``try`` block.
         taken = taken_from(buffer, record.producing)
         try:
-            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - a Side holds no others
+            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - a Side has only these
             if not record.put(taken, length, user_data, timeout_s):
                 msg = f"the queue of {self.depth} buffers stayed full for {timeout_s:g} s"
                 hint = "wait longer with timeout=, or make the queue deeper"
@@ -180,7 +180,7 @@ class QueueOfVendor(Queue):
         """Return the next buffer. The caller releases the buffer after its use.
 
         The ``user_data`` of the buffer always has 96 bytes. The vendor does not keep the number of
-        bytes that the producer set, so zeros follow these bytes.
+        bytes that the producer set, so zeros follow the bytes of the producer.
 
         Parameters
         ----------

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines, by which the hosts and streams of several processes wait for each other's work."""
+"""Timelines: a process signals a value. Other processes wait for it on the host or on streams."""

@@ -95,7 +95,7 @@ class _File:
                 yield self.text(section, value)  # type: ignore[arg-type]
 
     def versions(self) -> dict[int, tuple[str, str]]:
-        """Return the library and the name of the version for each version number."""
+        """Return, for each version number, the library and the name of the version."""
         found: dict[int, tuple[str, str]] = {}
         section = self.section(_VERNEED_SECTION)
         place = section[4] if section else 0

@@ -56,7 +56,7 @@ class HeldFolder:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the folders of this user whose processes are dead.
+    """Remove each folder that belongs to a dead process of this user.
 
     Several processes may call this function at the same time.
     """

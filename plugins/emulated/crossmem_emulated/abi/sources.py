@@ -89,8 +89,8 @@ def source(
         Possible paths of that interpreter's shared library, in the order in which they are tried.
     start
         A Python expression for a function that fills the table of :func:`declarations`. The
-        function gets the address of the table, the address of the number that becomes 1 when the
-        table is filled, and a flag that is not 0 if the library started Python.
+        function gets the address of the table, the address of a number, and a flag that is not 0 if
+        the library started Python. The function sets the number to 1 when it has filled the table.
     end
         Python code that runs when the program ends, if the library started Python.
     """

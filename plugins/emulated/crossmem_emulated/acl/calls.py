@@ -54,8 +54,8 @@ class Entry:
     Parameters
     ----------
     name
-        The name of the function with its module, such as ``"rt.malloc"``. Functions that C programs
-        can call and pyACL lacks are in the modules ``c`` and ``tdt``.
+        The name of the function with its module, such as ``"rt.malloc"``. The modules ``c`` and
+        ``tdt`` contain the functions that exist in C but not in pyACL.
     codes
         One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``L`` int64, ``i`` int32,
         ``I`` uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` any object, which is
@@ -69,8 +69,8 @@ class Entry:
     has_code
         Whether the function returns a code. If not, it returns its only output.
     is_exclusive
-        Whether the function is not thread-safe: no two calls of functions with this mark may
-        overlap.
+        Whether the function is not thread-safe. Calls of functions that are not thread-safe must
+        not overlap.
     """
 
     name: str

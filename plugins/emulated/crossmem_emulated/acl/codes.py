@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of ACL's headers that the emulation uses (acl_base.h, rt_error_codes.h, acl_rt.h)."""
+"""Numbers from ACL's headers acl_base.h, rt_error_codes.h and acl_rt.h, for the emulation."""
 
 from enum import IntEnum
 from typing import Final

@@ -64,7 +64,7 @@ def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
     """Describe the memory that a copy or other work uses. Refuse memory that cannot be used."""
     if process.space.region_of(pointer) is None:
         if not memory.is_mapped(pointer, nbytes):
-            text = f"{pointer:#x} is in no allocation, or in one that was freed"
+            text = f"{pointer:#x} is not in an allocation, or its allocation was freed"
             raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E29")
         return Side(pointer, None, frozenset(), ((pointer, nbytes),))
     spans = list(process.space.spans(pointer, nbytes))

@@ -287,9 +287,9 @@ def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
 def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
     number = work.sequence
-    # The work of a slow stream begins only when a thread of this process waits for it. A wait in
-    # another process cannot begin it. So the stream does its work now, up to the first function of
-    # the application.
+    # The work of a slow stream begins only when a thread of this process waits for the work. A wait
+    # in another process does not begin the work. So this call does the stream's work, except work
+    # that must wait for a function of the application.
     is_done = process.queues.drain([stream])
 
     def finish() -> None:
@@ -304,8 +304,8 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
         statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
         tables.execute(statement, (0 if is_done else number, event.token))
     if not is_done:
-        # A new thread waits for the function of the application, and then finishes the work,
-        # because perhaps no other thread of this process waits for it.
+        # Perhaps no other thread of this process waits for the rest of the work, so a new thread
+        # waits for the function of the application and then finishes the work.
         threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
 
 

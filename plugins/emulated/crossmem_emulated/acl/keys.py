@@ -93,7 +93,7 @@ def _ipc_mem_get_export_key(
 
 
 def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
-    """Return the piece of memory that contains a range. Refuse a range that no key can export."""
+    """Return the memory that contains a range. Refuse a range that cannot be exported by key."""
     pieces = process.space.overlapping(pointer, size)
     wrong, rule = None, None
     if len(pieces) != 1 or not pieces[0].start <= pointer <= pointer + size <= pieces[0].end:
@@ -130,11 +130,11 @@ class _Key(NamedTuple):
     is_small: int
     """Whether the memory has small pages."""
     is_closed: int
-    """Whether the exporter closed the key or released the memory while the memory was imported."""
+    """Whether the exporter closed the key, or released the memory, before all imports were closed."""
 
 
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
-    """Return the record of a key, or refuse.
+    """Return the record of a key. Refuse an unknown or closed key.
 
     ``closed`` is the code of the refusal if the exporter has closed the key or released the memory.
     """
@@ -225,7 +225,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
         if not process.machine.lives(tables, key.owner):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the exporter of the key is dead")
         if key.owner == me and process.profile.is_documented:
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is this process's own", "ACL-E24")
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "this process itself exported the key", "ACL-E24")
         if key.validates and not is_admitted(tables, "acl_key_admitted", "key", key.number):
             raise Refused(
                 Code.RT_DRV_INTERNAL_ERROR, "this process may not import the key", "ACL-E24"
@@ -240,16 +240,17 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
 
 
 def check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
-    """Refuse an import if its device has no access to the device that has the memory or notify.
+    """Refuse to import memory or a notify for a device that has no access to the home device.
 
-    If this process does not see the device that has the memory or notify, the import is allowed.
+    The home device is the device that has the memory or notify. If this process does not see the
+    home device, the import is allowed.
 
     Parameters
     ----------
     device
         The number, in this process, of the device for which the memory or notify is imported.
     index
-        The host-wide index of the device that has the memory or notify.
+        The host-wide index of the home device.
     flags
         If bit 0 is set, the import enables the access and is not refused.
     """
@@ -329,7 +330,7 @@ def _close_import(process: AclProcess, opened: KeyImport) -> None:
 
 
 def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
-    """Return why imported memory is gone, or None if it still exists.
+    """Return the reason for which imported memory is gone, or None if the memory still exists.
 
     ``"dead"``: the exporter is dead. ``"closed"``: the exporter closed the key or released the
     memory.

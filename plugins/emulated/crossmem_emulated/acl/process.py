@@ -33,7 +33,7 @@ _HANDLE_STEP: Final = 64
 
 
 class Again(Exception):  # noqa: N818 - a retry, not a fault
-    """A function raises this exception after a wait, to be called again.
+    """A function raises this exception after a wait, and is then called again.
 
     Other calls may have run during the wait and changed the state that the function has read.
     """
@@ -52,7 +52,7 @@ class Stream:
     """0 if the stream continues after a failed task, 1 if it stops. No emulated task fails."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
-    """The thread that calls the functions of ``rt.launch_callback`` in this stream, or None."""
+    """The thread that calls the functions that ``rt.launch_callback`` adds to the stream, or None."""
 
 
 @dataclass(slots=True, eq=False)
@@ -185,12 +185,13 @@ class AclProcess:
         self.physical: dict[int, Any] = {}
         """The physical memory that this process allocated or imported. The key is the handle."""
         self.opened_keys: dict[str, Any] = {}
-        """The memory that this process imported by key. The key of an entry is the IPC key's
-        text."""
+        """The memory that this process imported by key. The dict's keys are the texts of the IPC
+        keys."""
         self.slabs: list[Any] = []
         """The pages from which small allocations get memory."""
         self.accesses: dict[int, set[int]] = {}
-        """The host-wide indices of the devices that may use a mapping, by the mapping's address."""
+        """The host-wide indices of the devices that may use each mapping. The key is the mapping's
+        address."""
         self.events: dict[int, Event] = {}
         self.notifies: dict[int, Any] = {}
         self.tdt = TdtState()
@@ -243,10 +244,10 @@ class AclProcess:
         return getattr(self.thread, "fault", None)
 
     def _turn(self) -> threading.RLock:
-        """Return the lock under which a call runs.
+        """Return the lock that a call holds while it runs.
 
-        A forked child starts with new state and a new lock. But if a device was set at the fork,
-        the child's calls are refused.
+        A forked child starts with new state and a new lock. But if a device was set when the
+        process was forked, the child's calls are refused.
         """
         if self._forks != forks.generation():
             if self.devices or self.contexts:
@@ -281,7 +282,7 @@ class AclProcess:
         return refused.outputs, int(refused.code)
 
     def violate(self, call: str, rule: str, text: str) -> None:
-        """Record a use that the vendor forbids or leaves undefined, if the emulation is strict."""
+        """If the emulation is strict, record a call that the vendor forbids or leaves undefined."""
         if self.strict:
             # A forked child that outlives the emulated host's folder cannot record violations.
             with suppress(HostLostError, sqlite3.OperationalError):
@@ -298,14 +299,14 @@ class AclProcess:
         return self.contexts.get(getattr(self.thread, "context", 0))
 
     def current(self) -> Context:
-        """Return the current context of the calling thread, or refuse (ACL-E1)."""
+        """Return the current context of the calling thread. Refuse if there is none (ACL-E1)."""
         context = self.context
         if context is None:
             raise Refused(Code.RT_CONTEXT_NULL, "this thread has no current context", "ACL-E1")
         return context
 
     def check_device(self, device: int) -> int:
-        """Return a device's host-wide index from its number in this process, or refuse."""
+        """Return the host-wide index of a device of this process. Refuse an invalid number."""
         if not 0 <= device < len(self.visible):
             raise Refused(
                 Code.RT_INVALID_DEVICEID,
@@ -323,7 +324,7 @@ class AclProcess:
             raise Refused(code, "no device is set in this process", rule)
 
     def ordinal_of(self, index: int) -> int | None:
-        """Return a device's number in this process, or None if this process does not see it.
+        """Return a device's number in this process; None if the process does not see the device.
 
         ``index`` is the device's host-wide index.
         """
@@ -349,7 +350,7 @@ class AclProcess:
         )
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
-        """Discard the pending tasks that use a range which the program releases.
+        """Before a range of memory is released, discard the pending tasks that use the range.
 
         Each discarded task is recorded as a violation.
         """

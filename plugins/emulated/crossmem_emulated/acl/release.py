@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Releases a process's objects on a device when the process resets the device.
+"""The release of a process's objects on a device when the process resets the device.
 
 The vendor's documents say that a reset first finishes the work of the default context. They do not
 say which objects remain. In the emulation, the process loses its memory, imports, mappings, keys,
@@ -86,10 +86,10 @@ def drop_keys(process: AclProcess, call: str, piece: Piece) -> None:
 
 
 def end_key(tables: sqlite3.Connection, text: str) -> int:
-    """End a key, and return how many processes have its memory imported.
+    """End a key, and return how many processes hold an import of the key's memory.
 
-    If there are such processes, the key's record stays and is marked as closed, because an importer
-    that finds no record concludes that the exporter is dead.
+    If there are such processes, the key's record stays and is marked as closed. An importer that
+    finds no record would conclude that the exporter is dead.
     """
     query = (
         "SELECT count(*) FROM acl_key_opener JOIN acl_key ON acl_key.number = key WHERE text = ?"

@@ -19,9 +19,10 @@ _RULE: Final = "ACL-E44"
 
 
 def _place_of(process: AclProcess, pointer: int) -> int:
-    """Return the address at which the emulation accesses a word of the program.
+    """Return the address at which the emulation accesses the program's word at ``pointer``.
 
-    Refuse an address that streams cannot access, and a profile whose streams access no words.
+    Refuse an address that streams cannot access. If the streams of the profile cannot write words
+    or wait for them, refuse every address.
     """
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")

@@ -3,7 +3,8 @@
 
 An emulated function returns its result, or raises :class:`Refused`. :func:`entry` registers the
 function with a signature. As in CuPy's docstrings, the signature has the names of the parameters
-and their C types. :func:`parse` converts arguments like the compiled module ``cupy.cuda.runtime``.
+and their C types. :func:`parse` converts arguments in the same way as the compiled module
+``cupy.cuda.runtime``.
 """
 
 import re
@@ -47,7 +48,7 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
         The reason, for the record of a violation.
     rule
         Id of the violated rule, such as ``"HIP-E6"``. None if the program has broken no rule, or
-        if the emulation cannot know. In these cases, no violation is recorded.
+        if the emulation cannot know whether it has. If None, no violation is recorded.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:
@@ -91,8 +92,9 @@ class Entry:
     function
         The implementation; its first argument is the process's state.
     needs_device
-        Whether the function fails if no device is visible. After a process has called one of the
-        functions that need a device, all of them fail in its forked children (HIP-E18).
+        Whether the function fails if no device is visible. After a process has called a function
+        that needs a device, all functions that need a device fail in forked children of the
+        process (HIP-E18).
     is_checked
         If True, a Python program gets the function's result, or an exception if the function
         fails. If False, the program gets the function's result code, which is 0 for a success.
@@ -216,7 +218,8 @@ def _number(kind: str, value: Any) -> Any:
         return value
     is_signed, bits, too_large = _INTEGERS[kind]
     # CuPy's wheel is compiled by a Cython that calls __int__, not __index__, so the wheel accepts a
-    # float for most types. For an address (intptr_t), it accepts an int, but no integer of NumPy.
+    # float for most types. For an address (intptr_t), the wheel accepts an int, but refuses an
+    # integer of NumPy.
     if not isinstance(value, int):
         if kind == "intptr_t" or not hasattr(value, "__int__"):
             raise TypeError("an integer is required")

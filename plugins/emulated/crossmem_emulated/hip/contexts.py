@@ -131,8 +131,8 @@ def _device_primary_ctx_reset(process: HipProcess, device: int) -> None:
         check_safe(process)
         process.check_device(device)
         _reset(process, "devicePrimaryCtxReset", device)
-    # The other profiles follow the source code of AMD's library, not its documents. In them, this
-    # call does nothing and accepts any device number.
+    # The other profiles follow the source code of AMD's library, not its documents. In those
+    # profiles, this call does nothing and accepts any device number.
 
 
 @entry("deviceReset()")
@@ -173,7 +173,7 @@ def _is_reset(process: HipProcess, block: HostBlock, device: int) -> bool:
 
     In a profile that follows the vendor's documents, the reset releases the block if this device
     was current when the block was allocated or pinned. In AMD's runtime, host memory belongs to all
-    devices. So a reset releases it only if the process sees exactly one device.
+    devices. So a reset releases host memory only if the process sees exactly one device.
     """
     if process.profile.is_documented:
         return block.device == device

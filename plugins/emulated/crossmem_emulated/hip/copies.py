@@ -107,7 +107,8 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         raise Refused(
             Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all mapped", "HIP-X4"
         )
-    # A copy may span several mappings of virtual memory, but only one allocation of another kind.
+    # A copy may span several mappings of virtual memory. Any other memory that a copy accesses lies
+    # in one allocation.
     if len(spans) > 1 and any(piece.origin is not Origin.VIRTUAL for piece, _, _ in spans):
         text = f"{nbytes} bytes at {pointer:#x} belong to several allocations"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -130,10 +131,10 @@ def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, 
     """Finish an asynchronous copy if one end is host memory that is not pinned.
 
     ``ends`` are the first addresses of both ends. A program may reuse memory that is not pinned as
-    soon as the copy function returns. So the copy must be complete before the function returns,
-    even if a function of the application precedes the copy in the stream. Slow streams delay copies
-    on purpose, so this function does nothing for them. Before such a delay, :func:`staged` copies
-    the bytes of the source.
+    soon as the copy function returns. So the copy must be complete before the copy function
+    returns, even if a host function precedes the copy in the stream. Slow streams delay copies on
+    purpose, so ``give_back`` does nothing for them. Before such a delay, :func:`staged` copies the
+    bytes of the source.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
@@ -143,9 +144,10 @@ def staged(process: HipProcess, source: Side, nbytes: int) -> Side:
     """Return the source that a stream reads: ``source`` itself, or a buffer with its bytes.
 
     A program may reuse host memory that is not pinned as soon as the copy function returns. A slow
-    stream reads the source later, so this function copies the bytes of such memory into a buffer
-    now. If earlier work of streams may still write some of the bytes, the stream must read them
-    after this work. In this case, and for fast streams or other memory, return ``source``.
+    stream reads the source later, so ``staged`` copies the bytes of such memory into a buffer now.
+    If earlier work of streams may still write some of the bytes, the stream must read the bytes
+    after that work, so ``staged`` returns ``source``. It also returns ``source`` if streams are not
+    slow, or if the memory is pinned or on a device.
     """
     if (
         not process.setup.slow_streams
@@ -197,8 +199,8 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         if side.is_device is None or side.is_device == claimed:
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
-        # If the kind claims device memory at a host address, the program may have freed device
-        # memory at this address. So every edition refuses the copy.
+        # If the kind claims device memory at a host address, the address may be that of device
+        # memory that the program has freed. So every edition refuses the copy.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)

@@ -22,8 +22,8 @@ _ABOUT_VALUES: Final = {
     # CAN_USE_STREAM_WAIT_VALUE_NOR.
     False: {98: 0, 122: 1, 123: 1},
 }
-"""The device attributes that say how streams can write values and wait for values, with their
-results. The key is True for HIP, and False for CUDA's driver API."""
+"""The values of the device attributes that say how streams can write values and wait for values.
+The outer key is True for HIP, and False for CUDA's driver API."""
 
 
 def _bus_of(index: int) -> tuple[int, int, int]:

@@ -60,9 +60,8 @@ def give_fill(
 def _add_fill(name: str, nbytes: int, size: str) -> None:
     """Register the functions that fill memory with a value of ``nbytes`` bytes.
 
-    They are the function ``name``, its asynchronous variant and, for single bytes, a variant for
-    the calling thread's own stream. ``size`` is the name of the parameter that has the number of
-    values.
+    The functions are ``name``, its asynchronous variant and, for single bytes, a variant for the
+    calling thread's own stream. The parameter for the number of values has the name ``size``.
     """
     mask = (1 << 8 * nbytes) - 1
 

@@ -18,9 +18,10 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
     environ
         The environment variables.
     is_hip
-        Whether the runtime is AMD's. AMD's runtime first applies ``ROCR_VISIBLE_DEVICES``. To the
-        result, it applies ``HIP_VISIBLE_DEVICES`` or, if this variable is not set,
-        ``CUDA_VISIBLE_DEVICES``. NVIDIA's runtime applies only ``CUDA_VISIBLE_DEVICES``.
+        Whether the runtime is AMD's. AMD's runtime first applies ``ROCR_VISIBLE_DEVICES``, and then
+        applies ``HIP_VISIBLE_DEVICES`` to the result. If ``HIP_VISIBLE_DEVICES`` is not set, AMD's
+        runtime uses ``CUDA_VISIBLE_DEVICES`` instead. NVIDIA's runtime applies only
+        ``CUDA_VISIBLE_DEVICES``.
     """
     found: Sequence[int] = range(devices)
     if is_hip:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations, copies and fills of rows of memory, which may have gaps between them."""
+"""Allocations, copies and fills of memory that consists of rows, with or without gaps."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -152,8 +152,8 @@ def copy_planes(
             move(targets, sources)
 
     ranges = ((target.pointer, target.nbytes), (source.pointer, source.nbytes))
-    # The work does not write the gaps between rows. So if there are gaps, the range of the rows
-    # must not count as written.
+    # The work does not write the gaps between the target's rows. So if the target has gaps, its
+    # range must not count as written.
     written = () if target.has_gaps else ranges[:1]
     return Work(call, ranges, run, written=written), is_waiting(to, start)
 
@@ -168,8 +168,8 @@ _ENDS: Final = (
 def _add_copies(name: str, stream: int | None) -> None:
     """Register a function for synchronous copies.
 
-    ``stream`` is the handle of the stream that the copies use. If it is None, the copies use the
-    legacy stream of the current device.
+    ``stream`` is the handle of the stream that the copies use. If ``stream`` is None, the copies
+    use the legacy stream of the current device.
     """
 
     @entry(f"{name}({_ENDS})", hip_answers=_CUPY_ANSWERS)

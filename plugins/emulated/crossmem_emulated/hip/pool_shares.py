@@ -52,8 +52,8 @@ def _mem_pool_export_to_shareable_handle(
     _check_release(process)
     if flags or handle_type == NO_HANDLE or handle_type != pool.handle_type:
         text = (
-            f"a pool of handle type {pool.handle_type} has no export of type {handle_type} "
-            f"with flags {flags}"
+            f"a pool of handle type {pool.handle_type} cannot be exported with handle type "
+            f"{handle_type} and flags {flags}"
         )
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     visible = process.setup.visible

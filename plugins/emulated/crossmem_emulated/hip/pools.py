@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory pools. An allocation is complete when its call returns. A free is work of a stream."""
+"""Memory pools. Memory is allocated before the call returns, and is freed as work of a stream."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -69,10 +69,10 @@ def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> 
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse a call that would allocate from the pool, now or later, if the pool was imported.
+    """Refuse an imported pool, because the call would allocate from the pool, now or later.
 
-    AMD's runtimes allow allocations from imported pools. In the profiles that follow a runtime,
-    only record a violation.
+    AMD's runtimes allow allocations from imported pools. So the profiles that follow a runtime
+    record a violation, and do not refuse the call.
     """
     if pool.is_imported:
         text = f"the pool {pool.handle:#x} was imported"
@@ -93,7 +93,7 @@ def _current_of(process: HipProcess, device: int) -> Pool:
 
 
 def forget_pools(process: HipProcess, device: int) -> None:
-    """Remove the pools of a device. The next use of its default pool makes a new default pool."""
+    """Remove all pools of a device. The device gets a new default pool when a call needs one."""
     for pool in [one for one in process.pools.values() if one.device == device]:
         _end(process, pool)
     process.default_pools.pop(device, None)
@@ -276,7 +276,7 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
 
 
 def _give_back(process: HipProcess, piece: Piece) -> None:
-    """Free an allocation, or undo one open of imported memory, as work of a stream.
+    """Free an allocation, or close imported memory once, as work of a stream.
 
     Do nothing if another call has released the memory in the meantime.
     """

@@ -129,12 +129,12 @@ def _mem_map(
 
 
 def _whole_mappings(process: HipProcess, pointer: int, size: int, rule: str) -> list[Piece]:
-    """Return the mappings in a range. Refuse a range that is not one or more whole mappings."""
+    """Return the mappings in a range. Refuse a range that does not consist of whole mappings."""
     pieces = process.space.overlapping(pointer, size) if pointer and size else []
     ends = [pointer, *(one.start + one.nbytes for one in pieces)]
     is_filled = [one.start for one in pieces] == ends[:-1] and ends[-1] == pointer + size
     if not pieces or not is_filled:
-        text = f"{size} bytes at {pointer:#x} are not one or more whole mappings"
+        text = f"{size} bytes at {pointer:#x} do not consist of whole mappings"
         raise Refused(Status.INVALID_VALUE, text, rule)
     if any(one.origin is not Origin.VIRTUAL for one in pieces):
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not mapped", rule)
@@ -192,7 +192,7 @@ def _mem_set_access(
     for location_type, device, flags in access:
         indexes.add(_check_location(process, location_type, device))
         if flags not in ACCESS:
-            raise Refused(Status.INVALID_VALUE, f"there is no access {flags}", "HIP-V5")
+            raise Refused(Status.INVALID_VALUE, f"{flags} is not a valid access", "HIP-V5")
         wanted[device] = flags
     if not wanted:
         raise Refused(Status.INVALID_VALUE, "no device is named", "HIP-V5")

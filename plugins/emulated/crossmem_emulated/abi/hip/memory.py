@@ -18,7 +18,7 @@ _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4
 
 
 class _Memory:
-    """Functions that a :class:`Converter` cannot make, except copies and fills."""
+    """The functions that a :class:`Converter` cannot make. Copies and fills are in ``_copies``."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert

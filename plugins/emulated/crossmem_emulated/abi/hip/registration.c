@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A program with kernels calls the __hipRegister functions before main. Most functions of this
- * library start a Python interpreter if the process has none, but these functions do not. So if the
- * program forks in main, the child does not get a copy of a running interpreter. The functions keep
- * nothing, because the emulation refuses each launch of a kernel.
+ * library start a Python interpreter if the process has none, but the __hipRegister functions do
+ * not. So if the program forks in main, the child does not get a copy of a running interpreter. The
+ * __hipRegister functions store nothing, because the emulation refuses each launch of a kernel.
  */
 static void *cm_fat_binary;
 static _Thread_local struct {

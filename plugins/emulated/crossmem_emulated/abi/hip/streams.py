@@ -12,7 +12,7 @@ _ACTIVE, _INVALIDATED = 1, 2
 
 
 class _Streams:
-    """Functions with code of their own. The :class:`Converter` makes the others."""
+    """The functions that need code of their own. The :class:`Converter` makes all other functions."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -43,7 +43,7 @@ class _Streams:
             status, is_active = self._call("streamIsCapturing", stream)
         except RuntimeError:
             # The capture is invalidated. The emulated function raises an exception, as CuPy's does.
-            # The C function succeeds, and writes this status of the capture.
+            # HIP's C function succeeds, and writes that the capture is invalidated.
             place[0] = _INVALIDATED
             return 0
         if not status:

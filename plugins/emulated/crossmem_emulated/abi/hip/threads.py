@@ -2,7 +2,7 @@
 """Functions whose names end in ``_spt``: their default stream belongs to the calling thread.
 
 If a program is compiled for per-thread default streams, the vendor's headers replace the usual
-names in its source by these names.
+names in the program's source by these names.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def _with_own_stream(function: Function, place: int) -> Function:
 def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Function]:
     """Return the functions of this module. The key is the name of the C function.
 
-    ``usual`` has the functions without the suffix ``_spt``. Its key is also the C function's name.
+    ``usual`` maps the C names without the suffix ``_spt`` to their functions.
     """
     return {
         "hipMemcpy_spt": convert.plain("memcpy_spt"),

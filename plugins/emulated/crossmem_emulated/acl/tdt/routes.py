@@ -66,7 +66,7 @@ def _bind(process: AclProcess, tables: sqlite3.Connection, pool: Pool, route: Ro
         "SELECT 1 FROM acl_route WHERE source = ? OR target = ?", (ends[1], ends[0])
     )
     if route.source == route.target or layers.fetchone():
-        text = f"the route from {route.source} to {route.target} makes a queue source and target"
+        text = f"the route {route.source} to {route.target} makes one queue both source and target"
         raise Refused(Code.FAILURE, text, "ACL-Q29")
     same = "SELECT 1 FROM acl_route WHERE source = ? AND target = ?"
     if tables.execute(same, ends).fetchone():
@@ -86,7 +86,7 @@ def _bind(process: AclProcess, tables: sqlite3.Connection, pool: Pool, route: Ro
 def _check_router(process: AclProcess) -> None:
     check_processor(process)
     if not process.tdt.has_router:
-        text = "this process has no router before it has bound routes"
+        text = "this process has no router; it must bind routes first"
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
 
 

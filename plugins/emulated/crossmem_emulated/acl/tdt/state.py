@@ -35,7 +35,8 @@ class Processor(StrEnum):
     """The implementation of TDT that serves a process."""
 
     HOST = "host"
-    """For programs on the host. It has queues that copy data, but no buffers and no grants."""
+    """For programs on the host. This implementation has queues that copy data, but no buffers
+    and no grants."""
     DEVICE = "device"
     """For programs on the device that share nothing with other processes."""
     SHARE_GROUP = "share group"
@@ -56,7 +57,8 @@ class Block:
     """Size of the block's address range in bytes."""
     pages: Pages
     is_own: bool
-    """Whether this process allocated the block. If so, it keeps the block for other processes."""
+    """Whether this process allocated the block. If so, this process keeps the block until no buffer
+    of any process refers to the block."""
     piece: Piece | None = None
     """The mapping; None while the block is not mapped in this process."""
     headers: int = 0
@@ -80,7 +82,7 @@ class Buffer:
     user: bytearray = field(default_factory=lambda: bytearray(USER_NBYTES))
     is_user_set: bool = False
     chain: list["Buffer"] = field(default_factory=list)
-    """The buffers of the chain, from its head; every member has the same list."""
+    """The buffers of the chain, from the head on. All buffers of a chain refer to one list."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all calls that use a queue share: the checks of permissions, and the wait for a result."""
+"""Common steps of the calls that use a queue: permission checks, and the wait for a result."""
 
 import os
 import sqlite3
@@ -91,8 +91,8 @@ def check_right(pool: Pool, right: int) -> None:
 def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
     """Refuse the use of a queue if this process lacks the permission, or if the queue is busy.
 
-    Only the editions that follow the documents check the permission. The drivers whose source code
-    is published do not.
+    Only the profiles that follow Huawei's documents check the permission. The drivers whose source
+    code is published do not check permissions.
     """
     if not (queue.bits or 0) & bit and process.profile.is_documented:
         text = f"this process was not granted the permission {bit} for the queue"
