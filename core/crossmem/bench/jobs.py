@@ -42,8 +42,8 @@ class Context:
 
 
 Half = Callable[..., dict[str, Any]]
-"""One of the two functions of a job. The function takes a :class:`Context` and keywords, and returns
-a dict of JSON values."""
+"""One of the two functions of a job. The function takes a :class:`Context` and keywords, and
+returns a dict of JSON values."""
 
 Halves = Mapping[str, tuple[Half, Half]]
 """The producer's and the consumer's half of each job. The key is the job's name."""

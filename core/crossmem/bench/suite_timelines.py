@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures how fast a process sees the signal of another process."""
+"""The part of a benchmark run that measures how fast a process sees the signal of another process."""
 
 from crossmem.bench.cases import run_case
 from crossmem.bench.suite import Suite
@@ -8,7 +8,7 @@ __all__ = ["run"]
 
 
 def run(suite: Suite) -> None:
-    """Measure the round trips, and add their rows to the report. In a brief run, do nothing."""
+    """Measure the round trips, and add the times to the report. In a brief run, do nothing."""
     plan, cpus = suite.plan, suite.cpus
     if plan.is_brief:
         return

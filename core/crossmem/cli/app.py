@@ -30,7 +30,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _command(*shown: tuple[str, str]) -> Callable[[_Function], _Function]:
-    """Return a decorator for a command. Its help is the docstring and the examples ``shown``."""
+    """Return a decorator that adds a command. The examples ``shown`` are a part of the help."""
 
     def add(function: _Function) -> _Function:
         return app.command(help=reflow(function), epilog=examples(shown))(function)
@@ -260,7 +260,7 @@ def emulate(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder of the emulated host. Commands with one folder share its devices.  "
+            help="Folder of the emulated host. Commands with the same folder share the devices.  "
             r"\[default: a new one]",
         ),
     ] = None,

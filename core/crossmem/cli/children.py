@@ -21,7 +21,7 @@ _GRACE_S: Final = 5.0
 
 
 class ConsumerError(CrossmemError):
-    """A child process died, failed, or did not reply or end in time."""
+    """A child process died, reported a failure, or did not meet a deadline."""
 
 
 class Child:
@@ -115,7 +115,7 @@ class Child:
 
 
 class Children:
-    """Children of one command. At the end of the context, each child ends or is killed."""
+    """Children of one command. At the end of the ``with`` block, each child ends or is killed."""
 
     def __init__(self) -> None:
         self._all: list[Child] = []
@@ -202,13 +202,13 @@ def gather(
 
 @contextmanager
 def _without_sigint() -> Iterator[None]:
-    """Block SIGINT while a child starts, so that the child inherits the block.
+    """Block SIGINT while a child starts. The child inherits the signal mask, so it ignores Ctrl-C.
 
-    Ctrl-C signals the whole process group, and an unblocked child would print a traceback. In this
-    process, the block only delays the signal.
+    Ctrl-C signals the whole process group, and the child would print a traceback. In this process,
+    the blocked signal is only delayed.
     """
-    # The first start of a child also starts the resource tracker of multiprocessing, and that start
-    # unblocks SIGINT in this process. So the tracker is started before SIGINT is blocked.
+    # The first start of a child also starts the resource tracker of multiprocessing. The start of
+    # the tracker unblocks SIGINT in this process, so it happens before SIGINT is blocked.
     resource_tracker.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

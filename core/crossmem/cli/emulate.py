@@ -158,7 +158,7 @@ def _in_foreground() -> bool:
 
 
 def show(report: EmulationReport, *, with_calls: bool) -> None:
-    """List API misuse on standard error. If ``with_calls``, count the calls of each function."""
+    """List API misuse on standard error and, if ``with_calls``, how often each function ran."""
     say = sys.stderr.write
     if count := len(report.violations):
         say(f"crossmem: {count} API misuse{'s' if count > 1 else ''} found:\n")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs ``crossmem demo --queue``: the chunks of a file go through two queues, one after the other.
+"""Runs ``crossmem demo --queue``, which sends the chunks of a file through a queue of crossmem.
 
-The primary process reads each chunk of a file into a buffer of its queue. Each chunk goes to one
-secondary process, which computes the digest of the chunk in the buffer. For comparison, the same
+The primary process reads each chunk of a file into a buffer of the queue. Each chunk goes to one
+secondary process, which computes the chunk's digest without a copy. For comparison, the same
 chunks then go through ``multiprocessing.Queue``, which copies them.
 """
 
@@ -34,7 +34,7 @@ MAX_SECONDARIES: Final = 64
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
 """The prefetch of the queue. Two secondaries can together hold all ``_DEPTH`` buffers. So with two
-or more secondaries, a chunk in the queue never waits until a secondary releases another chunk."""
+or more secondaries, at least one secondary always has room for a chunk in the queue."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8

@@ -59,7 +59,7 @@ def _kit_of(config: pytest.Config) -> Kit:
 
 
 def _law_of(item: pytest.Item) -> str | None:
-    """Return the law that a test's name contains, such as ``"C6"``; None if it contains none."""
+    """Return the law in a test's name, such as ``"C6"``; None if the name has no law."""
     found = _LAW.match(item.name)
     return f"{found[1].upper()}{int(found[2])}" if found else None
 

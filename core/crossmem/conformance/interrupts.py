@@ -39,8 +39,8 @@ class Interrupts:
     counts
         A function that is called with the file of each frame on the stack. It returns True for a
         file under test, False for a file whose calls must not be interrupted, and None for other
-        files. A place counts if the function returns True for at least one frame, and False for
-        none.
+        files. A place counts if the function returns True for at least one frame, and does not
+        return False for any frame.
     innermost
         Whether ``counts`` is called only for the innermost frame. Calls from a file under test into
         other files are then not interrupted.

@@ -214,7 +214,7 @@ class Peer:
         function
             The function. The peer imports the function's module.
         within
-            Time limit, in seconds. If a call exceeds the limit by ``GRACE_S`` seconds, the peer ends.
+            Time limit, in seconds. A call that exceeds it by ``GRACE_S`` seconds ends the peer.
         """
         return self.start(function, *args, within=within, **kwargs).result()
 

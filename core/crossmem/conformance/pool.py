@@ -134,7 +134,8 @@ class PeerPool:
         Raises
         ------
         LeakError
-            The peer died, did not reply, or kept resources of the test. This method has ended it.
+            The peer died, did not reply, or kept resources of the test. In each case, this method
+            has ended the peer.
         """
         if peer not in self._clean:
             return

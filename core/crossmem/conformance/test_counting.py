@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C7 and C8: a process opens imported memory once at the vendor, never its own memory."""
+"""Laws C7 and C8: a process opens imported memory once at the vendor, and never its own memory."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C9 and C27: a free takes no memory from importers; freed memory is released promptly."""
+"""Laws C9 and C27: freeing takes no memory from importers; freed memory is released promptly."""
 
 import time
 from typing import Literal
@@ -254,8 +254,8 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # A call of crossmem releases freed memory, too. This read is no such call, so only the
-        # reaper can release the memory.
+        # Each call of crossmem releases freed memory. Reading this attribute does not call
+        # crossmem, so only the reaper can release the memory.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

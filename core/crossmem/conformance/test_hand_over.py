@@ -100,7 +100,8 @@ def test_c21_a_dead_owner_is_reported_to_who_waits_for_its_work(
 def is_complete_after(operation: str, blob: bytes | None = None) -> bool:
     """Return whether work on a stream is complete as soon as ``operation`` has returned.
 
-    The work writes memory that this process imports from ``blob``, or allocates if ``blob`` is None.
+    The work writes memory that this process imports from ``blob``. If ``blob`` is None, this
+    process allocates the memory.
     """
     objects = actions.objects
     if blob is None:

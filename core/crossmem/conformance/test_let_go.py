@@ -50,7 +50,7 @@ def is_closed(name: str) -> bool:
 
 
 def held(tracer: TracingDriver, before: dict[str, int]) -> list[str]:
-    """Return a line for each kind of driver object of which the number has changed."""
+    """Return a line for each kind of driver object with another count than in ``before``."""
     live = tracer.live
     return [f"{live[name] - before[name]} {name}" for name in live if live[name] != before[name]]
 
@@ -111,7 +111,7 @@ def test_c29_an_import_is_kept_unless_somebody_asks(
     exporter.kill()
 
     assert settle(lambda: shows(asked)) == []
-    # The vendor opened the memory once for all objects. The objects with "keep" still use it.
+    # The vendor opened the memory once for all these objects. The objects with "keep" still use it.
     assert held(tracer, before) == []
     for one in kept:
         assert shows(one)

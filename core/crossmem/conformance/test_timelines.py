@@ -158,7 +158,7 @@ def test_l01_many_values_are_under_way_at_once(
     busy = actions.objects["stream"]
     sampled = peer.start(_sample, "timeline", 40)
     streams.issue_work("work", "stream")
-    # At level 'event', a timeline has sixteen events, fewer than these values.
+    # At level 'event', a timeline has only sixteen events for these forty values.
     for value in range(1, 41):
         timeline.signal(value, stream=busy)
     samples = sampled.result()
@@ -221,7 +221,7 @@ def test_l01_a_value_that_was_issued_is_not_issued_again(
 
 
 def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossmem.Timeline:
-    """Share a timeline and the memory of the work with a peer; return the timeline.
+    """Share a timeline, and the memory that the work writes, with a peer. Return the timeline.
 
     The peer also gets a stream, and memory for a copy. The peer's objects have the names
     ``"timeline"``, ``"work"``, ``"stream"`` and ``"copy"``.

@@ -36,8 +36,8 @@ def answer(
     Returns
     -------
     list
-        The former holders of the reservations that the peer has taken over. A reservation passes to
-        the process that receives its message.
+        The former holders of the reservations that the peer has taken over. The process
+        that receives a message takes over the message's reservation.
     """
     registry = admission.registry
     records: list[bytes] = []
@@ -51,8 +51,8 @@ def answer(
         else:
             admitted = admission.admit(holder, context, number, request, wanted, reply.units)
         if isinstance(admitted, Refusal):
-            # The reply refuses the later exports, too. The peer drops the earlier grants, because
-            # it needs all exports of a request or none.
+            # The reply refuses the later exports, too. The peer drops the earlier grants, so that
+            # it gets either all exports of a request or none.
             records.append(pack_refusals(admitted, len(request.wanted) - index))
             break
         export, row = admitted.export, admitted.row

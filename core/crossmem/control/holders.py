@@ -31,14 +31,14 @@ class HolderTable:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """The watched processes. The key is the pid, a number and the user. If the pid is visible,
+        """The known processes. The key is the pid, a number and the user. If the pid is visible,
         the number is 0. If not, the pid is 0, and the number is the result of :func:`pidfd_number`,
         or the session if the kernel does not number pidfds."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold memory."""
 
     def find(self, connection: ServerConnection, request: Request) -> Holder:
-        """Return the process at the other end of a connection, and watch it from now on.
+        """Return the process at the other end of a connection, and watch its pidfd if there is one.
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class HolderTable:
         return holder
 
     def _known(self, connection: ServerConnection, number: int = 0) -> Holder | None:
-        """Return the process of a connection if this process lives and is watched; otherwise None.
+        """Return the process of a connection if the process lives and is known already, or None.
 
         A process that has changed its user counts as another process, which is admitted separately.
         """
@@ -73,7 +73,7 @@ class HolderTable:
         return None if holder is None or self.lose_if_dead(holder) else holder
 
     def _meet(self, connection: ServerConnection, request: Request, pidfd: int | None) -> Holder:
-        """Return the holder of a connection's process, and watch a process that is not watched."""
+        """Return the holder of a connection's process. If there is a pidfd, watch the process."""
         number = 0
         if not connection.pid:
             # The pidfd's number is preferred to the session, because a request can contain any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The importer's side of leases: the importer's row has one word for each export that it holds.
+"""The importer's side of leases: a row has one word for each export that the importer holds.
 
 To hold an export, the importer writes the generation into its row and then reads the generation in
 the exporter's control segment. If the exporter freed the memory at the same time, either the

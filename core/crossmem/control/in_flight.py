@@ -2,9 +2,9 @@
 """The limit on descriptors that were sent to processes of another user, and are not read yet.
 
 The kernel counts the descriptors that a user has sent and that no process has read. If that number
-reaches ``ulimit -n``, the kernel refuses to send more to any peer. So processes of another user
-that do not read could stop the replies to all importers; the limit prevents this. The close of a
-connection does not lower the number while the peer can still read.
+reaches ``ulimit -n``, the kernel refuses to send more to any peer. Without the limit of
+this module, processes of another user could stop the replies to all importers by not reading. If
+the exporter closes a connection, the number stays the same while the peer can still read.
 """
 
 import fcntl
@@ -20,8 +20,8 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""For each other user, the limit is ``ulimit -n`` divided by this number, or ``MAX_DESCRIPTORS`` if
-that is larger."""
+"""The limit for a user is the larger of two numbers: ``MAX_DESCRIPTORS``, and ``ulimit -n`` divided
+by ``_PART``."""
 _NOTHING: Final = bytes(4)
 
 
@@ -33,7 +33,7 @@ class InFlight:
     Parameters
     ----------
     own_uid
-        The user whose processes are not counted; None: the processes of all users are counted.
+        Descriptors for processes of this user are not counted; None: all descriptors are counted.
     """
 
     def __init__(self, own_uid: int | None) -> None:
@@ -50,7 +50,7 @@ class InFlight:
         return bool(self._closing)
 
     def has_room(self, uid: int, count: int) -> bool:
-        """Whether this many descriptors may be sent to another user now."""
+        """Whether ``count`` more descriptors may be sent to the user ``uid`` now."""
         self.forget_read()
         unread = [count for user, count in self._sent.values() if user == uid]
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -73,9 +73,9 @@ class InFlight:
             close_connection(connection)
 
     def forget_read(self) -> None:
-        """Stop counting connections whose peers have read everything.
+        """Stop counting the descriptors of each connection whose peer has read everything.
 
-        Close such a connection if it is in ``_closing``.
+        Close each such connection that is in ``_closing``.
         """
         for connection in [one for one in self._sent if _is_read(one)]:
             del self._sent[connection]
@@ -84,7 +84,7 @@ class InFlight:
                 close_connection(connection)
 
     def abandon(self) -> None:
-        """Close every connection that waits for its peer: at exit, and in a forked child."""
+        """Close the connections in ``_closing`` without waiting for their peers."""
         for connection in self._closing:
             connection.close()
 

@@ -54,7 +54,7 @@ class Deadline:
         """Return the error for an exporter that did not reply in time."""
         return OwnerUnresponsiveError(
             f"process {owner.pid} lives but did not answer within {self.timeout_s:g} s",
-            hint="the process is stopped, busy or out of descriptors; try again, or with a longer timeout",
+            hint="the process is busy, stopped or out of descriptors; retry with a longer timeout",
         )
 
 

@@ -40,8 +40,8 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""The length of a buffer for a ``struct statfs`` in C longs, with room to spare. The first long is
-the type of the file system."""
+"""The length, in C longs, of a buffer that is larger than a ``struct statfs``. The first long is the
+type of the file system."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,16 +65,17 @@ def _close_opened(opened: list[int]) -> None:
 
 
 def lease_end() -> LeaseEnd:
-    """Return which processes this process can watch until they end, on this kernel.
+    """Return the capability ``lease_end``: the processes whose death this kernel reports.
 
-    ``"process"``: every peer, by its socket (Linux 6.5). ``"process-if-visible"``: the peers with a
-    pid in this namespace (Linux 5.3). ``"connection"``: no process.
+    ``"process"``: all peers, because a socket provides the peer's pidfd (Linux 6.5).
+    ``"process-if-visible"``: the peers with a pid in this namespace (Linux 5.3).
+    ``"connection"``: no process.
     """
     try:
         return _lease_end()
     except OSError:
         # Without a free descriptor, this process cannot test the kernel, so the answer is the
-        # weakest. It is not cached, so a later call tests again.
+        # weakest. This answer is not cached, so a later call tests again.
         return "connection"
 
 
@@ -112,7 +113,7 @@ def _peer_pidfd(connection: socket.socket) -> int | None:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the process at the other end. An invisible pid is 0."""
+    """Return pid and uid of the process at the other end. The pid is 0 if it is not visible here."""
     blob = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(blob)
     return pid, uid
@@ -121,7 +122,7 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 def own_uid() -> int | None:
     """Return this process's effective uid; None if the kernel shows other users with the same uid.
 
-    With None, no peer can be recognised as a process of the same user.
+    In that case, no peer can be recognised as a process of the same user.
     """
     uid = os.geteuid()
     return None if is_anybody(uid) else uid
@@ -159,17 +160,17 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     Parameters
     ----------
     pid
-        The peer's pid in its credentials, 0 if it is not visible.
+        The pid in the peer's credentials; 0 if the pid is not visible to this process.
     start_time
-        The start time that the peer reports, in clock ticks after boot. This function uses it if
-        the kernel can only open pidfds by pid.
+        The start time that the peer reports, in clock ticks after boot. This function uses
+        the start time if the kernel can only open pidfds by pid.
 
     Returns
     -------
     int or None
-        None if no descriptor can report the peer's death. Before Linux 6.5, that is the case for a
-        peer in an invisible pid namespace and for a peer that ``/proc`` does not show; before
-        Linux 5.3, for every peer.
+        None if no descriptor can report the peer's death. Linux before 5.3 has no such descriptor
+        for any peer. Linux before 6.5 has none for a peer in an invisible pid namespace, and none
+        for a peer that ``/proc`` does not show.
 
     Raises
     ------

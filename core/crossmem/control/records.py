@@ -95,7 +95,7 @@ class Unit:
     leases: dict[int, Any] = field(default_factory=dict)
     """The leases that no row records, by their numbers. Only the lease table changes this dict."""
     pins: int = 0
-    """Number of exports of the memory in unsent replies. The memory is not freed before the number is 0."""
+    """Number of exports of the memory in unsent replies. The owner frees the memory only at 0."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder or a reservation."""
     is_retired: bool = False

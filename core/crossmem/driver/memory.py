@@ -131,7 +131,7 @@ class Limits:
 def _read_cgroup(
     folder: Path, files: _Files, machine_nbytes: int, swap_nbytes: int
 ) -> Limit | None:
-    """Return a cgroup's limit. If it is unreadable or at least the machine's memory, return None."""
+    """Return a cgroup's limit, or None if it is unreadable or not below the machine's memory."""
     try:
         text = (folder / files.limit).read_text("ascii").strip()
         if text == _UNLIMITED or (total_nbytes := int(text)) >= machine_nbytes:

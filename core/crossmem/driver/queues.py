@@ -139,9 +139,9 @@ class VendorQueues(Protocol):
     ) -> bool:
         """Hand a buffer over; return False if the queue stayed full.
 
-        If this method returns False, the buffer still belongs to this process. If
-        this method raises, ``buffer.pointer`` shows the state: if the pointer is 0, the buffer was
-        handed over; otherwise the buffer still belongs to this process.
+        If this method returns False, the buffer still belongs to this process. If this method
+        raises, ``buffer.pointer`` shows the state: if the pointer is 0, the buffer was handed over;
+        otherwise the buffer still belongs to this process.
 
         Parameters
         ----------

@@ -47,8 +47,8 @@ _STREAM_METHODS: Final = {
     )
     for name in STREAM_GROUPS[group]
 }
-"""Maps each method of the stream groups to a function that checks the method's group. The function
-returns the driver if the driver offers the group, else None."""
+"""Maps each method of the stream groups to a function. The function takes a driver, and returns it
+if the driver offers the method's group, else None."""
 
 
 class TracingDriver(Driver):

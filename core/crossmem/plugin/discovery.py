@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The discovery of plugins. A faulty plugin does not affect the others."""
+"""The discovery of plugins. A faulty plugin does not affect the other plugins."""
 
 import importlib
 import importlib.metadata
@@ -111,7 +111,7 @@ class Catalog:
             msg = f"{plugin.__qualname__} is a class; name a module or an instance"
             raise ConfigurationError(msg)
         if self.manager.get_name(plugin) is not None:
-            return  # The plugin is registered already: two entry points may name it.
+            return  # The plugin is registered already: two entry points may name one plugin.
         if self.manager.has_plugin(info.qualified):
             msg = f"there is already a plugin named {shorten(info.qualified)}"
             raise ConfigurationError(msg)
@@ -153,7 +153,7 @@ class Catalog:
         return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
 
     def conflicts(self) -> list[PluginFailure]:
-        """Return a failure for each faultless offer of a backend with several faultless offers."""
+        """If a backend has several faultless offers, return a failure for each of these offers."""
         return [
             PluginFailure(
                 offer.info.plugin,
@@ -213,10 +213,10 @@ class Catalog:
                     continue
                 if not caller.has_spec() and not impl.optionalhook:
                     known = ", ".join(name for name in hookspecs.__all__ if name.islower())
-                    msg = f"it implements an unknown hook, {caller.name}; known are {known}"
+                    msg = f"the plugin has an unknown hook, {caller.name}; known are {known}"
                     raise ConfigurationError(msg)
                 if impl.wrapper or impl.hookwrapper:
-                    msg = f"its {caller.name} is a wrapper; crossmem does not support hook wrappers"
+                    msg = f"the hook {caller.name} is a wrapper; crossmem does not support wrappers"
                     raise ConfigurationError(msg)
 
     def _backends_of(self, plugin: object) -> list[Backend]:

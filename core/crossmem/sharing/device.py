@@ -67,7 +67,8 @@ class Device(LocalDevice):
         Returns
         -------
         Allocation
-            Its contents are undefined. Free it, or use it as a context manager.
+            The contents of the memory are undefined. Free the allocation, or use it as a context
+            manager.
 
         Raises
         ------
@@ -103,8 +104,8 @@ class Device(LocalDevice):
         Parameters
         ----------
         block_nbytes
-            Size of each block in bytes. The pool rounds it up to a multiple of 64 bytes in host
-            memory, and to a multiple of 512 bytes on other devices.
+            Size of each block in bytes. The pool rounds this size up to a multiple of 64 bytes
+            in host memory, and to a multiple of 512 bytes on other devices.
         blocks
             Number of blocks; at most 1,048,574.
         allow
@@ -264,7 +265,7 @@ class Device(LocalDevice):
         -------
         Adoption
             Export the adoption like an allocation. End it with ``free()``, or use it as a context
-            manager. The end of the adoption does not free the memory.
+            manager. Ending the adoption does not free the memory.
 
         Raises
         ------
@@ -353,7 +354,8 @@ def device(
     Raises
     ------
     ConfigurationError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        The arguments name no device that this process can use. The message says what is missing.
+        No device that this process can use matches the arguments. The message says what is
+        missing.
     UnsupportedError
         The device does not have the mechanism.
     """

@@ -136,7 +136,7 @@ class MemfdDriver(Driver):
     def _charge(self, block: Block, capacity: int) -> None:
         """Set the capacity of a block.
 
-        A subclass with limits raises ``OutOfMemoryError`` if the capacity exceeds a limit.
+        A subclass with limits raises ``OutOfMemoryError`` if the limits leave too little room.
         """
         block.capacity = capacity
 
@@ -218,8 +218,8 @@ class MemfdDriver(Driver):
     ) -> Imported:
         if len(exported.descriptors) != 1 or exported.payloads:
             msg = (
-                f"an export of {self.backend} memory has 1 descriptor and 0 payloads, not "
-                f"{len(exported.descriptors)} and {len(exported.payloads)}"
+                f"an export of {self.backend} memory consists of one descriptor and no payloads, "
+                f"not of {len(exported.descriptors)} and {len(exported.payloads)}"
             )
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         (descriptor,) = exported.descriptors

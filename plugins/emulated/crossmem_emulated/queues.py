@@ -46,7 +46,7 @@ class Work:
     run: Callable[[], object]
     after: tuple["Queue", int] | None = None
     """Another stream and a sequence number. The other stream's work up to this number must be done
-    before this work. None if this work waits for no other stream."""
+    before this work. None if there is no such stream."""
     caller: Caller | None = None
     """How the work is called, if it is a function of the program; None for other work, which any
     thread can do."""
@@ -120,8 +120,8 @@ class Queues:
         """Notified when a thread has a function of the program to call, and when such a function
         has ended. Other modules also notify this condition, after changes of their own."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
-        """The functions of the program that each thread will call when the thread asks for them. The
-        key is the identifier of the thread. A function is listed as its stream and its work."""
+        """The functions of the program that each thread will call when the thread asks for them.
+        The key is the identifier of the thread. A function is listed as its stream and its work."""
         self.sequence = itertools.count(1)
         self.ordering: Watch | None = None
         self._lock = lock

@@ -19,8 +19,9 @@ def refuse_capture(vendor: Vendor) -> None:
 
     The check sees the default stream, every stream that waits for the default stream, and the
     streams that CuPy or PyTorch use in this thread. It misses captures on other streams. With CuPy
-    for ROCm, or a runtime without ``streamIsCapturing``, it misses every capture. If a missed
-    capture forbids the next call of crossmem, the vendor refuses the call, and the capture is lost.
+    for ROCm, or a runtime without ``streamIsCapturing``, it misses every capture. If the check
+    misses a capture that forbids the vendor call after the check, the vendor refuses that call, and
+    the capture is lost.
 
     Raises
     ------

@@ -15,7 +15,7 @@ __all__ = ["publish_raw"]
 
 
 def publish_raw(process: Process, handle: ShareableHandle) -> None:
-    """Publish a raw export of this process in the lease registry, so that this process can lease it.
+    """Publish a raw export of this process in the lease registry, so that the process can lease it.
 
     For a handle of another owner, this function does nothing. It also does nothing if the export
     that the handle names does not exist; the import refuses that handle later.

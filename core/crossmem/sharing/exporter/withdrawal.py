@@ -29,8 +29,8 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         # Adoptions in one allocation of the vendor have the same allocation number, so the export
         # may belong to another adoption.
         if record.allocations.exported.get(export) is record:
-            # This statement comes first. If a later statement is interrupted, the end of the record
-            # still removes the export from ``exported``.
+            # This statement comes first. Even if a later statement is interrupted, the record then
+            # removes the export from ``exported`` when the record ends.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:
@@ -46,8 +46,8 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
 def _forget_gone(record: AllocationRecord, unit: Unit) -> None:
     """Forget loose exports that the lease registry does not have any more.
 
-    Such an export was withdrawn and has no holder, or the call that made it was interrupted. The
-    caller holds the record's lock.
+    Such an export was withdrawn and has no holder, or the call that made the export was
+    interrupted. The caller holds the record's lock.
     """
     for export in list(record.loose_exports):
         if export[1] not in unit.exports and not record.is_done:

@@ -30,7 +30,7 @@ _new: Final = object.__new__
 
 
 class BlockImport(Import):
-    """An import of a block of a pool. The import holds the block until it is closed."""
+    """An import of a block of a pool. The block is held until the import is closed."""
 
     __slots__ = ()
 
@@ -101,10 +101,11 @@ class BlockMapping(Mapping):
         if type(hold) is BlockHold and gettrace() is None:
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
-            # One step: without a call or a loop, no signal handler and no other thread runs before
-            # ``is_done`` is set, so the branch needs no lock. A thread that begins a copy or a view
-            # first sets a field that this condition checks, and then reads ``_record`` again. So
-            # either this branch sees the copy or view, or that thread sees that the mapping ended.
+            # From this condition to ``is_done = True``, the code has no call and no loop. So no signal
+            # handler and no other thread runs in between, and the branch needs no lock. A thread
+            # that begins a copy or a view first sets a field that this condition checks, and then
+            # reads ``_record`` again. So either this branch sees the copy or view, or that thread
+            # sees that the mapping ended.
             if not (
                 self._record is None
                 or process.is_inherited
@@ -154,7 +155,7 @@ def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapp
 
 
 def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
-    """Attach a block of an open pool by the bytes of its handle, without a system call.
+    """Attach a block of an open pool by the bytes of the block's handle, without a system call.
 
     Return None if the caller must take the general path, for example to check the owner or to
     report an error.
@@ -197,8 +198,8 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
             if arena.control[at] == generation:
                 mapping._record = hold
                 return mapping
-            # The generation has changed, so the owner may not have seen this hold. The hold must
-            # not count as a proof that the owner keeps the block.
+            # The generation has changed, possibly before the owner could see this hold. So the hold
+            # does not prove that the owner keeps the block.
             hold.is_sure = False
             arena.ready[hold] = None
             arena.process.drain()
@@ -209,7 +210,7 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
 def _attach_held(
     arena: ArenaImport, blob: bytes, index: int, generation: int, length: int, pointer: int
 ) -> BlockMapping | None:
-    """Attach a block under the lock of the process's state.
+    """Attach a block while holding the lock ``process.state``.
 
     :func:`attach_bytes` calls this function if this process already holds the block, if the hold
     needs a fence or a wait for the device, or if a trace function, such as a debugger's, is set.

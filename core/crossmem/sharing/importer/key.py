@@ -40,7 +40,7 @@ class ImportRequest(NamedTuple):
 
     @property
     def key(self) -> ImportKey:
-        """The key of this request in the import table. Requests with equal keys share one record."""
+        """The request's key in the import table. Requests with equal keys share one record."""
         handle = self.handle
         number, raw = handle.allocation, handle.raw
         return handle.owner, number, self.device, self.access, self.home, raw

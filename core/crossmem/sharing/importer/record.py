@@ -31,7 +31,7 @@ class State(Enum):
     NEW = "new"
     OPEN = "open"
     CLOSING = "closing"
-    """Closing has begun. A new user first closes the import, or waits until a thread has done so."""
+    """Closing has begun. A new user first completes it, or waits until another thread has."""
     CLOSED = "closed"
 
 
@@ -104,8 +104,7 @@ class ImportRecord:
         """The vendor's mapping, if there is one."""
         self.is_remappable = True
         self.is_leaving = False
-        """Whether unmapping has begun and is not complete. The next call of :meth:`map` completes it
-        first."""
+        """Whether unmapping has begun and is not complete. The next call of map() completes it."""
         self.has_unawaited_work = False
         """Whether a user has left, and no thread has waited for the device's work since then."""
         self.leases: dict[bytes, Any] = {}
@@ -343,7 +342,7 @@ class Use(Record):
         self.ends_with_owner = False
         """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """If the mapping was ended on a stream: the end of the work that was issued on the stream."""
+        """The end of the stream's work, if the mapping was ended on a stream."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -359,10 +358,7 @@ class Use(Record):
         return True
 
     def is_needed(self, landing: Landing) -> bool:
-        """Whether the work before ``landing`` still runs, so that the release must wait.
-
-        If the work still runs, start the reaper.
-        """
+        """Whether the release must wait for the stream's work. If so, start the reaper."""
         try:
             is_needed = not landing.has_landed()
         except CrossmemError:
@@ -374,7 +370,7 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import. If the work before :attr:`landing` still runs, let the reaper try later."""
+        """Leave the import. If the work of the stream still runs, let the reaper try later."""
         record = self.record
         if record is None:
             self.is_done = True

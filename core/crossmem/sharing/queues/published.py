@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     stamp: int
     buffer: int
     target: int
-    """The consumer and session to which the entry was given; 0 if no consumer was given the entry."""
+    """The consumer and session to which the entry was given; 0 if no consumer got the entry."""
     is_handed: bool
     """Whether the owner, not the producer, has determined the target."""
     deliveries: int

@@ -26,8 +26,9 @@ class QueueStats:
     lost
         Number of entries that were lost at the end of their consumers' sessions.
     redelivered
-        Number of entries that a consumer had received and not released when its session ended, and
-        that the owner took back for another delivery. Always 0 without ``redeliver``.
+        Number of entries that the owner took back for another delivery. A consumer had received
+        each of these entries and not released it before the consumer's session ended. Always 0
+        without ``redeliver``.
     waiting
         Number of entries that wait for a consumer with room; 0 with ``delivery="each"``.
     lag
@@ -86,8 +87,8 @@ def _unread(
 ) -> Iterator[tuple[int, int]]:
     """Yield pairs (consumer, count) for one ring.
 
-    A consumer's counts add up to the number of its unread entries in the ring. Entries that the
-    owner handed out to the consumer are not counted.
+    The sum of a consumer's counts is the number of the consumer's unread entries in the ring.
+    Entries that the owner handed out to the consumer are not counted.
     """
     terms, ring = opened.terms, opened.segments[producer]
     reads = {one: opened.segments[terms.producers + one][terms.read(producer)] for one in consumers}

@@ -64,7 +64,7 @@ class Source(NamedTuple):
 
 
 class PieceRecord(Record):
-    """The record of a piece, from before it is mapped until it is unmapped."""
+    """The record of a piece. It is made before the piece is mapped, and is done when it is unmapped."""
 
     __slots__ = ("addresses", "keep", "mapped", "offset", "source")
 
@@ -85,7 +85,7 @@ class PieceRecord(Record):
         return self.offset + self.source.memory.capacity
 
     def map(self) -> None:
-        """Map the memory at its offset in the address range."""
+        """Map the memory at the piece's offset in the address range."""
         addresses, source = self.addresses, self.source
         with source.lock:
             if self.is_done:
@@ -133,7 +133,7 @@ class PieceRecord(Record):
 
 
 class RangeRecord(Record):
-    """The record of an address range, from before it is reserved until it is released."""
+    """The record of an address range. The record is made before the addresses are reserved."""
 
     __slots__ = (
         "_reserved",
@@ -177,7 +177,7 @@ class RangeRecord(Record):
 
     def describe(self) -> str:
         """Return the reason why memory at these addresses cannot be adopted."""
-        return "is in an address range of crossmem: export what is mapped there"
+        return "is in an address range of crossmem: export the memory that is mapped there"
 
     def claim(self, piece: PieceRecord) -> None:
         """Record a piece before it is mapped, so that no other piece gets the same addresses.
@@ -222,11 +222,11 @@ class RangeRecord(Record):
         if refused is not None:
             msg = f"this range of {device.name} takes {refused}, not {shorten(lender, 65)}"
             raise UnsupportedError(
-                msg, operation="map", backend=device.backend, hint="reserve another range for it"
+                msg, operation="map", backend=device.backend, hint="map this memory into another range"
             )
 
     def _kinds(self) -> list[bool]:
-        """Return the values of ``is_own`` with which the memory of a new piece must agree."""
+        """Return the values that ``is_own`` of a new piece's memory must equal."""
         if self.shows_own is not None:
             return [self.shows_own]
         return [one.source.is_own for one in self.pieces]

@@ -130,7 +130,7 @@ class _Key(NamedTuple):
     is_small: int
     """Whether the memory has small pages."""
     is_closed: int
-    """Whether the exporter closed the key, or released the memory, before all imports were closed."""
+    """Whether the exporter closed the key, or released the memory, while imports were open."""
 
 
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
@@ -225,7 +225,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
         if not process.machine.lives(tables, key.owner):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the exporter of the key is dead")
         if key.owner == me and process.profile.is_documented:
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "this process itself exported the key", "ACL-E24")
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "this process exported the key", "ACL-E24")
         if key.validates and not is_admitted(tables, "acl_key_admitted", "key", key.number):
             raise Refused(
                 Code.RT_DRV_INTERNAL_ERROR, "this process may not import the key", "ACL-E24"

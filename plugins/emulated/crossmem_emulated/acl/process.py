@@ -52,7 +52,7 @@ class Stream:
     """0 if the stream continues after a failed task, 1 if it stops. No emulated task fails."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
-    """The thread that calls the functions that ``rt.launch_callback`` adds to the stream, or None."""
+    """The thread for the functions that ``rt.launch_callback`` adds to the stream, or None."""
 
 
 @dataclass(slots=True, eq=False)

@@ -237,7 +237,7 @@ _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrPciDeviceId": 22,
     "cudaDevAttrWarpSize": 9,
 }
-"""The numbers of the device attributes in CuPy for ROCm, which names no other attributes."""
+"""All device attributes that CuPy for ROCm names, with their numbers."""
 
 
 def constants_of(*, is_hip: bool) -> dict[str, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory pools. Memory is allocated before the call returns, and is freed as work of a stream."""
+"""Memory pools. ``mallocAsync`` allocates memory at once; ``freeAsync`` is work of a stream."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

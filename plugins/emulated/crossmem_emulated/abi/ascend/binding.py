@@ -18,8 +18,7 @@ __all__ = ["AclBinding"]
 class AclBinding:
     """The Python functions that implement the C functions in one process.
 
-    The binding ignores the name of the loaded library, because the name does not choose the edition
-    of ACL. The profile chooses it.
+    The profile chooses the edition of ACL, so the binding ignores the name of the loaded library.
     """
 
     def __init__(self, ffi: Any, _soname: str) -> None:
@@ -43,7 +42,10 @@ class AclBinding:
         }
 
     def refuse(self, name: str) -> Any:
-        """Return the result of a C function that is not emulated. An error code is recorded."""
+        """Return the result of a C function that is not emulated.
+
+        If the result is an error code, record it as the thread's last error.
+        """
         result = self._shapes[name].type.result
         if result.kind == "pointer":
             return self.ffi.NULL
@@ -66,9 +68,10 @@ class AclBinding:
         return self.finish(name, Code.INVALID_PARAM, "an argument is null")
 
     def finish(self, name: str, code: int, text: str | None) -> int:
-        """Return ``code`` as an integer. If it is not 0, record it as the thread's last error.
+        """Return ``code`` as an integer. If ``code`` is not 0, record it as the thread's last error.
 
-        ``text`` is the reason of the failure. If it is None, the emulation's own reason stays.
+        ``text`` is the reason for the failure. If ``text`` is None, the emulation's own reason
+        stays.
         """
         if code:
             self._thread.last = int(code)
@@ -79,11 +82,11 @@ class AclBinding:
         return lambda *arguments: function(self, name, *arguments)
 
     def _convert(self, name: str) -> Callable[..., int]:
-        """Return the Python function for a C function whose C types determine the conversion.
+        """Return the Python function for a C function. The C types determine the conversions.
 
-        A pointer to a number or to a pointer receives an output of the emulation. The outputs have
-        the order of these parameters. For ``char *``, the emulation gets the text, and for any
-        other pointer the address. It gets numbers unchanged.
+        Each parameter that points to a number or to a pointer receives one output of the emulation,
+        in the order of the parameters. For ``char *``, the emulation gets the text. For any other
+        pointer, the emulation gets the address. For a number, the emulation gets the number.
         """
         ffi = self.ffi
         shapes = self._shapes[name].type.args
@@ -137,7 +140,7 @@ _NUMBER, _POINTER, _TEXT, _OUTPUT = "number", "pointer", "text", "output"
 
 
 def _kind(shape: Any) -> str:
-    """Return how a parameter of a C type is converted."""
+    """Return the kind of conversion for a parameter of a C type."""
     if shape.kind != "pointer":
         return _NUMBER
     if shape.item.cname == "char":

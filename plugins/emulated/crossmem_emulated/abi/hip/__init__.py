@@ -57,9 +57,9 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The emulation's entries for the C functions whose entry has another name. The keys are the C
-names without the prefix ``hip`` and the suffix ``_spt``. For all other C functions, the entry has
-the function's own name, such as ``malloc`` for ``hipMalloc``, if there is an entry."""
+"""The names of the emulation's entries that differ from the C names. The keys are the C names
+without the prefix ``hip`` and the suffix ``_spt``. The name of any other entry is the C name,
+shortened in this way and with a small first letter, such as ``malloc`` for ``hipMalloc``."""
 
 
 def _entry_of(name: str) -> str | None:

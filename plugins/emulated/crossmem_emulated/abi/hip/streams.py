@@ -12,7 +12,7 @@ _ACTIVE, _INVALIDATED = 1, 2
 
 
 class _Streams:
-    """The functions that need code of their own. The :class:`Converter` makes all other functions."""
+    """Functions that need code of their own. The :class:`Converter` makes all other functions."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert

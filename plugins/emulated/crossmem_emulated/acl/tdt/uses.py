@@ -56,7 +56,7 @@ def check_id(qid: int) -> None:
 
 
 def find_queue(process: AclProcess, tables: sqlite3.Connection, pool: Pool, qid: int) -> Queue:
-    """Return the queue ``qid``. Refuse the call if this process has not created or attached it."""
+    """Return the queue ``qid``. Refuse a queue that this process has not created or attached."""
     check_id(qid)
     row = tables.execute(
         "SELECT acl_queue.number, depth, busy, bits FROM acl_queue "
