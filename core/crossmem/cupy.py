@@ -29,8 +29,8 @@ from crossmem.sharing.device import device as device_of
 __all__ = ["allocator"]
 
 _NO_MEMORY: Final = 2
-"""The code of ``hipErrorOutOfMemory`` and of ``cudaErrorMemoryAllocation``. It is the only error
-after which CuPy's pools free unused blocks and try again."""
+"""The code of ``hipErrorOutOfMemory`` and of ``cudaErrorMemoryAllocation``. Only after an error
+with this code do CuPy's pools free unused blocks and try again."""
 
 
 def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
@@ -55,9 +55,9 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     Raises
     ------
     UnsupportedError
-        CuPy cannot use memory of the device, for example of an emulated runtime. If ``device`` is
-        None, only a call of the allocator raises this error. A call of the allocator also raises
-        this error if CuPy cannot be imported.
+        CuPy cannot use memory of the device, for example because the device is emulated. If
+        ``device`` is None, only a call of the allocator raises this error. A call of the allocator
+        also raises this error if CuPy cannot be imported.
     ConfigurationError
         At a call of the allocator: CuPy's current device is not ``device``.
     CrossmemError

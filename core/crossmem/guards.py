@@ -104,7 +104,7 @@ def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool],
 
 
 def field_error(value: object, name: str, allowed: str) -> ConfigurationError:
-    """Return the error for a field of a dataclass whose value is not allowed."""
+    """Return the error for a wrong value in a field of a dataclass."""
     found = shorten(getattr(value, name), 60)
     return ConfigurationError(f"{type(value).__name__}.{name} is {found}; it must be {allowed}")
 

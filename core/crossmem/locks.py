@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The locks of crossmem, and the order in which a thread takes them.
 
-A thread that holds a lock waits only for locks of the same or a higher rank, or for a lock that it
-holds already. A timeline's lock is taken before the lock of its memory, which has the same rank.
-A thread that calls a driver, plugin, observer or finaliser may hold locks of the ranks ``IMPORT``,
-``ALLOCATION`` and ``FOREIGN``, but no lock of another rank. Exception: a forked child calls
-``after_fork_in_child`` of drivers while it holds all locks that its parent took for the fork. A
-thread holds a lock of rank ``STATE`` or above only briefly. Under such a lock, the thread closes no
-descriptor that a peer has sent, because the close may take long.
+While a thread holds a lock, it waits only for locks of an equal or a higher rank. It may also take
+a lock that it holds already. The lock of a timeline and the lock of the timeline's memory have equal
+ranks, and a thread takes the timeline's lock first. A thread that calls a driver, plugin, observer
+or finaliser may hold locks of the ranks ``IMPORT``, ``ALLOCATION`` and ``FOREIGN``, but no lock of
+another rank. Exception: a forked child calls ``after_fork_in_child`` of drivers while it holds all
+locks that its parent took for the fork. A thread holds a lock of rank ``STATE`` or above only
+briefly. While the thread holds such a lock, it closes no descriptor that a peer has sent, because
+closing the descriptor may take long.
 
 Every lock with a rank is a ``threading.RLock``. In a ``with`` statement, such a lock is released
 even if a signal handler raises. A call of ``acquire`` with a timeout is not safe in this way. So
-its caller records the result with :func:`crossmem.driver.recording.call_into`.
+the caller of ``acquire`` records the result with :func:`crossmem.driver.recording.call_into`.
 """
 
 import os
@@ -40,19 +41,20 @@ class Rank(IntEnum):
     """The state that a lock guards. A thread takes locks in ascending rank."""
 
     FORK = 1
-    """The state of crossmem in this process: held while a thread makes this state, or forks."""
+    """The state of crossmem in this process. A thread holds the lock while it makes this state, or
+    forks."""
     PROCESS = 2
     """The start of the lease server, and the beginning of the exit."""
     IMPORT = 3
-    """One import: held while the vendor opens, maps or closes it."""
+    """One import. A thread holds the lock while the vendor opens, maps or closes the import."""
     ALLOCATION = 4
-    """One allocation, address range, timeline, ring, place or vendor's buffer: held during driver
-    calls on it."""
+    """One allocation, address range, timeline, ring, place or vendor's buffer. A thread holds the
+    lock during driver calls on this object."""
     FOREIGN = 5
-    """The foreign allocations, and the registered pages and the events of timelines: held during
-    driver calls on them."""
+    """The foreign allocations, and the registered pages and the events of timelines. A thread holds
+    the lock during driver calls on these objects."""
     CONNECTION = 6
-    """One connection to an exporter: held for a request and its reply."""
+    """One connection to an exporter. A thread holds the lock during a request and its reply."""
     STATE = 7
     """The open objects and their users, and the decisions of the owner of a queue."""
     LEASES = 8
@@ -114,7 +116,7 @@ def ordered_lock(rank: Rank) -> threading.RLock:
 
 
 def forbidden_ranks() -> tuple[str, ...]:
-    """Return the ranks of the held locks under which no driver, plugin or finaliser may run.
+    """Return the ranks of the held locks that forbid a call of a driver, plugin or finaliser.
 
     Only locks that the calling thread holds count. If :data:`CHECKED` is false, the result is
     empty.

@@ -8,12 +8,11 @@ crossmem. Plain ``pickle`` does not change.
 
 Each message reserves the memory of its arrays until a process receives or discards the message, or
 until the sender has exited. A sender may therefore drop an array as soon as ``put`` of a queue has
-returned.
-The receiver holds a lease on the memory of a received array as long as the array exists.
-``CROSSMEM_MAX_RESERVATIONS`` in an exporter limits how many of its exports the messages of one
-sender may reserve at a time. At the limit, a sender waits up to ``CROSSMEM_TIMEOUT``, and then
-raises :class:`crossmem.BusyError`.
-:func:`crossmem.exports` shows the reservations.
+returned. The receiver holds a lease on the memory of a received array as long as the array exists.
+The setting ``CROSSMEM_MAX_RESERVATIONS`` of an exporter limits the number of the exporter's exports
+that the messages of one sender may reserve at a time. At the limit, the sender waits up to
+``CROSSMEM_TIMEOUT``, and then raises :class:`crossmem.BusyError`. :func:`crossmem.exports` shows
+the reservations.
 """
 
 import io
@@ -65,7 +64,7 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     Raises
     ------
     CrossmemError
-        An exporter cannot be reached. The reservations in all other exporters have ended.
+        An exporter cannot be reached. The reservations in all reachable exporters have ended.
     pickle.UnpicklingError, EOFError
         The bytes are not a message.
     """
@@ -222,9 +221,9 @@ def _alone(array: Any) -> Any:
 def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     """Return the reducer for PyTorch's storages.
 
-    PyTorch's own reducer moves a storage into shared memory of PyTorch, and with it all tensors
-    that use the storage. Memory of crossmem must stay in place, so PyTorch's reducer gets a copy of
-    a storage in such memory.
+    PyTorch's own reducer moves a storage, and all tensors that use the storage, into shared memory
+    of PyTorch. Memory of crossmem must stay in place. So if a storage lies in memory of crossmem,
+    PyTorch's reducer gets a copy of the storage.
     """
 
     def reduce(storage: Any) -> _Reduced:

@@ -29,7 +29,7 @@ def memory_pointer(pointer: int, nbytes: int, owner: object, ordinal: int) -> An
 
 
 def maker(pointer: int, nbytes: int, owner: object, ordinal: int) -> Callable[[Layout], Any]:
-    """Return a function that makes the array of a layout, in the memory at ``pointer``.
+    """Return a function that makes arrays of given layouts in the memory at ``pointer``.
 
     Each array keeps ``owner`` alive.
     """

@@ -64,8 +64,8 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
         if seed is None:
             dtype = to_torch(layout.dtype)
             seed = seeds[layout.dtype] = torch.empty(0, dtype=dtype, device=device)
-        # seed.data is a new tensor that PyTorch does not track as a view of the seed. The attribute
-        # is faster than torch.empty().
+        # seed.data is a new tensor that PyTorch does not track as a view of the seed. Reading
+        # seed.data is faster than calling torch.empty().
         made = seed.data
         if layout.is_contiguous:
             return made.set_(storage, start, layout.shape)
@@ -86,9 +86,9 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        The tensor has no memory, its storage is smaller than its elements, or it is a lazy
-        conjugate or negative. Or it is more than plain elements, such as a sparse or quantised
-        tensor. Also raised if crossmem does not support the dtype or the device.
+        The tensor has no memory, has a storage that is smaller than its elements, is a lazy
+        conjugate or a lazy negative, or has more data than plain elements, as sparse and quantised
+        tensors have. The error is also raised if crossmem does not support the dtype or the device.
     """
     torch = require("torch")
     refused, hint = None, "share the plain tensors that it consists of"

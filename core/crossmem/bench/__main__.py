@@ -10,7 +10,7 @@ from crossmem.bench.plan import PLANS
 
 
 def main() -> int:
-    """Run the benchmark. Return 1 if the report has a target that was missed, else 0."""
+    """Run the benchmark. Return 1 if a target of the report was missed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m crossmem.bench")
     parser.description = "Measure crossmem and other ways to share memory, side by side."
     parser.add_argument("--mode", choices=list(PLANS), default="brief", help="how much to measure")

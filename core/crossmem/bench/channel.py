@@ -26,8 +26,8 @@ class Channel:
     sock
         A connected ``SOCK_SEQPACKET`` socket, which :meth:`close` closes.
     timeout_s
-        Longest wait of one send or receive in seconds; None waits forever. The kernel enforces the
-        limit, so a send or receive is still one system call.
+        Longest wait of one send or receive, in seconds; None if the wait has no limit. The kernel
+        enforces the limit, so a send or receive is still one system call.
     """
 
     def __init__(self, sock: socket.socket, *, timeout_s: float | None = None) -> None:
@@ -39,7 +39,7 @@ class Channel:
 
     @classmethod
     def couple(cls, *, timeout_s: float | None = None) -> tuple[Self, socket.socket]:
-        """Return a channel for this process, and the socket of its other end for a child."""
+        """Return a channel for this process, and the socket at the other end, for a child."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours, timeout_s=timeout_s), theirs
 

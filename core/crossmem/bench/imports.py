@@ -40,8 +40,8 @@ print(perf_counter() - start)
 def bytecode_cached_in(folder: str, environment: dict[str, str]) -> dict[str, str]:
     """Return an environment in which Python caches all bytecode under ``folder``.
 
-    A source tree may have no bytecode, and ``environment`` may forbid writing it. Without a cache,
-    the times would include the compilation of some modules.
+    A source tree may have no bytecode, and ``environment`` may forbid Python to write
+    bytecode. Without a cache, the times would include the compilation of some modules.
     """
     changed = {**environment, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
     changed.pop("PYTHONDONTWRITEBYTECODE", None)

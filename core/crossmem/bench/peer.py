@@ -21,7 +21,7 @@ class Peer(ABC):
     Parameters
     ----------
     device
-        The crossmem device of the run. Only the peers of crossmem use it.
+        The crossmem device of the run. Only the peers ``crossmem`` and ``pool`` use the device.
     """
 
     title: ClassVar[str]
@@ -47,7 +47,7 @@ class Peer(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return why this peer cannot run here, None if it can.
+        """Return the reason for which this peer cannot run here, or None if the peer can run.
 
         An override must not import a large module.
         """

@@ -69,8 +69,8 @@ class TorchPeer(Peer):
 
     @override
     def free(self, memory: Any) -> None:
-        # PyTorch frees a storage when its last reference ends. This call ends the tensor's
-        # reference.
+        # PyTorch frees a storage with the storage's last reference. This call drops the reference
+        # that the tensor has.
         memory.set_()
 
     @override

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the benchmark that times hand-overs of buffers, by crossmem's queues and others."""
+"""The part of the benchmark that times hand-overs by crossmem's queues and by other means."""
 
 from typing import Final
 
@@ -11,8 +11,9 @@ __all__ = ["ROOM_NBYTES", "run"]
 
 _LARGE: Final = "queue 1073741824"
 ROOM_NBYTES: Final = 5 << 30
-"""The free memory, in bytes, that two queues with two buffers of 1 GiB each need. The processes
-touch only the first page of each buffer, but some kernels count all pages as used."""
+"""The free memory, in bytes, for the measurement with buffers of 1 GiB. Each of the two processes
+makes a queue of two such buffers. The processes touch only the first page of each buffer, but some
+kernels count all pages as used."""
 
 
 def run(suite: Suite) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a benchmark run that measures how fast a process sees the signal of another process."""
+"""The part of a benchmark run that measures how fast a signal reaches another process."""
 
 from crossmem.bench.cases import run_case
 from crossmem.bench.suite import Suite

@@ -204,8 +204,8 @@ def gather(
 def _without_sigint() -> Iterator[None]:
     """Block SIGINT while a child starts. The child inherits the signal mask, so it ignores Ctrl-C.
 
-    Ctrl-C signals the whole process group, and the child would print a traceback. In this process,
-    the blocked signal is only delayed.
+    Ctrl-C signals the whole process group, and the child would otherwise print a traceback. In this
+    process, the blocked signal is only delayed.
     """
     # The first start of a child also starts the resource tracker of multiprocessing. The start of
     # the tracker unblocks SIGINT in this process, so it happens before SIGINT is blocked.

@@ -72,13 +72,14 @@ def take_inventory(*, verbose: bool = False) -> DevicesReport:
 
 
 def _unusable(registry: Registry, name: str) -> BackendReport:
-    """Return why a backend has no device."""
+    """Return the report on a backend that has no device."""
     availability = registry.availability(name)
     try:
         backend = registry.backend(name)
         if availability.state == "available":
             # The backend's probe succeeded, but crossmem.devices() found no device of the backend.
-            # device() raises the error that the driver raised while it loaded or listed devices.
+            # device() raises the error that occurred when the driver was loaded, or when the driver
+            # listed its devices.
             crossmem.device(name)
     except PLUGIN_FAULTS as error:
         reason, hint = reason_and_hint(error)

@@ -63,8 +63,8 @@ class FileSource:
 
     def __init__(self, path: Path) -> None:
         try:
-            # With O_NONBLOCK, the open of a named pipe without a writer returns at once. Then
-            # _check_regular() refuses the pipe.
+            # With O_NONBLOCK, os.open() does not wait for a writer if the file is a named pipe.
+            # Then _check_regular() refuses the pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise UsageProblem(

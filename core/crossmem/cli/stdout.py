@@ -42,8 +42,8 @@ def _output_errors() -> Iterator[None]:
 def watch_stdout() -> None:
     """Let failed writes to standard output raise :class:`OutputError`."""
     before = sys.stdout
-    # Only Python's own object is replaced. ``sys.stdout`` is None if standard output is closed, and
-    # another object if the caller has set it.
+    # Only Python's own object is replaced. If standard output is closed, ``sys.stdout`` is None. If
+    # the caller has replaced ``sys.stdout``, the caller's object stays.
     if type(before) is io.TextIOWrapper:
         encoding, errors, lines = before.encoding, before.errors, before.line_buffering
         through = before.write_through

@@ -2,8 +2,8 @@
 """Runs ``crossmem demo --queue``, which sends the chunks of a file through a queue of crossmem.
 
 The primary process reads each chunk of a file into a buffer of the queue. Each chunk goes to one
-secondary process, which computes the chunk's digest without a copy. For comparison, the same
-chunks then go through ``multiprocessing.Queue``, which copies them.
+secondary process, which computes the chunk's digest. For comparison, the same chunks then go
+through ``multiprocessing.Queue``, which copies them.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kit's results for each law: for the terminal and as JSON."""
+"""The kit's results for each law, as lines for the terminal and as JSON."""
 
 from pathlib import Path
 from typing import Final, Literal

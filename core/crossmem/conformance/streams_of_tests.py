@@ -53,7 +53,7 @@ _MOST_COPIES: Final = 500
 
 _copies: list[int] = []
 """The number of copies that together take about ``_WORK_S``: at least 2, at most ``_MOST_COPIES``.
-The list is empty until the first call of :func:`issue_work` measures this number."""
+The first call of :func:`issue_work` measures this number and adds it to the list."""
 
 
 class StreamOfTest:
@@ -162,7 +162,7 @@ def signal(name: str, value: int, stream: str | None = None) -> None:
 def wait(
     name: str, value: int, stream: str | None = None, timeout: float | None = None
 ) -> tuple[int, float]:
-    """Wait for a value on the host or on a stream; return the result, and the call's seconds."""
+    """Wait for a value on the host or on a stream; return the result and the wait's seconds."""
     where = None if stream is None else actions.objects[stream]
     start = time.monotonic()
     found = actions.objects[name].wait(value, stream=where, timeout=timeout)
@@ -170,7 +170,7 @@ def wait(
 
 
 def wait_for_the_dead(name: str, value: int, stream: str) -> bool:
-    """Let a stream wait for a timeline of a dead process; return whether this was refused."""
+    """Let a stream wait for a dead process's timeline; return whether the call was refused."""
     try:
         actions.objects[name].wait(value, stream=actions.objects[stream])
     except crossmem.OwnerGoneError:
@@ -265,7 +265,7 @@ def unmap_on(name: str, stream: str) -> None:
 
 
 def is_watching() -> bool:
-    """Whether this process has the thread that releases waiting streams."""
+    """Whether the thread that releases waiting streams is running in this process."""
     lock = current().part(StreamWatcher)._thread._running
     if not lock.acquire(blocking=False):
         return True

@@ -126,7 +126,7 @@ def test_c13_each_handle_admits_whom_its_own_export_admits(
 
     for one, own, foreign in ((peer, mine, theirs), (peer2, theirs, mine)):
         one.call(actions.attach, "mapped", own)
-        # A holder of the memory still needs admission for another handle.
+        # A process that holds the memory is refused if the handle does not admit the process.
         with pytest.raises(crossmem.AccessDeniedError):
             one.call(actions.attach, "never", foreign)
         one.call(actions.unmap, "mapped")

@@ -20,14 +20,14 @@ from crossmem.driver import Driver, TracingDriver, native
 
 NBYTES: Final = 5000
 STRIDE: Final = 5
-"""The test of core interrupts at every fifth place where CPython runs signal handlers. The tests of
-the tier ``long`` in crossmem's repository interrupt at every such place."""
+"""This module interrupts core at every fifth place where CPython runs signal handlers. The tests of
+the tier ``long`` in crossmem's repository interrupt core at every such place."""
 
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""The files of the tracing driver and of the locks that are written in Python. Only test runs use
-this driver and these locks, so the tests interrupt no call into the two files."""
+"""The file of the tracing driver, and the file of the locks that are written in Python. Only test
+runs use this driver and these locks, so the tests interrupt no call into the two files."""
 
 
 def counts(path: str) -> bool | None:
@@ -61,7 +61,7 @@ def _makes_a_binding(module: ModuleType) -> bool:
 
 
 def resources_of(tracer: TracingDriver) -> dict[str, Any]:
-    """Return the numbers of this process's driver objects, descriptors and shared mappings."""
+    """Count this process's driver objects, descriptors and shared mappings."""
     shared = [line for line in resources.mappings() if line.split()[1].endswith("s")]
     return {
         "live": tracer.live,

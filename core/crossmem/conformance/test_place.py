@@ -70,11 +70,11 @@ def test_c24_a_pickled_device_is_the_same_device(device: crossmem.Device) -> Non
 def masked(
     device: crossmem.Device, fresh_peer: FreshPeer, pytestconfig: pytest.Config
 ) -> Callable[..., Peer]:
-    """Return a function that starts a peer which sees only some devices.
+    """Return a function that starts a peer with only some visible devices.
 
-    The arguments of the function are the ordinals of these devices in this process, in the order in
-    which the peer numbers the devices. If the kit knows no environment variable that masks the
-    backend's devices, the fixture skips the test.
+    The arguments of the function are the ordinals, in this process, of the devices that stay
+    visible to the peer. The peer numbers these devices in the order of the arguments. If the kit
+    knows no environment variable that masks the backend's devices, the fixture skips the test.
     """
     variable = pytestconfig.getoption("crossmem_mask") or MASKS.get(device.backend)
     if variable is None:
@@ -337,7 +337,7 @@ def test_c25_a_backend_device_or_runtime_that_is_not_there_is_not_replaced(
 
 
 def default_backend() -> str:
-    """Return the default backend, or the reason why there is none."""
+    """Return the name of the default backend, or the error if there is no default."""
     try:
         return crossmem.device(None).backend
     except crossmem.BackendUnavailableError as error:

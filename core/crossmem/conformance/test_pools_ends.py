@@ -84,7 +84,7 @@ def test_p03_nor_a_block_that_is_waited_for(
 
 
 def fill_row(seed: int, *, header: bool = False) -> None:
-    """Write rubbish into this process's row: the words of imported pools, and words around them.
+    """Fill the words of imported pools in this process's row, and words around, with rubbish.
 
     With ``header``, the rubbish begins at the header of the row.
     """
@@ -143,8 +143,9 @@ def test_p04_words_of_blocks_that_one_has_no_lease_on_pin_nothing(
     rogue = fresh_peer()
     share(pools[0], rogue, "mapped").free()
     # A row has a word for each slot of a control segment, and the slots of all pools lie in one
-    # control segment. So the rubbish in the rogue's row also covers words for the second pool. Only
-    # ``peer`` has a lease on the second pool, and holds one block of it.
+    # control segment. So the rubbish in the rogue's row also covers words for the second pool. These
+    # words have no effect, because the rogue has no lease on the second pool. ``peer`` holds one
+    # block of the second pool, so seven blocks are free.
     share(pools[1], peer, "mapped").free()
     rogue.call(fill_row, 1)
 

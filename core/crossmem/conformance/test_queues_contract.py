@@ -230,7 +230,7 @@ def test_c20_an_owner_can_exit(fresh_peer: FreshPeer, peer: Peer) -> None:
     owner.exit()
 
     assert owner.exitcode == os.EX_OK
-    # The buffer's memory may have ended with the owner, so the test does not read it.
+    # The owner's exit may have released the buffer's memory, so the test does not read the memory.
     peer.call(actions.call, "queue", "get", timeout=SOON_S, keep="buffer")
     with pytest.raises((crossmem.ClosedError, crossmem.OwnerGoneError)):
         peer.call(queues.get, "queue", timeout=SOON_S)
@@ -386,7 +386,7 @@ def test_q12_what_a_process_puts_after_its_revocation_reaches_nobody(
 
 
 def _put_anyway(name: str, buffer: str) -> None:
-    """Put a buffer without a check of this process's role."""
+    """Put a buffer, and skip the check that this process may still put."""
     record = actions.objects[name]._record
     record.producer.check = lambda: None
     queues.put_buffer(name, actions.objects[buffer], 2)

@@ -102,7 +102,7 @@ def test_c14_damaged_handles_of_timelines_are_refused(
     for one in damaged:
         with pytest.raises(crossmem.InvalidHandleError):
             crossmem.open_timeline(one)
-    # A handle of memory opens no timeline, and a handle of a timeline attaches no memory.
+    # A handle of memory cannot open a timeline, and a handle of a timeline cannot attach memory.
     with pytest.raises(crossmem.InvalidHandleError):
         crossmem.open_timeline(allocate(64).export().to_bytes())
     with pytest.raises(crossmem.InvalidHandleError):

@@ -39,7 +39,10 @@ def _reached(tracer: TracingDriver) -> list[int]:
 
 
 def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHandleError) -> str:
-    """Check that every import of a value fails and reaches no driver; return attach's message."""
+    """Check that every function for imports refuses a value without a call in ``_REACHING``.
+
+    Return the message of the error that :func:`crossmem.attach` raised.
+    """
     tracer = actions.tracer()
     before = _reached(tracer)
     with pytest.raises(error):
@@ -53,18 +56,18 @@ def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHan
 
 
 def _sealed(blob: bytes) -> bytes:
-    """Return the bytes of a changed handle with a matching checksum."""
+    """Return the changed bytes of a handle with the checksum corrected."""
     return blob[:_CHECKSUM_AT] + struct.pack("<I", checksum_of(blob)) + blob[_CHECKSUM_AT + 4 :]
 
 
 def _forged(blob: bytes, **changes: Any) -> bytes:
-    """Return a handle with changed fields and a matching checksum."""
+    """Return the bytes of a handle with changed fields and the checksum that fits them."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     names = (
         *("backend", "mechanism", "device", "allocation", "export", "secret", "owner"),
         *("nbytes", "capacity", "access", "raw"),
     )
-    # The handle of a block contains the handle of its pool's memory, which has these fields.
+    # A block's handle contains the handle of the pool's arena. The fields come from that handle.
     whole = handle.pool.arena if isinstance(handle, BlockHandle) else handle
     fields = {name: getattr(whole, name) for name in names}
     forged = crossmem.ShareableHandle(**{**fields, **changes})
@@ -76,7 +79,7 @@ def _forged(blob: bytes, **changes: Any) -> bytes:
 
 
 def _moved(blob: bytes, **changes: Any) -> bytes:
-    """Return a handle whose owner differs in some fields."""
+    """Return the bytes of a handle with changed fields of the owner."""
     owner = crossmem.ShareableHandle.from_bytes(blob).owner
     return _forged(blob, owner=owner._replace(**changes))
 

@@ -36,8 +36,8 @@ def answer(
     Returns
     -------
     list
-        The former holders of the reservations that the peer has taken over. The process
-        that receives a message takes over the message's reservation.
+        The former holders of the reservations that the peer has taken over. The process that
+        receives a message takes over the message's reservation.
     """
     registry = admission.registry
     records: list[bytes] = []

@@ -34,7 +34,7 @@ _FRESH: Final = 64
 _LOOK_S: Final = 1e-3
 """The longest wait, in seconds, between two checks whether the work of a stream is complete."""
 _SPREAD: Final = 4
-"""A range of a row is compared as a whole if it has at most this many words per checked block."""
+"""A range with at most this many words per checked block is compared with zeros as a whole."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
@@ -83,11 +83,11 @@ class Arena:
         """Freed blocks whose work was issued on one stream, each with a function that returns
         whether the work is complete."""
         self.reserved: dict[int, Unit] = {}
-        """The lease units of the blocks that messages have reserved, until the blocks are free
-        again. The key is the block."""
+        """The lease unit of each block that a message has reserved. The key is the block. The unit
+        leaves this table when the block is free again."""
         self.waiting: dict[object, None] = {}
-        """Calls that wait for a block or for its holders. During these calls, each free of a block
-        takes the lock of the process's state."""
+        """Calls that wait for a block or for its holders. While a call waits, each thread that
+        frees a block takes the lock of the process's state."""
         self.is_closing = False
         """Whether the pool was closed, and allocates no more blocks."""
         self._reclaims = 0
@@ -105,14 +105,14 @@ class Arena:
             self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
             self.which = slot.number // SLOTS
             """Number of the control segment."""
-            # This statement comes last: other code uses the arena once the table contains it.
+            # This statement comes last: other code uses the arena as soon as the table has it.
             registry.pools.arenas[export.handle.allocation] = self
 
     @property
     def live(self) -> int:
         """Number of blocks that are allocated and not freed."""
         while True:
-            # A reclaim or refill between two of these reads makes the result wrong: read again.
+            # After a reclaim or refill between two of these reads, the result is wrong: read again.
             number, fresh = self._reclaims, self.fresh
             live = fresh - len(self.free) - len(self.freed) - len(self.held)
             if number == self._reclaims and fresh == self.fresh:
@@ -249,7 +249,7 @@ class Arena:
         is_dense = count <= _SPREAD * len(indices)
         look: Any = None
         for row in self._rows():
-            # A comparison of two ranges takes a fifth of the time of reads of single words.
+            # To compare two ranges takes a fifth of the time that reading the single words takes.
             if is_dense and row[at : at + count] == _ZEROS[:count]:
                 continue
             first = self.at
@@ -380,7 +380,7 @@ class Arena:
         self.registry.exports.add(export)
         self.reserved[index] = unit
         # This load comes after the unit is added. A thread that frees the block stores the new
-        # generation and then reads ``reserved``. So at least one thread sees the other's store.
+        # generation and then reads ``reserved``. So at least one of the two sees the other's store.
         unit.is_retired = words.load(self.words, at) != generation
         return None
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process refuses descriptors from peers, or closes them on threads that may block.
+"""Refuses descriptors from peers, and closes received descriptors on threads that may block.
 
-``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
-of the descriptor chooses. ``close`` of a file on FUSE blocks until the FUSE server replies.
-Therefore a thread for which peers or applications wait never closes a peer's descriptor. There are
-two exceptions: descriptors by which the driver has imported memory, and descriptors that a check
-has found to be control segments or rows.
+If a descriptor is the last one of a TCP socket, ``close`` blocks for the ``SO_LINGER`` time of the
+socket. The sender of the descriptor chooses this time. If a descriptor belongs to a file on FUSE,
+``close`` blocks until the FUSE server replies. Therefore a thread for which peers or applications
+wait never closes a peer's descriptor. There are two exceptions: descriptors by which the driver has
+imported memory, and descriptors that a check has found to be control segments or rows.
 """
 
 import array
@@ -81,7 +81,7 @@ def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close_each(descriptors: list[int], kept: int = 0) -> None:
-    """Close all but the first ``kept`` descriptors. Each leaves the list before its close."""
+    """Close all descriptors but the first ``kept``. Remove each from the list before it is closed."""
     while len(descriptors) > kept:
         descriptor = descriptors[-1]
         del descriptors[-1]
@@ -94,8 +94,8 @@ def close_aside(closing: list[int] | list[socket.socket]) -> None:
     Parameters
     ----------
     closing
-        Descriptors from a peer, or connections with unread descriptors. Each leaves the list before
-        its close. A second call with the same list is harmless.
+        Descriptors from a peer, or connections with unread descriptors. Each is removed
+        from the list and then closed. A second call with the same list is harmless.
     """
     if closing:
         _closing.append(closing)
@@ -129,8 +129,8 @@ def is_closing() -> bool:
 def _is_empty(connection: socket.socket) -> bool:
     """Whether a connection that was shut down has no unread message."""
     with suppress(OSError):
-        # With this option, every message has its sender's credentials. The end of the connection
-        # has none, so it differs from an empty message.
+        # With this option, every message has its sender's credentials, even an empty message. The
+        # end of the connection has no credentials.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         # If the peer closed with unread messages, the kernel reports ECONNRESET once. This call
         # consumes that error.
@@ -141,9 +141,9 @@ def _is_empty(connection: socket.socket) -> bool:
 
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
-# Without this extra reference, the interpreter would free the queue when it ends, and close the
-# sockets in the queue. Such a close may block. With the reference, the sockets stay open until the
-# kernel closes them after the exit.
+# Without this extra reference, the interpreter would free the queue at exit, and so close the
+# sockets in the queue. That could block the exit. With the reference, the sockets stay open until
+# the kernel closes them after the exit.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_closing))
 _closers: set[object] = set()
 """One object for each running closer: a thread that closes descriptors."""
@@ -175,7 +175,7 @@ def _close_all(closer: object) -> None:
         except IndexError:
             _closers.discard(closer)
             # A thread may have queued a list just before this closer left the set. If that thread
-            # found eight closers, it started none. So this closer checks the queue again.
+            # found eight closers, it did not start another. So this closer checks the queue again.
             if not _closing or len(_closers) >= _MAX_CLOSERS:
                 return
             _closers.add(closer)

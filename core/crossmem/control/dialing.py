@@ -22,8 +22,8 @@ __all__ = ["dial"]
 _CONNECT_RETRY_S: Final = 0.005
 _DYING_S: Final = 0.2
 _MAX_CLOSING: Final = 8
-"""The most calls of :func:`close_aside` that may have descriptors left to close before
-:func:`dial` makes a new connection."""
+"""While more calls of :func:`close_aside` than this have descriptors left to close, :func:`dial`
+makes no new connection."""
 
 
 def dial(
@@ -39,11 +39,11 @@ def dial(
     Parameters
     ----------
     owner, this
-        The exporting and the calling process.
+        The exporter, and the process that calls this function.
     run_dir
         The run directory.
     opened
-        Registers a socket, so that a forked child can close it.
+        A function that registers a socket, so that a forked child can close the socket.
     pidfd
         The owner's pidfd, if there is one already.
 
@@ -80,7 +80,7 @@ def dial(
                 f"process {owner.pid} speaks version {version} of the lease protocol, but this "
                 f"process speaks version {PROTOCOL_VERSION}"
             )
-            raise UnsupportedError(msg, hint="use the same release of crossmem in both")
+            raise UnsupportedError(msg, hint="use the same release of crossmem in both processes")
         link.admit_descriptors()
     except BaseException:
         if link is not None:
@@ -118,8 +118,9 @@ def _connect(
             refused.append(isinstance(error, ConnectionRefusedError))
         else:
             return connection
-    # A dying process closes its sockets shortly before its death is visible. So if the process that
-    # now has the owner's pid belongs to the owner's user, the next two checks wait for its death.
+    # A dying process closes its sockets shortly before its death is visible. If the process that
+    # now has the owner's pid belongs to the owner's user, that process may be the dying owner. So
+    # the next two checks wait for the owner's death.
     dying_s = _DYING_S if belongs_to(owner) else 0.0
     if pidfd is not None and is_dead(pidfd, dying_s):
         raise owner_gone(owner, "died")
@@ -136,8 +137,8 @@ def _connect(
     )
     raise WrongHostError(
         f"process {owner.pid} {state}",
-        hint="if it is exiting, export the memory again in another process; processes of different "
-        "network namespaces need one directory, mounted in both and named in CROSSMEM_RUN_DIR",
+        hint="if it is exiting, export the memory again in another process; if the network "
+        "namespaces differ, set CROSSMEM_RUN_DIR to one shared directory in both processes",
         details="\n".join(attempts),
     )
 
@@ -154,7 +155,7 @@ def _connect_to(
             connection.connect(address)
         except BlockingIOError:
             # The backlog is full. Either the owner does not accept now, or the owner is dead and
-            # another process has taken its address.
+            # another process has taken the owner's address.
             raise_if_dead(owner, this, 0.0)
             if not deadline.remaining_s:
                 raise deadline.passed(owner) from None

@@ -128,9 +128,9 @@ def _listen_at_path(path: Path) -> socket.socket:
     """Listen at a temporary name, then rename the socket to the final name.
 
     Until ``listen`` returns, the kernel may refuse a connection as if the process of the socket
-    were dead. So an importer, which knows only the final name, might think that the server has
-    ended. For the same reason, a sweep by another process may remove the temporary name. In this
-    case, the rename fails, and the function tries again.
+    were dead. Importers know only the final name. If the socket already had this name, an importer
+    might think that the server has ended. For the same reason, a sweep by another process may
+    remove the temporary name. In this case, the rename fails, and the function tries again.
     """
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
@@ -210,8 +210,8 @@ def _is_dead(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The caller removes the path if this function returns true. To be certain, it also connects
-    # with a socket of the server's type, and the kernel must refuse this attempt, too.
+    # The caller removes the path if this function returns true. To be certain, this function
+    # also connects with a socket of the server's type. The kernel must refuse this attempt, too.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports that one process at a time may hold, and the deaths of their holders."""
+"""Exclusive exports, which only one process at a time may hold, and deaths of importers."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,8 +14,8 @@ __all__ = ["Deaths", "claim"]
 def claim(export: Export) -> Refusal | None:
     """Return a refusal if an export is exclusive and a process holds it, else None.
 
-    Earlier grants of an exclusive export become stale, so that no second process begins to hold it.
-    The caller holds the lock of the lease registry.
+    If the exclusive export has no lease, the export's earlier grants become stale. So no process
+    can begin a hold with an earlier grant. The caller holds the lock of the lease registry.
 
     Raises
     ------
@@ -28,20 +28,20 @@ def claim(export: Export) -> Refusal | None:
     is_held = any(one.export == number for one in list(export.unit.leases.values()))
     if not is_held and slot is not None:
         slot.move_on(is_live=True)
-        # After the barrier, a process that saw the old generation has written it into its row.
+        # If a process still found the old generation valid, the barrier makes its row visible.
         words.barrier()
         is_held = words.any_of(export.rows.values(), slot.at)
     return Refusal(Status.TAKEN, "another process holds it") if is_held else None
 
 
 class Deaths:
-    """The exports that dead processes were granted, until :attr:`Export.on_death` is called."""
+    """Exports that were granted to processes now dead, until ``Export.on_death`` is called."""
 
     def __init__(self) -> None:
         self._exports: dict[Export, None] = {}
 
     def note(self, exports: Iterable[Export]) -> None:
-        """Remember the exports that a dead process was granted, if they have an ``on_death``."""
+        """Remember exports that a dead process was granted, except exports without ``on_death``."""
         self._exports.update((one, None) for one in exports if one.on_death is not None)
 
     def tell(self) -> None:

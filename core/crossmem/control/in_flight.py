@@ -2,9 +2,9 @@
 """The limit on descriptors that were sent to processes of another user, and are not read yet.
 
 The kernel counts the descriptors that a user has sent and that no process has read. If that number
-reaches ``ulimit -n``, the kernel refuses to send more to any peer. Without the limit of
-this module, processes of another user could stop the replies to all importers by not reading. If
-the exporter closes a connection, the number stays the same while the peer can still read.
+reaches ``ulimit -n``, the kernel refuses to send more to any peer. Without the limit of this
+module, processes of another user could stop the replies to all importers by not reading. If the
+exporter closes a connection, the number stays the same while the peer can still read.
 """
 
 import fcntl

@@ -30,7 +30,7 @@ class _Arena(Protocol):
 
 
 class PoolTable:
-    """The pools of this process, and its rows for its own pools and timelines."""
+    """The pools of this process, and this process's rows for these pools and for its timelines."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}

@@ -40,8 +40,8 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""The length, in C longs, of a buffer that is larger than a ``struct statfs``. The first long is the
-type of the file system."""
+"""The length, in C longs, of a buffer that is larger than a ``struct statfs``. The first long is
+the type of the file system."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -113,7 +113,7 @@ def _peer_pidfd(connection: socket.socket) -> int | None:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the process at the other end. The pid is 0 if it is not visible here."""
+    """Return pid and uid of the process at the other end. The pid is 0 if not visible here."""
     blob = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(blob)
     return pid, uid

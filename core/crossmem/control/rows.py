@@ -68,8 +68,8 @@ def wish(units: Iterable[Unit]) -> None:
     for unit in units:
         if not unit.is_retired:
             reopen(unit)
-    # An importer that ends its hold after the barrier sees the new generation. If it ends the hold
-    # earlier, the owner's next read sees the 0.
+    # If an importer ends its hold after the barrier, the importer sees the new generation. If the
+    # hold ends before the barrier, the owner's next read sees the 0.
     words.barrier()
 
 

@@ -56,8 +56,8 @@ module lacks the seal."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Python's mmap object would duplicate the descriptor. In a forked child, it would also unmap its
-# address, where another mapping may lie.
+# Python's mmap object would duplicate the descriptor. In a forked child, the object's finaliser
+# would also unmap the segment's address, where another mapping may lie.
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -68,7 +68,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Segment:
-    """Words at an address of this process. A forked child does not have them mapped.
+    """Words at an address of this process. A forked child has no mapping of the words.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Segment:
         """Unmap the words. No thread may read them any more. A second call does nothing."""
         self.words.release()
         mapped, self._mapped = self._mapped, []
-        # A forked child has no mapping at this address, and may have other memory there.
+        # In a forked child, the segment is not mapped, and other memory may lie at its address.
         if mapped and self._pid == os.getpid():
             _munmap(mapped[0], _NBYTES)
 
@@ -146,8 +146,8 @@ def _after_fork_in_child() -> None:
 def _unmap_inherited() -> None:
     """Unmap segments for which MADV_DONTFORK failed or was not called yet.
 
-    The segments are found by name, because a thread of the parent may not have stored the address
-    before the fork.
+    The segments are found by name. If the fork happened just after a thread of the parent had
+    mapped a segment, that thread has not stored the address yet.
     """
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
@@ -167,7 +167,8 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     name
         Name of the segment in ``/proc``.
     descriptors
-        Receives the descriptor to pass on. The caller closes it, even if this function raises.
+        A list to which this function adds the segment's descriptor. The caller passes the
+        descriptor on, and closes it even if this function raises.
     is_written_by_maker
         True: this process writes, and all other processes can only read. False: the receiver
         writes, and this process reads.
@@ -185,7 +186,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     segment = Segment(descriptor, is_writable=is_written_by_maker)
     try:
         if is_written_by_maker:
-            # Kernels before Linux 5.1 lack this seal. On them, receivers can write the segment.
+            # Before Linux 5.1, the kernel lacks this seal, so receivers can write the segment.
             with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

@@ -56,7 +56,7 @@ _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _MAX_UNREAD: Final = 300
-"""Maximum number of messages read from a connection before its close. A socket holds fewer."""
+"""The most messages read from a connection that is about to be closed; a socket holds fewer."""
 
 
 class LeaseServer:
@@ -78,8 +78,8 @@ class LeaseServer:
     ConfigurationError
         The run directory cannot be used.
     DriverError, OutOfMemoryError
-        This process has no free descriptor or no room for a segment of words, or :meth:`start`
-        cannot start the thread.
+        This process lacks a free descriptor, or memory for a segment of words. :meth:`start` raises
+        the error if it cannot start the thread.
     UnsupportedError
         A monkey patch has removed ``select.epoll``.
     """
@@ -97,8 +97,8 @@ class LeaseServer:
         """The pid and user of each process from which this round has read a message. A round is one
         call of ``_handle_all``."""
         self._skipped: set[int] = set()
-        """Descriptors of the connections that this round has left to the next round, because it has
-        already read a message of their process."""
+        """Descriptors of the connections that this round has left to the next round. From the process
+        of each such connection, this round has already read a message."""
         self._bells: deque[Bell] = deque()
         """One bell for each thread that waits in :meth:`catch_up`."""
         self._stopping = False
@@ -109,8 +109,8 @@ class LeaseServer:
             self._holders = HolderTable(self._loop, self._lose)
             self._listeners = Listeners(self._loop, self._accept)
             try:
-                # The first control segment is made now. If it were made for the first lease, the
-                # process could lack a descriptor by then.
+                # The first control segment is made now, because the process may have no free
+                # descriptor when it grants the first lease.
                 self.leases.slots.grow()
                 self._listeners.open(run_dir, identity)
             except BaseException:
@@ -361,14 +361,14 @@ class LeaseServer:
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
-                "a reply to it waits, because peers have not read the descriptors of earlier "
-                "replies (ulimit -n)",
+                "a reply to this importer waits, because peers have left too many descriptors of "
+                "earlier replies unread (ulimit -n)",
             )
         self._unsent.add(connection)
         self._loop.change(connection.number, write=connection.is_full)
 
     def _drop(self, connection: ServerConnection) -> None:
-        """Close a connection. The leases of a process that can be watched stay (law C11)."""
+        """Close a connection. The leases stay if a pidfd watches the process (law C11)."""
         if self._connections.pop(connection.number, None) is None:
             return
         self._unsent.discard(connection)
@@ -388,9 +388,9 @@ class LeaseServer:
         """End all leases of a process that is dead, or that has neither pidfd nor connection."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                # The peer may have discarded a message and sent an END for its reservation. If the
-                # sender of the message still holds the reservation, leases.lose() does not end it.
-                # So the server reads the END first.
+                # The peer may have discarded a message, and sent an END for the reservation of the
+                # message. If the sender still holds the reservation, leases.lose() does not end the
+                # reservation. So the server reads the END first.
                 self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

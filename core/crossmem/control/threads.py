@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How threads start and wait, so that a signal handler that raises does no harm (law C30)."""
+"""How threads start and wait. A signal handler may raise meanwhile without harm (law C30)."""
 
 import logging
 import threading
@@ -14,8 +14,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
 
 LOOK_AGAIN_S: Final = 0.5
-"""The interval at which a waiting thread checks its condition again, because a hint may be lost.
-Also the pause of a :class:`PassingThread` after a fault."""
+"""A waiting thread checks its condition again after this time, because it may get no hint. A
+:class:`PassingThread` pauses for the same time after a fault."""
 _STOP_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class PassingThread:
             call_into(taken, self._running.acquire, False)  # noqa: FBT003
             if taken[0] and not self._is_stopping:
                 # Thread.start() waits in Python code, where a signal handler may raise. A finaliser
-                # calls this method, too, and must not wait. start_new_thread() does not wait.
+                # that starts a PassingThread must not wait. start_new_thread() does not wait.
                 call_into(started, start_new_thread, self._run, ())
         except RuntimeError:
             return False
@@ -95,8 +95,8 @@ class PassingThread:
                     _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
-            # Work that was added just before the release of the lock has started no new thread. So
-            # this thread checks again.
+            # A caller that added work just before this release could not start a new thread. So
+            # this thread checks again whether there is work.
             if not (self._must_run() and self._running.acquire(blocking=False)):
                 return
 

@@ -3,7 +3,7 @@
 
 A signal handler or another thread can run between two calls of these functions, but not between
 two consecutive subscripts of a ``memoryview``. So code that must not be interrupted subscripts the
-``memoryview`` of the words. Code that only reads may also subscript or slice it.
+``memoryview`` of the words. Code that only reads may also subscript or slice the ``memoryview``.
 
 A word has 8 bytes and is aligned. Only one process writes it, with the exceptions that
 :mod:`crossmem.sharing.timelines.cell` names. CPython copies an item of a ``memoryview`` with format

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vendors' libraries: searched in a fixed order, and called through ctypes by prototypes.
+"""The search for vendors' libraries in a fixed order, and calls of their functions with ctypes.
 
 ctypes releases the GIL during a call, so a library call that takes seconds blocks no other thread.
 """
@@ -55,7 +55,7 @@ def candidates(
         f"/{path}"
         for line, _, path in (entry.partition("/") for entry in maps.splitlines())
         # An executable mapping shows that the library is loaded. A program that only reads the file
-        # may map it, too, but its mapping is not executable.
+        # may also map the file, but that mapping is not executable.
         if PurePath(path).name.startswith(stem) and "x" in line.split()[_PERMISSIONS]
     )
     elsewhere = (str(PurePath(folder, name)) for folder in folders for name in names)
@@ -95,7 +95,7 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
             return ctypes.CDLL(path)
         except OSError as error:
             # The loader's text begins with the file at fault: this path, or a dependency of the
-            # library. For a missing dependency, the reason is the loader's text, which names it.
+            # library. For a missing dependency, that text is the reason: it names the dependency.
             reason = str(error).removeprefix(f"{path}: ")
             if reason.startswith("cannot open shared object file: No such"):
                 reason = "no such file" if "/" in path else "not on the library search path"
@@ -216,7 +216,7 @@ def _plain(cell: Any) -> Any:
 
 
 class Out(Parameter):
-    """The address for a result. The caller passes nothing, and gets the result.
+    """The address to which the function writes a result. Callers pass nothing, and get the result.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call whose result is recorded before a signal handler can raise and lose it (law C30).
+"""A function that records the result of a call before a signal handler can raise (law C30).
 
 CPython runs signal handlers at the entry of a Python function, at a backward jump and after a call
 of C code. So ``descriptor = os.open(...)`` loses the descriptor if a handler raises between the

@@ -126,7 +126,7 @@ class StreamWork(Protocol):
         ...
 
     def destroy_stream(self, ordinal: int, stream: int) -> None:
-        """Destroy a stream that :meth:`create_stream` returned. All its work is complete."""
+        """Destroy a stream of :meth:`create_stream`. All work of the stream is complete."""
         ...
 
     def copy_async(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:

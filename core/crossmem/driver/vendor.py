@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common base class of vendor drivers.
 
-The base class makes the device current before it calls a method of a mechanism, except
-``keep_mapped``. A mechanism keeps each of the vendor's objects in the ``reference`` of the block or
-import until it has released the object. So after an interrupted release, the ``reference`` shows
-the objects that are left, and core can repeat the release.
+Before the base class calls any method of a mechanism except ``keep_mapped``, it makes the device
+current. A mechanism keeps each of the vendor's objects in the ``reference`` of the block or import
+until the mechanism has released the object. So after an interrupted release, the ``reference``
+shows the objects that are left, and core can repeat the release.
 """
 
 import logging
@@ -104,7 +104,7 @@ class VendorDriver(Driver):
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:
-            # If a CrossmemError leaves the pointer at 0, the vendor refused the call, and the
+            # If the pointer is 0 after a CrossmemError, the vendor refused the call, and the
             # mechanism has cleaned up. In all other cases, the import may be mapped.
             if mapped.pointer or not isinstance(error, CrossmemError):
                 self._undo(error, self._unmap, imported)

@@ -50,8 +50,8 @@ _OTHER_KINDS: Final = (
 VERSION: Final = 1
 # magic, version, flags, total length, crc32 of everything else
 HEADER: Final = struct.Struct("<4sHHII")
-# Offset and length of the part. They are separate from the core, which all parts of an export
-# share.
+# Offset and length of the part. The core does not contain them, because all handles of one export
+# have the same core.
 _PART: Final = struct.Struct("<QQ")
 _CORE_START: Final = HEADER.size + _PART.size
 _MIN_NBYTES: Final = _CORE_START + MIN_CORE_NBYTES
@@ -65,10 +65,10 @@ def _field(name: str, doc: str) -> Any:
 class ShareableHandle:
     """An immutable name for exported memory, valid in any process of the same host.
 
-    :meth:`crossmem.Allocation.export` makes it; send it as :meth:`to_bytes` or by pickling. A
-    handle owns nothing: its exporter and the leases of its importers decide how long the memory
-    lives. A process that has a leased handle and passes the exporter's access check can import the
-    memory, so treat the bytes as a credential.
+    :meth:`crossmem.Allocation.export` makes a handle. Send the bytes of :meth:`to_bytes`, or pickle
+    the handle. A handle owns nothing: the exporter and the leases of importers decide how long the
+    memory lives. A process that has a leased handle and passes the exporter's access check can
+    import the memory, so treat the bytes as a credential.
 
     Attributes
     ----------
@@ -169,7 +169,7 @@ class ShareableHandle:
         return _fill(object.__new__(ShareableHandle), self._core, self.offset + start, length, None)
 
     def to_bytes(self) -> bytes:
-        """Return the wire form: at most 1 KiB, always the same for the same export and part."""
+        """Return the wire form: at most 1 KiB, equal for all handles of one part of an export."""
         blob = self._bytes
         if blob is None:
             core = self._core.wire
@@ -289,10 +289,10 @@ def _fill(
 
 
 block_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""The decoder of block handles. The import of :mod:`crossmem.models.block_handle` adds it."""
+"""The decoder of block handles, after :mod:`crossmem.models.block_handle` was imported."""
 ready_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""The decoder of handles with a timeline. The import of :mod:`crossmem.models.ready_handle` adds
-it."""
+"""The decoder of handles with a timeline, after :mod:`crossmem.models.ready_handle` was
+imported."""
 
 
 def arena_handle(core: bytes, flags: int) -> ShareableHandle:

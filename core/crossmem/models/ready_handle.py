@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The handle of memory that a stream may still write.
 
-It consists of another handle, the handle of a timeline, and a value of this timeline.
+It consists of an ordinary handle of the memory, a handle of a timeline, and a value. The memory is
+ready when the timeline has reached the value.
 """
 
 import struct
@@ -28,7 +29,7 @@ def _of_base(name: str) -> Any:
 
 
 class ReadyHandle(ShareableHandle):
-    """A handle of memory that is ready when a timeline has reached a value.
+    """A handle of memory whose data is complete when a timeline has reached a value.
 
     Attributes
     ----------
@@ -85,7 +86,7 @@ class ReadyHandle(ShareableHandle):
         return f"{self.base!r:.1000}"[:-1] + f", ready at value {self.value}>"
 
 
-# A handle refuses attribute assignments. The descriptor of a ``__slots__`` attribute accepts them.
+# A handle refuses attribute assignments, so these functions set its attributes in ``__slots__``.
 _set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
 _set_base: Final = ReadyHandle.__dict__["base"].__set__
 _set_timeline: Final = ReadyHandle.__dict__["timeline"].__set__
@@ -107,7 +108,7 @@ def _decode(blob: bytes) -> ReadyHandle:
     base = ShareableHandle.from_bytes(blob[_START : _START + size])
     if isinstance(base, ReadyHandle) or base.raw is not None or not 0 < value < 2**63 - 1:
         raise refuse(
-            f"value {value} is invalid, or the inner handle is raw or contains a timeline itself"
+            f"value {value} is invalid, or the memory's handle is raw or contains a timeline"
         )
     handle = ReadyHandle(base, TimelineHandle.from_bytes(blob[_START + size :]), value)
     _set_bytes(handle, blob)

@@ -28,10 +28,10 @@ class Availability:
         everything is installed but cannot work, for example because there is no device, or because
         this process may not use the device.
     reason
-        Why this machine cannot use the backend, in one clause of at most 120 characters. The reason
-        may be empty only if the state is ``"available"``. Messages put the backend's name before
-        the reason. crossmem cuts a longer reason, and puts the whole reason at the beginning of
-        ``details``.
+        The cause of the state, in one clause of at most 120 characters. The clause may be empty
+        only if the state is ``"available"``. Messages put the backend's name before the reason. If
+        the reason is longer, crossmem shortens it in messages, and puts the whole reason at the
+        beginning of ``details``.
     details
         Further text, such as every path that was tried, one per line.
 
@@ -91,13 +91,13 @@ class Backend:
         Function that makes the driver. The argument is the name of a runtime, or None. With
         None, the function chooses one of the vendor's real runtimes, never an emulation. crossmem
         calls the function once per process for each requested runtime. If the call fails, the next
-        request for the runtime repeats it. crossmem never calls the function on two threads at
+        request for the runtime repeats the call. crossmem never calls the function on two threads at
         once. The function raises :class:`crossmem.BackendUnavailableError` if the runtime cannot
         work on this machine.
     priority
         If the application names no device, crossmem uses the available backend with the highest
-        priority. A backend with None is used only if the application names it. Every emulation has
-        None.
+        priority. A backend whose priority is None is used only if the application names it. Every
+        emulation has the priority None.
     install_hint
         What the user can do if the backend is not available, such as a ``pip install`` line, in at
         most 200 characters.

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every hook that a plugin can implement.
 
-After a driver is loaded, crossmem calls it directly, without hooks.
+After a driver is loaded, crossmem calls the driver directly, without hooks.
 
-A plugin is a module, or an instance of a class, with some of these functions. An entry point in the
-group ``crossmem`` or the variable ``CROSSMEM_PLUGINS`` names the plugin, or a program passes it to
-:meth:`Registry.register`. The plugin marks each function with :data:`crossmem.plugin.hookimpl`. A
-function may leave out parameters that it does not need. Rules for all hooks:
+A plugin is a module, or an instance of a class, with some of these functions. crossmem finds the
+plugin through an entry point in the group ``crossmem``, through the variable ``CROSSMEM_PLUGINS``,
+or through a call of :meth:`Registry.register`. The plugin marks each function with
+:data:`crossmem.plugin.hookimpl`. A function may leave out parameters that it does not need. Rules
+for all hooks:
 
 - The import of a plugin's module must not import a vendor's package, load a vendor's library or
   touch a device, because a process that uses one backend imports the modules of all plugins.
@@ -56,10 +57,10 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     Parameters
     ----------
     find_runtime
-        For use in :attr:`Backend.load` only. It returns the first answer of a plugin to
-        ``crossmem_runtime(api, name)``. If no plugin answers, it raises the error of a plugin that
-        has the runtime. If there is no such error, it raises
-        :class:`crossmem.BackendUnavailableError`.
+        For use in :attr:`Backend.load` only. ``find_runtime(api, name)`` returns the first answer
+        of a plugin to ``crossmem_runtime(api, name)``. If no plugin answers, ``find_runtime``
+        raises the error of a plugin that has the runtime but cannot use it. If there is no such
+        error, ``find_runtime`` raises :class:`crossmem.BackendUnavailableError`.
 
     Returns
     -------
@@ -70,8 +71,8 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     Raises
     ------
     Exception
-        Discovery records the exception as this plugin's failure, and a call of ``register`` fails.
-        In both cases, crossmem does not use the plugin.
+        During discovery, crossmem records the exception as this plugin's failure. During a call of
+        ``register``, the call fails. In both cases, crossmem does not use the plugin.
 
     Notes
     -----
@@ -91,8 +92,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     Must not: return a binding for an unknown name, return another runtime than the requested one,
     or return an emulation whose name does not say that it is an emulation.
 
-    crossmem calls one plugin after the other, until an answer is not None. The plugins of
-    :meth:`Registry.register` come first, the latest before the others. The plugins in
+    crossmem calls one plugin after the other, until an answer is not None. The plugins that were
+    passed to :meth:`Registry.register` come first, in reverse order of these calls. The plugins in
     ``CROSSMEM_PLUGINS`` follow in reverse order, and then the entry points in reverse order of
     distribution and name. ``@hookimpl(tryfirst=True)`` and ``trylast=True`` change the order.
 
@@ -171,12 +172,13 @@ def crossmem_event(event: Event) -> None:
     When: right after the event, so an observer cannot prevent the event.
     How often: once for each event of this process. There is no event if the process imports memory
     that it has open already, or makes a slice of a handle.
-    Thread: the acting thread for an action of the application. The lease server's thread, or a
-    thread that calls crossmem, for an action of another process, such as the end of a lease. The
-    freeing thread for a deferred free. Several threads may call the hook at once.
+    Thread: for an action of the application, the thread that acts. For an action of another
+    process, such as the end of a lease, the lease server's thread or a thread that calls crossmem.
+    For a deferred free, the thread that frees the memory. Several threads may call the hook at
+    once.
     Must not: block, wait for another process, call crossmem, or raise. While an observer runs on
-    the lease server's thread, importers get no reply. A call of crossmem may deadlock, because the
-    calling thread may hold locks of crossmem.
+    the lease server's thread, importers get no reply. An observer that calls crossmem may deadlock,
+    because its thread may hold locks of crossmem.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ class Body(BaseModel):
     strides and offset. Other modules check the names of dtypes and the tree itself.
     """
 
-    # If the model refused unknown keys, pydantic would create one error for each of perhaps a
-    # million keys. So the model allows them, and read_body() refuses them.
+    # If the model refused unknown keys, pydantic would create one error for each, and a text may
+    # have a million unknown keys. So the model allows unknown keys, and read_body() refuses them.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES, fail_fast=True)]

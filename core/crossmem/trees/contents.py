@@ -18,7 +18,7 @@ from crossmem.trees.pool_blocks import Exportable
 __all__ = ["Contents"]
 
 _READ_STEP: Final = 1 << 16
-"""The most bytes that Linux maps at one page fault of a read."""
+"""The largest number of bytes that Linux maps when a read causes a page fault."""
 
 
 class Contents:
@@ -63,9 +63,9 @@ class Contents:
         ------
         ConfigurationError
             The trees differ in more than the elements of arrays, or a shared array cannot be
-            overwritten. Nothing has changed then.
+            overwritten. No array was changed.
         UnsupportedError
-            Something in the other tree cannot be shared. Nothing has changed then.
+            Something in the other tree cannot be shared. No array was changed.
         """
         matches = list(match(self._message, tree, "update"))
         arrays = self._shared_arrays()
@@ -80,7 +80,7 @@ class Contents:
                 name = f"the array that is shared as {clause(where, 50)}"
                 refuse_unwritable(name, target, row.kind, row.layout, "update")
             to = describe(target)
-            assert to is not None  # noqa: S101 - it was shared
+            assert to is not None  # noqa: S101 - the target was shared
             if to.pointer != self._pointers[number]:
                 msg = f"the array that is shared as {clause(where, 50)} has got other memory"
                 hint = "write into the array; `tensor.data = ...` gives it memory that readers lack"
@@ -91,8 +91,8 @@ class Contents:
     def _shared_arrays(self) -> list[Any]:
         """Return the arrays in the shared memory.
 
-        The first call makes an array over each copy, in place of the array that was copied. The new
-        array keeps the copy's memory in use, so the tree can be closed before the array ends. The
+        For each array that was copied, the first call makes a new array in the memory of the copy.
+        The new array keeps this memory in use, so the tree can be closed before the array ends. The
         new array can also be shared again.
         """
         copies, rows = self._copies, self._message.rows

@@ -4,7 +4,7 @@
 ============== ==================================================================================
 in JSON        means
 ============== ==================================================================================
-null, true, 1  None, True, 1; Unicode strings and finite floats also have their usual JSON
+null, true, 1  None, True, 1; Unicode strings and finite floats are also usual JSON
 [...]          a list
 {"a": n}       the array with the number n
 {"t": [...]}   a tuple
@@ -45,10 +45,10 @@ _MAX_INTEGER_BITS: Final = 4096
 """The largest number of bits of an integer. The JSON parser takes long for larger integers."""
 
 _MAX_COLLISIONS: Final = 256
-"""The most hash collisions in one dict. The time to fill a dict grows with their square."""
+"""The most hash collisions in one dict. The fill time grows with the square of their number."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
-"""Returns an array's number; None for any other value. Argument 2 returns the value's path."""
+"""Returns an array's number, and None for any other value. Argument 2 names the value."""
 
 
 def write(value: Any, add_array: AddArray) -> Any:
@@ -203,7 +203,7 @@ _PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Return the text of the expression that names a part of the shared tree."""
+    """Return the name of a part of the shared tree: an expression such as ``x['a'][0]``."""
     return clause("x" + "".join(f"[{shorten(step, 50)}]" for step in path), 60)
 
 
@@ -337,7 +337,7 @@ class _Form(NamedTuple):
     is_named
         Whether the additional part is the name of the class, which comes before the content.
     has_attributes
-        Whether the additional part is the attributes, which come after the content.
+        Whether the additional part consists of attributes, which come after the content.
     """
 
     make: Callable[[list[Any], Any], Any]

@@ -54,7 +54,7 @@ def check_pool(pool: object, device: object, operation: str) -> None:
 
 
 def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: float = 0.0) -> Block:
-    """Return a block that is freed after the end of the last array in it.
+    """Return a block that is freed when no array refers to the block any more.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: floa
 
 
 def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
-    """Refuse a pool that is not on the device ``home``, on which a copy must lie.
+    """Refuse a pool of another device than ``home``, to which an array must be copied.
 
     Raises
     ------
@@ -88,17 +88,18 @@ def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
 def let_go(memory: Exportable) -> None:
     """Free memory that a tree owns.
 
-    If arrays in the memory outlive the tree, the memory is freed after the last array. Until then,
-    the handles of the memory stay valid, because other trees and messages may contain them.
+    If arrays in the memory outlive the tree, the memory is freed when the last of these arrays has
+    ended. Until then, the handles of the memory stay valid, because other trees and messages may
+    contain them.
     """
     with suppress(BusyError):
         memory.free()
 
 
 def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None:
-    """In a forked child, refuse an array in a pool's block or a queue's buffer of the parent.
+    """In a forked child, refuse an array in a block of a pool or in a buffer of a queue.
 
-    The child does not have this memory mapped.
+    The parent had this memory mapped, but the child does not.
 
     Raises
     ------

@@ -60,12 +60,12 @@ def share(
         dataclasses of them, with plain values. Arrays that overlap in ``x`` also overlap in the
         receiver. An array that occurs twice in ``x`` is one array in the receiver.
     copy
-        ``"allow"`` or True: this call copies each array that cannot be shared in place. It also
-        copies each array whose block of the vendor contains other memory, unless ``neighbours`` is
-        ``"expose"``. Readers get the copy, and do not see later changes of the original. To give
-        readers new data, change the arrays in :attr:`crossmem.Shared.value`, or copy again with
-        :meth:`crossmem.Shared.update`. None or False: this call copies nothing, and refuses each
-        array that ``"allow"`` would copy.
+        ``"allow"`` or True: this call copies each array that cannot be shared in place. Unless
+        ``neighbours`` is ``"expose"``, this call also copies each array that lies in one of the
+        vendor's blocks together with other memory. Readers get the copy, and do not see later
+        changes of the original. To give readers new data, change the arrays in
+        :attr:`crossmem.Shared.value`, or copy again with :meth:`crossmem.Shared.update`. None or
+        False: this call copies nothing, and refuses each array that ``"allow"`` would copy.
     device
         The device to which host memory is copied. None: the pool's device, or ``host`` if there is
         no pool. The CPU must be able to address the device's memory.
@@ -88,8 +88,8 @@ def share(
     Raises
     ------
     UnsupportedError
-        Something in ``x`` cannot be shared, or ``allow`` or ``access`` differs from the setting of
-        the pool in which an array lies. The message says why.
+        Something in ``x`` cannot be shared; the message says why. Also raised if an array lies in a
+        pool whose setting differs from ``allow`` or ``access``.
     ConfigurationError
         An argument is invalid, or both device and pool were given.
     InvalidSizeError
@@ -132,7 +132,7 @@ def share(
 
 
 def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool] | None:
-    """Return a message for one array, the array's memory, and whether the array is read-only.
+    """Return an array's message, the array's memory, and whether the array is read-only.
 
     The array counts as read-only if this process received it with ``readonly=True``. The result is
     None if the array does not lie in memory of crossmem that other processes can lease.

@@ -1,4 +1,4 @@
-/* A primary hands buffers to three secondaries, through a queue of their memory group. */
+/* A primary process hands buffers to three secondary processes through a queue. All are in one memory group. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -57,7 +57,7 @@ class AscendDriver(VendorDriver):
     Raises
     ------
     BackendUnavailableError
-        The runtime lacks functions for both mechanisms, shareable handles and keys.
+        The runtime lacks functions of shareable handles, and also functions of keys.
     """
 
     backend = BACKEND
@@ -216,15 +216,18 @@ class AscendDriver(VendorDriver):
             owned.admitted.update(tgids)
 
     def _check_peer(self, peer: Peer) -> int:
-        """Return a peer's bare tgid, the vendor's process number; raise if the report is false."""
+        """Return the bare tgid that a peer reports, after checks that the number can be true.
+
+        A bare tgid is the vendor's number of a process.
+        """
         own = self.peer_identity()
         fault = None
         if not 0 < peer.reported <= _MAX_TGID:
             fault = "which is not a process number"
         elif peer.reported == own:
             fault = "which is the exporter's"
-        # Outside of containers, the bare tgid of a process is its pid. If this is true of this
-        # process, the peer's two numbers must be equal, too.
+        # Outside of containers, the bare tgid of a process is its pid. If the bare tgid of this
+        # process is its pid, the bare tgid of the peer must be the peer's pid.
         elif own == os.getpid() and peer.pid and peer.pid != peer.reported:
             fault = f"but is process {peer.pid}"
         if fault is not None:
@@ -234,7 +237,7 @@ class AscendDriver(VendorDriver):
             )
         return peer.reported
 
-    # Others' memory -----------------------------------------------------------------------
+    # Memory of other processes ------------------------------------------------------------
 
     @override
     def import_(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The import of pyACL, whose interface :mod:`crossmem_ascend.runtime` describes."""
+"""Imports pyACL. The module :mod:`crossmem_ascend.runtime` describes pyACL's interface."""
 
 from importlib import import_module
 from typing import cast
@@ -12,8 +12,8 @@ from crossmem_ascend.runtime import Acl
 __all__ = ["INSTALL_HINT", "import_pyacl"]
 
 INSTALL_HINT = (
-    "install CANN and its driver, and run `source set_env.sh` of its toolkit: Python then finds "
-    "`acl` and the libraries"
+    "install CANN and the driver, and run `source set_env.sh` of the CANN toolkit: Python "
+    "then finds `acl` and the libraries"
 )
 
 

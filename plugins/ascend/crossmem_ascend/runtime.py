@@ -78,12 +78,12 @@ KEY: Final = frozenset(
 PEER_ACCESS: Final = frozenset(
     {"device_can_access_peer", "device_enable_peer_access", "device_peer_access_status"}
 )
-"""Functions of ``acl.rt`` that imports for another device need."""
+"""Functions of ``acl.rt`` that are needed for an import on another device than the exporter's."""
 
 
 STREAM_VALUES: Final = frozenset({"host_register", "host_unregister", "value_wait", "value_write"})
-"""Functions of ``acl.rt`` by which streams write values to host memory and wait for them. On a
-product without this feature, they return 207000."""
+"""Functions of ``acl.rt`` by which streams write values to host memory and wait for values there. On
+a product without this feature, the functions return 207000."""
 
 NOTIFIES: Final = frozenset(
     {
@@ -179,7 +179,10 @@ class Rt(Protocol):
     def destroy_notify(self, notify: int, /) -> int: ...
     def record_notify(self, notify: int, stream: int, /) -> int: ...
     def wait_and_reset_notify(self, notify: int, stream: int, timeout_s: int, /) -> int:
-        """Let a stream wait for a record, and reset the notify. Timeout 0 means no limit."""
+        """Let a stream wait until the notify is recorded, and then reset the notify.
+
+        Timeout 0 means no limit.
+        """
         ...
 
     def notify_get_export_key(self, notify: int, length: int, flags: int, /) -> tuple[str, int]: ...
@@ -205,7 +208,8 @@ class Vendor:
     Parameters
     ----------
     acl
-        The runtime. It is initialised, but never finalised, because other code may use it.
+        The runtime. This class initialises the runtime, but never finalises the runtime, because
+        other code may use it.
 
     Raises
     ------
@@ -248,7 +252,7 @@ class Vendor:
             The result code.
         """
         if code != SUCCESS:
-            # An emulation reports its own failures, which are not the vendor's, by crossmem_fault.
+            # An emulation reports failures for which the vendor has no code by crossmem_fault.
             told: Callable[[], CrossmemError | None] | None
             told = getattr(self.acl, "crossmem_fault", None)
             fault = told() if told is not None else None

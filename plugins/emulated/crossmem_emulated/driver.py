@@ -33,9 +33,10 @@ class _Account:
 
 
 class EmulatedDriver(MemfdDriver):
-    """Simulated devices, each with a capacity that is counted per process.
+    """Simulated devices. Each process can allocate the full capacity of each device.
 
-    If the options request it, new memory gets all its pages at once, or is filled with 0xA5.
+    With the option ``prefault``, new memory gets all its pages at once. With the option ``poison``,
+    new memory is filled with 0xA5.
 
     Raises
     ------

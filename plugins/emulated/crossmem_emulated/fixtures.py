@@ -44,7 +44,7 @@ class Emulated:
     def close(self) -> None:
         """End the emulation, and remove its emulated host.
 
-        The host stays if the options or the environment name its folder.
+        The host stays if the options or the environment name the host's folder.
         """
         self._emulation.close()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the plugin. They import a driver or an emulation only when a program requests it."""
+"""The hooks of the plugin. Drivers and emulations are imported only when a program needs them."""
 
 import os
 import sys

@@ -35,8 +35,8 @@ _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
 _VERSION: Final = 3
 _SPARE_NBYTES: Final = 128 << 10
-"""If a call of SQLite fails while the file system has fewer free bytes, the file system counts as
-full, because the call may have needed several pages."""
+"""If a call of SQLite fails while the file system has fewer free bytes than this number, the file
+system counts as full, because the call may have needed several pages."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -97,8 +97,8 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
     """Call ``step`` again and again while another process has locked the database.
 
     Return the result of ``step``, or raise after 10 seconds. SQLite's own wait is not used: its
-    pauses become longer and longer. Also, SQLite does not wait at the first open and the last close
-    of the file.
+    pauses become longer and longer. Also, SQLite does not wait when the first connection opens the
+    file, and when the last connection closes it.
     """
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -124,8 +124,8 @@ class Machine:
         The folder of the database. One folder is one host. The folder is created if necessary. Its
         parent is not created, because another process may have removed the parent on purpose.
     schema
-        SQL that creates the tables of one vendor if they do not exist. A row that ends with a
-        process must refer to the table ``process`` with ``ON DELETE CASCADE``.
+        SQL that creates the tables of one vendor if they do not exist. A row that the death of a
+        process removes must refer to the table ``process`` with ``ON DELETE CASCADE``.
 
     Attributes
     ----------
@@ -141,9 +141,9 @@ class Machine:
     def __init__(self, folder: Path, schema: str) -> None:
         self.folder = folder
         self._is_shared = folder == default_state()
-        """Whether this is the default host, which unrelated programs use. The first process in an
-        empty default host deletes the violations of earlier programs. A host that the user named
-        keeps its violations."""
+        """Whether this is the default host, which unrelated programs use. A process that enters the
+        default host while no other process uses it deletes the violations of earlier programs. A
+        host that the user named keeps its violations."""
         self._schema = schema
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None

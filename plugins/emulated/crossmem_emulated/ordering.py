@@ -24,10 +24,10 @@ class Ordering:
     """The pending writes of the slow streams of this process and of other processes.
 
     The search considers a pending write only if a real device could already have done it. Such a
-    write waits for no function of the program, no value and no other stream.
+    write does not wait for a function of the program, for a value, or for another stream.
 
-    The object registers itself as the observer of ``queues``. It reports a violation by a call of
-    ``violate`` with the name of the vendor's function and a description.
+    The object registers itself as the observer of ``queues``. To report a violation, the object
+    calls ``violate`` with the name of the vendor's function and a description.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Ordering:
         queues.ordering = self
 
     def submitted(self, stream: Queue, work: Work) -> None:
-        """Publish a pending write in the tables, so that other processes check their accesses."""
+        """Publish a pending write in the tables, so that other processes can find the write."""
         if not work.written or not self._queues.is_free(stream, work):
             return
         lost = suppress(HostLostError, sqlite3.OperationalError)
@@ -61,7 +61,7 @@ class Ordering:
     def begins(self, work: Work, stream: Queue | None = None) -> None:
         """Record a violation if ``work`` accesses memory that a pending write will change.
 
-        The pending write belongs to another stream or to another process.
+        Only pending writes of other streams and of other processes count.
         """
         if work.is_over is not None or not work.ranges:
             return
@@ -77,9 +77,9 @@ class Ordering:
                 self._violate(work.call, text)
 
     def _pending_elsewhere(self, work: Work) -> str | None:
-        """Return the name of the call behind another process's pending write to memory of ``work``.
+        """Return the vendor function of another process's pending write to memory of ``work``.
 
-        Return None if there is no such write.
+        The result is the name of the function, or None if there is no such write.
         """
         with self._machine.transaction() as tables:
             me = self._machine.me(tables)

@@ -53,8 +53,8 @@ class Pages:
         This process's descriptor of the memory. None if the descriptor was closed, or if
         :meth:`PageStore.open` opened the memory.
     holding
-        Number of this process's row in the table ``holding``; None if there is no such row. The row
-        keeps the memory charged to its device.
+        Number of the row in the table ``holding`` by which this process keeps the memory charged to
+        its device; None if there is no such row.
     """
 
     number: int
@@ -92,9 +92,10 @@ class PageStore:
         nbytes
             Size in bytes, a multiple of the page size.
         is_labelled
-            Whether :meth:`receive` can identify the memory by a descriptor. The label lies in the
-            file, after the memory, because a descriptor may outlive the memory's row in the tables.
-            The row is deleted with the last process that holds the memory.
+            Whether the memory's file has a label, by which :meth:`receive` identifies the memory.
+            The label is in the file, after the memory, because a descriptor may outlive the
+            memory's row in the tables. The row is deleted when no process holds the memory any
+            more.
 
         Raises
         ------
@@ -174,10 +175,10 @@ class PageStore:
             return pages
 
     def receive(self, descriptor: int) -> Pages | None:
-        """Return the memory to which a descriptor refers, if its label names this emulated host.
+        """Return the memory to which a descriptor refers.
 
-        For a descriptor of another file, return None. The method uses a duplicate of the
-        descriptor, so the caller closes its own.
+        Return None if the file is not labelled memory of this emulated host. The method uses a
+        duplicate of the descriptor, so the caller must still close ``descriptor``.
 
         Raises
         ------
@@ -219,7 +220,7 @@ class PageStore:
         return _LABEL.pack(_MAGIC, *self.machine.identity, *file, device, nbytes)
 
     def release(self, pages: Pages) -> None:
-        """Release the memory in this process. The kernel frees it when no process uses it."""
+        """Release the memory in this process. The kernel frees memory that no process uses."""
         with self.machine.transaction() as tables:
             if pages.holding is not None:
                 tables.execute("DELETE FROM holding WHERE number = ?", (pages.holding,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD and NVIDIA, whose APIs are similar, and their differences."""
+"""The differences between the APIs of AMD and NVIDIA, which are similar in most other respects."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -104,9 +104,9 @@ class Family:
         return 0 if self.is_old(runtime_version) else _LAZY_ENABLE_PEER_ACCESS
 
     def is_old(self, runtime_version: int) -> bool:
-        """Whether a runtime belongs to a ROCm before 6.
+        """Whether a runtime belongs to a release of ROCm before 6.
 
-        Such a runtime has other numbers for flags and memory types.
+        The numbers of flags and memory types in these releases differ from those in later ones.
         """
         return self.is_hip and runtime_version // _ROCM_MAJOR < _ROCM_6
 
@@ -136,7 +136,7 @@ CUDA: Final = Family(
     install_hint="install NVIDIA's driver, and `pip install cupy-cuda13x` or only `pip install "
     "nvidia-cuda-runtime`; a container needs the NVIDIA Container Toolkit",
     dlpack_device_type=2,
-    # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, for version 2 of the functions.
+    # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, for version 2 of the stream functions.
     stream_values=122,
 )
 

@@ -2,9 +2,9 @@
 """Sharing of physical memory by file descriptors. The memory can be mapped at any address.
 
 The vendors' rules: sizes and addresses are multiples of a granularity. A mapping starts at the
-memory's beginning, and is unmapped whole. A device may use a mapping only after its access to the
-mapping is set. Each export creates a descriptor, which the exporter closes. Memory lives until
-every process has released its handles, mappings and descriptors.
+memory's beginning, and is unmapped whole. A device may use a mapping only after the program
+has set the device's access. Each export creates a descriptor, which the exporter closes. Memory
+lives until every process has released its handles, mappings and descriptors.
 """
 
 import logging
@@ -68,7 +68,7 @@ class Virtual(Mechanism):
         Number of devices.
     reached_by
         Returns the devices that get access to a device's mappings: the device itself, and all other
-        devices if it has peer access with each of them in both directions.
+        devices if the device has peer access with each of them in both directions.
     """
 
     name = "vmm"
@@ -85,7 +85,7 @@ class Virtual(Mechanism):
         self._rt = vendor.rt
         self._reached_by = reached_by
         self._exported: dict[int, bool] = {}
-        """The descriptors of exports that are not closed yet, as keys."""
+        """The open descriptors of this process's exports, as keys."""
         self._granularities = [self._ask_granularity(one) for one in range(devices)]
         self.foreign_memory = knows_mappings(vendor)
 
@@ -222,8 +222,8 @@ class Virtual(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # If `map` and its undo both failed, core knows no mapping and does not call `unmap`. So
-        # this method retries the undo.
+        # If `map` failed and could not undo its steps, core does not know of a mapping and does not
+        # call `unmap`. So this method tries to undo these steps again.
         self.unmap(imported)
         self._release_handle(owned)
 
@@ -329,7 +329,7 @@ class Virtual(Mechanism):
     # Steps that have an effect only once --------------------------------------------------
 
     def _map_anywhere(self, owned: _Physical, capacity: int, ordinal: int) -> int:
-        # The memory is still mapped if an earlier call and its undo both failed.
+        # The memory is still mapped if an earlier call failed and could not undo its steps.
         try:
             if not owned.is_mapped:
                 self._free_addresses(owned, capacity)
@@ -365,7 +365,7 @@ class Virtual(Mechanism):
         self._free_addresses(owned, capacity)
 
     # In each method below, no signal handler runs between the statement that clears a field and
-    # the vendor's call. The field is restored only if the vendor refused.
+    # the vendor's call. The field is restored only if the vendor's call fails.
 
     def _unmap(self, owned: _Physical, capacity: int) -> None:
         unmap = self._rt.memUnmap

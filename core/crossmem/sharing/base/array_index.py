@@ -49,8 +49,8 @@ class _Anchor(weakref.ref[Any]):
 class ArrayIndex:
     """An index of the memory that may contain arrays: memory with views, and adopted memory.
 
-    If few entries overlap, a lookup takes time logarithmic in their number. Several objects may
-    have the same addresses.
+    If few entries overlap, the time of a lookup is logarithmic in the number of all entries.
+    Several objects may have the same addresses.
 
     A finaliser or a signal handler may interrupt a thread inside this class at any point, and may
     itself add or look up arrays. Therefore, only the outermost call changes the lists.

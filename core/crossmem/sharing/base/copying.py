@@ -190,7 +190,7 @@ class Copyable(Endable):
         self.ptr  # noqa: B018
         with self._process.state:
             # The copy is registered before the address is read, because another thread can end a
-            # block of a pool without this lock if the block has no copies.
+            # block of a pool without this lock, unless a copy of the block is registered.
             self._usage.copies[copy] = self
             return self.ptr
 

@@ -109,7 +109,7 @@ class LocalDevice:
         return _restore, (self.backend, self.identity, self.runtime, self.mechanism)
 
     def for_mechanism(self, mechanism: str) -> Self:
-        """Return the object of this device whose allocations are shared by the given mechanism.
+        """Return the object that shares this device's allocations by the given mechanism.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class LocalDevice:
         Returns
         -------
         Device
-            Always the same object for one mechanism, with the capabilities of the mechanism.
+            Each mechanism has one object, with the capabilities of the mechanism.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class LocalDevice:
         raise NotImplementedError
 
     def _await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
-        """Wait for the work that ``ready`` names: on ``stream``, or on the host if it is None."""
+        """Wait for the work that ``ready`` names: on ``stream``; None: on the host."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
@@ -184,8 +184,8 @@ class _DeviceTable(Part):
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
         self.named: dict[tuple[str, str, int], LocalDevice] = {}
         """A cache of :func:`find_by_identity`. The key is the backend, the identity, and the number
-        of entries in ``found``. A new entry in ``found`` may change the result of a search. It also
-        increases the number, so no later search uses an older entry of the cache."""
+        of entries in ``found``. A new entry in ``found`` may change the result of a search. But a
+        new entry also changes the number, so later searches ignore older entries of the cache."""
 
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
@@ -280,7 +280,7 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
 
 
 def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -> LocalDevice:
-    """Return the device that a pickle names. Its ordinal may differ in this process (law C24)."""
+    """Return the device that a pickle names. Its ordinal may differ between processes (C24)."""
     found = _find(_devices_of(drain(), backend, runtime), backend, identity)
     return found.for_mechanism(mechanism)
 
@@ -288,8 +288,8 @@ def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -
 def runtime_in_use(process: Process, backend: str) -> str | None:
     """Return the one runtime through which this process uses a backend.
 
-    None if the process uses no runtime of the backend, or several. In that case,
-    ``CROSSMEM_RUNTIME`` or the backend chooses the runtime.
+    If the process uses no runtime of the backend, or several runtimes, the result is None. In that
+    case, ``CROSSMEM_RUNTIME`` or the backend chooses the runtime.
     """
     used = {
         runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend
@@ -301,7 +301,7 @@ def find_by_identity(process: Process, backend: str, identity: str, target: obje
     """Return the device that a handle names (law C24).
 
     If ``target`` is a device object of the backend, the search uses the runtime of ``target``. For
-    any other target, it uses the runtime that :func:`runtime_in_use` returns.
+    any other target, the search uses the runtime that :func:`runtime_in_use` returns.
 
     Raises
     ------
@@ -337,14 +337,14 @@ def _find(found: tuple[LocalDevice, ...], backend: str, identity: str) -> LocalD
 
 def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[LocalDevice, ...]:
     table = process.part(_DeviceTable)
-    # A runtime has one entry, whether the caller or ``CROSSMEM_RUNTIME`` names it.
+    # The entry is the same whether the caller or ``CROSSMEM_RUNTIME`` names the runtime.
     runtime = runtime or process.registry.runtime_of(backend)
     found = table.found.get((backend, runtime))
     if found is None:
         refuse_forked_backend(backend)
         driver = process.registry.driver(backend, runtime=runtime)
         found = table.found.setdefault((backend, runtime), _made(process, driver, runtime))
-        # ``fork_safe`` is recorded now: a forked child needs it, but must not call the driver.
+        # A forked child must not call the driver, so the parent records ``fork_safe`` now.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found

@@ -132,7 +132,7 @@ class Memory(Copyable):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The bytes of the memory for NumPy. The resulting arrays count as views.
+        """The memory as bytes, described for NumPy. Arrays made from this attribute are views.
 
         Raises
         ------
@@ -146,10 +146,11 @@ class Memory(Copyable):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The bytes of the memory for libraries that use CUDA or HIP addresses.
+        """The memory as bytes, described for libraries that use CUDA or HIP addresses.
 
-        An array of such a library holds a reference to this object and gives no notice when it
-        ends. Once this attribute was read, only the finaliser of this object releases the memory.
+        An array of such a library holds a reference to this object and gives no notice when the
+        array ends. Once this attribute was read, only the finaliser of this object releases the
+        memory.
 
         Raises
         ------
@@ -274,12 +275,15 @@ def view_anchor_of(memory: Memory) -> ViewAnchor:
 
 
 def leave_to_views(memory: Memory) -> None:
-    """Let an object end with its last reference. Each view of its memory holds a reference."""
+    """Let an object end when nothing refers to the object any more.
+
+    Each view of the object's memory refers to the object.
+    """
     memory._is_left = True
 
 
 def is_left_to_views(memory: Memory) -> bool:
-    """Whether an object ends with its last reference, without a warning."""
+    """Whether an object ends, without a warning, when nothing refers to the object any more."""
     return memory._is_left
 
 

@@ -111,7 +111,7 @@ def array(
 
     found = dtype_of(dtype)
     if shape is None:
-        # The layout has no elements, so check() checks only the offset.
+        # This layout has no elements, so its check() checks only the offset.
         start = Layout(found, (0,), None, offset)
         start.check(memory.nbytes)
         shape = ((memory.nbytes - start.offset) // found.itemsize,)
@@ -119,7 +119,7 @@ def array(
 
 
 def dlpack_device(memory: Viewable) -> tuple[int, int]:
-    """Return the type and the number of the memory's device, as DLPack numbers them.
+    """Return the memory's device as DLPack names it: a device type and a device number.
 
     Raises
     ------

@@ -101,7 +101,7 @@ class Allocation(Memory):
         """Return a handle with which other processes import this memory.
 
         A second export with the same arguments returns an equal handle, and makes no vendor call
-        (C3). Exceptions: the arguments contain a ``stream``, or the handle was withdrawn.
+        (C3). With a ``stream``, or if the handle was withdrawn, the call returns a new handle.
 
         Parameters
         ----------
@@ -114,13 +114,13 @@ class Allocation(Memory):
             False: return a raw handle, which contains the vendor's bytes for programs without
             crossmem. No lease protects the memory: keep it until all importers are done.
         synchronize
-            Whether to wait for the device work issued so far. Exception: the call does not wait if
-            it returns the handle of an earlier call that has waited (C21).
+            Whether to wait for the device work issued so far. If an earlier call has waited and
+            this call returns the same handle, this call does not wait (C21).
         stream
             The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or the
             stream's handle. Importers call :meth:`crossmem.Mapping.wait` to wait for the work that
-            was issued on the stream before this call. The call itself does not wait. Exception: if
-            the device's strongest timeline level is ``"host"``, the call waits for the stream.
+            was issued on the stream before this call. This call waits for the stream only if the
+            device's strongest timeline level is ``"host"``.
             Each call with a stream returns a new handle.
 
         Raises
@@ -177,9 +177,9 @@ class Allocation(Memory):
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Withdraw a handle: refuse importers that do not hold the memory yet (C28).
 
-        The memory stays allocated. Processes that hold the memory through this handle keep it. A
-        message that was sent before this call can still be received. Later calls of :meth:`export`
-        return a new handle. A second withdrawal does nothing.
+        The memory stays allocated. Processes that hold the memory through this handle keep the
+        memory. A message that was sent before this call can still be received. Later calls of
+        :meth:`export` return a new handle. A second withdrawal does nothing.
 
         Parameters
         ----------
@@ -225,8 +225,8 @@ class Allocation(Memory):
         ------
         BusyError
             A view of the memory is alive, another thread reads or writes the memory, a piece of an
-            address range maps it, or leases remain and ``busy`` is not ``"defer"``. Nothing has
-            changed in these cases.
+            address range maps the memory, or leases remain and ``busy`` is not ``"defer"``. In
+            these cases, nothing has changed.
 
             Also raised while a stream is captured into a graph, because the vendor then forbids a
             wait for the device's work. In that case, a later call of crossmem frees the memory.

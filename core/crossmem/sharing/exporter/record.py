@@ -76,7 +76,7 @@ class BlockRecord:
 
 
 class AllocationRecord(Record):
-    """The record of an allocation, from before the driver allocates until after the release."""
+    """The record of an allocation: made before the driver allocates, kept until the release."""
 
     __slots__ = (
         "allocations",
@@ -187,7 +187,7 @@ class AllocationRecord(Record):
         return unit
 
     def _on_idle(self) -> None:
-        """Queue the freed memory for its release after the end of its last lease.
+        """Queue the freed memory for its release, because its last lease has ended.
 
         Any thread may call this method.
         """
@@ -197,8 +197,8 @@ class AllocationRecord(Record):
     def give_back(self, *, blocking: bool) -> None:
         """Free the memory if it has no leases. Otherwise, the reaper frees it after the last lease.
 
-        Before the free, this method waits for the device's running work, because not every vendor
-        promises that its free call waits.
+        This method first waits for the device's running work, because some vendors do not promise
+        that their free function waits for the work.
         """
         process, unit = self.process, self.unit
         if self.is_done:
@@ -209,8 +209,8 @@ class AllocationRecord(Record):
             leases = process.server.leases
             is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle and blocking and unit.pins:
-                # The server's thread pins memory while it answers a request. The pin may end within
-                # this wait.
+                # The server's thread pins memory while it answers a request. The pin may end while
+                # this thread waits for the server.
                 process.server.catch_up(CATCH_UP_S)
                 is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle:
@@ -245,7 +245,7 @@ class AllocationRecord(Record):
             raise failure
 
     def _release(self) -> CrossmemError | None:
-        """Wait for the device's work, and free the memory. Return the work's error, if it failed.
+        """Wait for the device's work, and free the memory. Return the error of failed work.
 
         The caller holds the lock.
         """
@@ -272,9 +272,9 @@ class AllocationRecord(Record):
         unit, server = self.unit, self.process.server
         if unit is not None:
             if not unit.is_retired and server is not None:
-                # This happens in two cases. Another thread has made the unit after give_back()
-                # looked for it; the call of export() in that thread raises. Or the process exits,
-                # and free_at_exit() frees the memory without give_back().
+                # There are two cases. In the first, another thread made the unit after give_back()
+                # had looked for a unit; the call of export() in that thread raises. In the second,
+                # the process exits, and free_at_exit() frees the memory without give_back().
                 server.leases.retire(unit, even_if_leased=False)
             self.unit = None
             # The unit and its exports refer to each other. This statement breaks the cycle.
@@ -311,10 +311,10 @@ class Allocations(Part):
         super().__init__(process)
         self.live: dict[AllocationRecord, None] = {}
         self.exported: dict[tuple[int, int], AllocationRecord] = {}
-        """The records of exported memory. The key is the numbers of allocation and export."""
+        """The records of exported memory, by the numbers of the allocation and of the export."""
 
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
-        """Return the record of the memory whose export a handle names, or None if there is none.
+        """Return the record of a handle's memory, or None if there is no such record.
 
         Freed memory keeps its record until its last lease has ended.
         """

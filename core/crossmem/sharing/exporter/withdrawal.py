@@ -29,8 +29,8 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         # Adoptions in one allocation of the vendor have the same allocation number, so the export
         # may belong to another adoption.
         if record.allocations.exported.get(export) is record:
-            # This statement comes first. Even if a later statement is interrupted, the record then
-            # removes the export from ``exported`` when the record ends.
+            # This statement comes first. When the record ends, it removes its loose exports from
+            # ``exported``, even if a later statement of this function was interrupted.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:

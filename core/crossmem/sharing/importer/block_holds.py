@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holds of this process on blocks: a word in its row for each block of an open arena."""
+"""The holds of this process on blocks. This process's row has one word for each block."""
 
 import time
 from contextlib import suppress
@@ -31,7 +31,7 @@ _LOOK_S: Final = 0.5
 """Seconds for which attaches rely on the last check of the owner."""
 ASK_S: Final = 5.0
 """Time limit, in seconds, of a request about an open pool. Such a request asks whether the owner
-still has the pool, or which generation the reservation of a message has for a block."""
+still has the pool, or asks for the generation of a block that a message has reserved."""
 
 
 class ArenaImport:
@@ -75,7 +75,7 @@ class ArenaImport:
         release the arena. Written under the lock of the state."""
         self.is_readonly = record.access == "ro"
         self.is_asynchronous = not record.device.capabilities.host_visible
-        """Whether running work of the device may still use a block when its mapping ends."""
+        """Whether work of the device may still use a block when the mapping of the block ends."""
         has_streams = streams_of(record.device.driver) is not None
         self.hold_kind = LinkedHold if self.is_asynchronous or has_streams else BlockHold
         self.is_plain = IS_ORDERED and not self.is_fenced and self.hold_kind is BlockHold
@@ -97,8 +97,8 @@ class ArenaImport:
         Raises
         ------
         CrossmemError
-            The owner is dead, does not reply or refuses a new lease on the pool, or its process now
-            runs another program.
+            The owner is dead, does not reply, refuses a new lease on the pool, or now runs another
+            program.
         """
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:

@@ -101,8 +101,8 @@ class BlockMapping(Mapping):
         if type(hold) is BlockHold and gettrace() is None:
             arena, index = hold.arena, hold.index
             at, row, holders = arena.at + index, arena.row, arena.holders
-            # From this condition to ``is_done = True``, the code has no call and no loop. So no signal
-            # handler and no other thread runs in between, and the branch needs no lock. A thread
+            # From this condition to ``is_done = True``, the code has no call and no loop. So no
+            # signal handler and no other thread runs in between, and no lock is needed. A thread
             # that begins a copy or a view first sets a field that this condition checks, and then
             # reads ``_record`` again. So either this branch sees the copy or view, or that thread
             # sees that the mapping ended.

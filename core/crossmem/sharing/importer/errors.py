@@ -35,7 +35,7 @@ _TEXTS: Final = {
     Status.STALE: _Text(
         StaleHandleError,
         "the owner (pid {pid}) freed this memory before this process imported it",
-        "keep the allocation, or the Shared, open until all readers have received it",
+        "keep the allocation, or the Shared, open until all readers have received the memory",
     ),
     Status.WITHDRAWN: _Text(
         StaleHandleError,
@@ -64,7 +64,7 @@ _TEXTS: Final = {
     ),
     Status.FULL: _Text(
         BusyError,
-        "the owner (pid {pid}) reserves nothing more for messages: {reason}",
+        "the owner (pid {pid}) cannot reserve more memory for messages: {reason}",
         "receive or discard earlier messages, or raise CROSSMEM_MAX_RESERVATIONS in the owner",
     ),
     Status.TOO_MANY: _Text(
@@ -74,7 +74,7 @@ _TEXTS: Final = {
     ),
     Status.UNWATCHED: _Text(
         UnsupportedError,
-        "the owner (pid {pid}) grants this process no block of its pool: {reason}",
+        "the owner (pid {pid}) cannot grant this process a block of a pool: {reason}",
         "between containers, share single allocations instead of a pool, or run Linux 6.5 or later",
     ),
     Status.TAKEN: _Text(
@@ -105,7 +105,7 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 
 
 def not_of_the_pool() -> InvalidHandleError:
-    """Return the error for a handle whose fields do not match its pool."""
+    """Return the error for a handle of a block whose fields do not match the pool."""
     return InvalidHandleError(
         "the bytes are not a handle: the pool has no such blocks",
         hint="pass the bytes of handle.to_bytes() unchanged",

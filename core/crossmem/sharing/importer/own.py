@@ -109,7 +109,7 @@ class OwnImport(ImportRecord):
 
     @override
     def hint(self, slot: int) -> None:
-        """Wake the threads of this process that wait for a hold of a block to end."""
+        """Wake the threads of this process that wait until a hold of a block ends."""
         self.process.start_server().leases.hint((slot,))
 
     @property

@@ -32,7 +32,7 @@ class BlockRecord(Record):
     """The generation that exports write into handles; 0 before the first export."""
     handle: BlockHandle | None
     landing: Landing
-    """The end of the work that uses the block. Set only by a free on a stream."""
+    """The end of the work that uses the block. Set only if the block is freed on a stream."""
 
     @override
     def leave_to_others(self) -> bool:

@@ -58,21 +58,22 @@ class Consumer(Receiver):
         self._late: set[int] = set()
         """Producers whose next entry was not ready in the last call of :meth:`look`."""
         self._hand: dict[tuple[int, int], tuple[int, int]] = {}
-        """Entries that the owner has handed to this consumer, until :meth:`look` returns them. A
-        key is (producer, buffer), a value (stamp, delivery count)."""
+        """Entries that the owner has handed to this consumer and that :meth:`look` has not yet
+        returned. A key is (producer, buffer), a value (stamp, delivery count)."""
         self._is_plain_reader = self.is_plain and terms.overflow != "drop"
         """Whether this consumer reads rings without fences, and without writing ``held`` words."""
         self._producers = range(terms.producers)
         self._bytes = [one.cast("B") for one in opened.segments[: terms.producers]]
-        # Indices of the words that each hand-over uses.
+        # Indices of words that the hot paths use.
         self._reads, self._entries = terms.read(0), terms.entry(0)
         self._handed = terms.handed(self.index)
 
     @override
     def begin(self) -> None:
-        """Write the words of a new session, which begins behind the tails of all rings.
+        """Write the words of a new session.
 
-        The session gets an entry that exists already only if the owner hands the entry out.
+        The session reads only entries that are put after this call. It gets an earlier entry only
+        if the owner hands out this entry.
         """
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
@@ -102,8 +103,8 @@ class Consumer(Receiver):
         super().join(timeout_s)
         if self.opened.terms.delivery == "each":
             # Before the barrier, a producer may overlook this session, and reuse the buffer of an
-            # entry that this session has not read. So the session skips the entries of that time:
-            # it reads the tails again after the barrier.
+            # entry that this session has not read. So the session reads the tails again after the
+            # barrier, and skips all entries that were put before.
             words.barrier()
             self._begin_behind_tails()
         words.release()
@@ -217,7 +218,7 @@ class Consumer(Receiver):
         # One step, as in _look_in_hand().
         if mine[HANDED] == position:
             if is_sound:
-                # A buffer has one entry, so the new entry replaces an earlier one.
+                # A buffer has one entry, so the new entry replaces the buffer's earlier entry.
                 if one in hand:
                     del hand[one]
                 hand[one] = aside
@@ -332,8 +333,8 @@ class Consumer(Receiver):
         Raises
         ------
         QueueEndedError, ClosedError, OwnerGoneError, AccessDeniedError
-            The queue has ended, this process or the owner has closed the queue, or the owner is
-            dead or has revoked the role.
+            The queue has ended; this process or the owner has closed the queue; the owner is dead;
+            or the owner has revoked the role of this process.
         """
         opened, terms, control = self.opened, self.opened.terms, self.opened.control
         if opened.member(self.place) != self.session:

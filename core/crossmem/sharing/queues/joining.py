@@ -23,9 +23,8 @@ def is_open(
 
     Return None if the session is not open, or if a round still runs at the time ``end``. The round
     that opens the session also hands out the first entries of the session, so the joining process
-    waits for the end of that round. The process may see the word ROUND of a later round instead,
-    and the owner may wake no process at the end of a later round. So a process that slept could
-    miss the end, and this function polls instead.
+    waits for the end of that round. The process cannot tell that round from a later round. At
+    the end of a later round, the owner may wake no process. So this function polls.
 
     Parameters
     ----------

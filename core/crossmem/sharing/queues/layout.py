@@ -56,8 +56,8 @@ READS: Final = 4
 # Words of control.
 END: Final = 0
 WANT: Final = 1
-"""1 if each release must ring the owner's bell. :data:`LATE` if, in addition, an entry waits until
-a stream makes it ready. Streams ring no bell, so consumers then poll, and ring the owner's bell."""
+"""1 or :data:`LATE` if each release must ring the owner's bell. LATE also says that an entry waits
+until a stream makes it ready. Streams ring no bell, so consumers poll and ring the owner's bell."""
 LATE: Final = 2
 LOST: Final = 2
 """Number of entries that were lost at the end of their consumers' sessions."""
@@ -82,7 +82,8 @@ CLOSED: Final = 3
 ENTRY_WORDS: Final = 18
 STAMP: Final = 0
 TARGET: Final = 1
-"""The consumer that gets the entry, as a result of :func:`target_of`; 0 if the owner decides."""
+"""The consumer and session that get the entry, encoded by :func:`target_of`; 0 if the owner
+decides."""
 SIZES: Final = 2
 """Length of the data, and number of bytes of user data."""
 WANTED: Final = 3
@@ -144,7 +145,7 @@ class Terms:
     # Words of a place.
 
     def start(self, producer: int) -> int:
-        """Return the word with the tail of a ring at the beginning of the consumer's session."""
+        """Return the word with the tail that a ring had when the consumer's session began."""
         return HEADER_WORDS + producer
 
     def read(self, producer: int) -> int:
@@ -152,11 +153,11 @@ class Terms:
         return HEADER_WORDS + self.producers + producer
 
     def released(self, producer: int, buffer: int) -> int:
-        """Return the word with the stamp of the consumer's last release of a buffer."""
+        """Return the word with the stamp of the buffer's entry that the consumer released last."""
         return HEADER_WORDS + 2 * self.producers + producer * self.depth + buffer
 
     def held(self, producer: int, buffer: int) -> int:
-        """Return the word with the stamp of a buffer that the consumer holds.
+        """Return the word with the stamp of the buffer's entry that the consumer holds.
 
         The consumer writes the word if producers drop entries, or if the owner has handed out the
         entry.

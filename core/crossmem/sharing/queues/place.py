@@ -3,9 +3,9 @@
 
 A process takes a place by an exclusive import of the place's segment. With the word WISH of the
 segment, the process asks the owner for a session. The owner opens and ends sessions in the control
-segment. A session ends when the process withdraws its wish or dies, or by
-:meth:`crossmem.Queue.revoke`. Before the owner opens the next session of the place, it decides what
-happens to the unreleased entries of the previous session.
+segment. A session ends when the process withdraws its wish, when the process dies, or when the
+owner calls :meth:`crossmem.Queue.revoke`. Before the owner opens the next session of the place, the
+owner decides what happens to the unreleased entries of the previous session.
 
 Before a process sleeps on its eventfd, it sets SLEEPING, executes the barrier, and reads the queue
 once more. A peer first stores a change, such as a new entry, and then reads SLEEPING. If SLEEPING
@@ -42,10 +42,11 @@ __all__ = ["PAUSE_S", "Place"]
 _T = TypeVar("_T")
 
 _SPIN_S: Final = 100e-6
-"""How many seconds a process polls before it sleeps. The wake-up of a sleeping peer takes some 50
-microseconds. The poll takes longer, so that a process sees the peer's answer before it sleeps."""
+"""The longest time, in seconds, for which a process polls before it sleeps. This time is longer
+than the wake-up of a sleeping peer, which takes some 50 microseconds. So a process that has woken a
+peer can see the peer's answer without sleeping."""
 PAUSE_S: Final = 1e-3
-"""Seconds between two reads of the words, in a wait that no eventfd ends."""
+"""Seconds between two reads of the words, if the process does not wait for an eventfd."""
 
 
 class Place:
@@ -148,8 +149,8 @@ class Place:
         Raises
         ------
         ClosedError, OwnerGoneError, AccessDeniedError
-            The session has ended, or the owner has closed the queue or is dead. For a producer,
-            also: the queue has ended.
+            The session has ended, or the owner has closed the queue or is dead. A producer
+            also gets ClosedError if the queue has ended.
         """
         opened = self.opened
         if not self.session:
@@ -287,7 +288,7 @@ class Place:
                     try:
                         check()
                     except CrossmemError:
-                        # Entries that were published before the end can still be read.
+                        # Entries that were published before the error can still be read.
                         if (found := look()) is not None:
                             return found
                         raise
@@ -295,7 +296,7 @@ class Place:
                     if left_s <= 0:
                         return None
                     self._sleep(left_s, polls=polls())
-                    # If this look finds a value, the thread needs no further barrier.
+                    # If this call of look() finds a value, the loop ends without another barrier.
                     if (found := look()) is not None:
                         return found
             finally:
@@ -310,9 +311,9 @@ class Place:
             raise
 
     def keep(self, found: object) -> None:
-        """Wake another waiter for a value that no caller gets, because a signal handler raised.
+        """Wake another waiter: a signal handler raised, so this call does not return ``found``.
 
-        :class:`Receiver` also keeps the value for a later call.
+        The override in :class:`Receiver` also keeps ``found`` for a later call.
         """
         del found
         if self.sleepers or self.is_armed:

@@ -57,8 +57,9 @@ class Places(Record):
         """The mappings of the places that this process has taken."""
         self._joining: dict[QueueRole, list[int]] = {}
         """For each role, a list with the id of the thread that is taking a place. Each call of
-        :meth:`join` makes its own list, so a call in a signal handler of that thread finds an equal
-        list that is not its own."""
+        :meth:`join` makes its own list. If a call finds a list that is equal to its own list but is
+        another object, the call comes from a signal handler that interrupted a call of the same
+        thread."""
 
     def has_place(self, role: QueueRole) -> bool:
         """Whether this process has a place for a role."""
@@ -74,7 +75,7 @@ class Places(Record):
         Raises
         ------
         AccessDeniedError, BusyError, ClosedError, OwnerGoneError, OwnerUnresponsiveError
-            This process gets no place.
+            This process cannot get a place.
         """
         mine = [get_ident()]
         try:
@@ -131,7 +132,7 @@ def take_place(
     mine
         The handles of the places.
     timeout_s
-        How long the owner may take to reply, in seconds.
+        The longest wait for the reply of the owner, in seconds.
     order
         Returns the indices of the places to try, in order. None tries all in the order of ``mine``.
 

@@ -22,7 +22,7 @@ class VendorBuffers(Part):
     """The vendor's buffers that this process has."""
 
     closing: ClassVar = -5
-    """An exit frees the buffers before it closes the queues."""
+    """At its exit, the process frees the buffers before it closes the queues."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -38,7 +38,7 @@ class VendorBuffers(Part):
 
 
 class Side:
-    """The producer or the consumer of a vendor's queue in this process, as a holder of buffers."""
+    """One role of this process in a vendor's queue, and the buffers held in this role."""
 
     def __init__(self, opened: Source, driver: VendorQueues) -> None:
         self.is_readonly = False
@@ -54,7 +54,7 @@ class Side:
     def take_back(self, record: BufferRecord, _stream: int | None) -> None:
         """Wait for the device's running work, which may use the buffer, and then free the buffer.
 
-        If the work failed, raise its error after the free.
+        If the work failed, raise the error of the work after the buffer was freed.
         """
         assert isinstance(record, VendorBufferRecord)  # noqa: S101
         failure = finish_work(self.opened.device)
@@ -110,7 +110,8 @@ class VendorBufferRecord(BufferRecord):
         """Forget a buffer that was freed or handed over."""
         self._side.held.pop(self, None)
         self._side.opened.process.part(VendorBuffers).live.pop(self, None)
-        # The last statement: until then, the record stays in the queue of deferred work.
+        # This statement is the last one, because deferred work drops a record whose ``is_done`` is
+        # True.
         self.is_done = True
 
 
@@ -124,7 +125,8 @@ class BufferOfVendor(SharedBuffer):
         # The size may differ from the queue's ``nbytes``, because a program that calls the vendor's
         # API itself can put buffers of any size.
         self.nbytes = record.vendor.capacity
-        # The last statement: from here on, the finaliser of this object releases the buffer.
+        # This statement is the last one. After it, the finaliser of this object can release the
+        # buffer.
         self._record = record
 
     @override

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The declared sizes and rules of a vendor's queue, and the errors for features that it lacks."""
+"""The declared sizes and rules of a vendor's queue, and the errors for missing features."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple

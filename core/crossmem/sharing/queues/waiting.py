@@ -43,7 +43,7 @@ def full(terms: Terms, timeout_s: float) -> QueueFullError:
     hint = "wait longer with timeout=, or make the queue deeper"
     if terms.overflow != "wait":
         msg = f"all {terms.depth} buffers are in use, and the queue has overflow={terms.overflow!r}"
-        hint = "make the queue deeper, or with overflow='wait'"
+        hint = "make a deeper queue, or make the queue with overflow='wait'"
     return QueueFullError(msg, operation="allocate", hint=hint)
 
 
@@ -133,8 +133,8 @@ async def repeat(place: Place, call: Callable[[], _T], *, waits: bool = True) ->
     try:
         place.sleepers += 1
         try:
-            # One task of a loop waits at a time. If several tasks waited for the bell, it would
-            # always wake all of them, and some of them might never get a buffer.
+            # One task of a loop waits at a time. If several tasks waited for the bell, each ring
+            # would wake all of them, and some of them might never get a buffer.
             async with place.turns.setdefault(loop, asyncio.Lock()):
                 while True:
                     if _has_called(call, found, waits=waits):

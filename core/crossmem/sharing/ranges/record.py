@@ -64,7 +64,7 @@ class Source(NamedTuple):
 
 
 class PieceRecord(Record):
-    """The record of a piece. It is made before the piece is mapped, and is done when it is unmapped."""
+    """The record of a piece. The record is made before the memory is mapped."""
 
     __slots__ = ("addresses", "keep", "mapped", "offset", "source")
 
@@ -222,7 +222,10 @@ class RangeRecord(Record):
         if refused is not None:
             msg = f"this range of {device.name} takes {refused}, not {shorten(lender, 65)}"
             raise UnsupportedError(
-                msg, operation="map", backend=device.backend, hint="map this memory into another range"
+                msg,
+                operation="map",
+                backend=device.backend,
+                hint="reserve another range for this memory",
             )
 
     def _kinds(self) -> list[bool]:

@@ -145,7 +145,7 @@ class Cell:
         WaitTimeoutError
             The word has not reached the value in time.
         CrossmemError
-            The check has failed, and the word has not reached the value.
+            The check has raised this error, and the word has not reached the value.
         """
         load, cell, target = words.load, self.words, awaited.value
         end = time.monotonic() + awaited.timeout_s
@@ -163,13 +163,13 @@ class Cell:
             if IS_REGISTERED and load(cell, ISSUED) <= load(cell, VALUE):
                 futex.sleep(self.pointer + 8 * SEQUENCE, sequence, min(left_s, _LOOK_S))
             else:
-                # A stream wakes no thread. If this process cannot execute the barrier, the
-                # signalling process may not see WAITING, and then wakes no thread either.
+                # A stream cannot wake this thread. If this process cannot execute the barrier, the
+                # signalling process may not see WAITING, and then does not wake this thread either.
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_S)
 
     def _announce(self) -> None:
-        """Announce the sleep of this thread. Later reads are ordered after the announcement."""
+        """Announce that this thread may sleep. Later reads are ordered after the announcement."""
         cell, is_known = self.words, words.load(self.words, CARE) == _KNOWN
         if is_known or not IS_REGISTERED:
             words.store(cell, WAITING, 1)
@@ -181,7 +181,7 @@ class Cell:
         words.store(cell, CARE, _KNOWN)
 
     def _is_reached(self, word: int, awaited: Awaited) -> bool:
-        """Call the check. Return True if it fails although the word has reached the value."""
+        """Call the check. Return True if the check raises although the value is reached."""
         try:
             awaited.check()
         except CrossmemError:

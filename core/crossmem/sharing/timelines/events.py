@@ -59,8 +59,8 @@ class EventLevel(Level):
         is_own
             Whether this object signals the timeline.
         maker
-            The object by which this process signals the same timeline with the same driver; None if
-            there is none. This object uses the maker's events, because a vendor may refuse to open
+            The level by which this process signals the timeline, if both levels use one driver;
+            otherwise None. This object uses the maker's events, because a vendor may refuse to open
             an event in the process that created the event.
         """
         super().__init__(process, device, cell)
@@ -70,8 +70,8 @@ class EventLevel(Level):
         """Held while events are used, so that no event is destroyed during its use."""
         self._is_closed = False
         self._open: dict[int, list[SharedEvent]] = {} if maker is None else maker._open
-        """The open event of each entry, in a list of its own. The key is the index of the entry's
-        first word."""
+        """For each used entry, a list that contains the entry's event once the event is open. The
+        key is the index of the entry's first word."""
         self._turn = 0
 
     def _event(self, entry: int) -> SharedEvent:
@@ -118,7 +118,7 @@ class EventLevel(Level):
                 value = issued
         # After the first read of VALUE, the signalling process may have reused an entry, so that
         # the loop missed the entry's old value. Before the reuse, the signalling process increased
-        # VALUE. So with the second read, no result is smaller than an earlier one.
+        # VALUE. So with the second read, no result is smaller than an earlier result.
         return max(value, self.cell.read(VALUE))
 
     @override
@@ -127,8 +127,8 @@ class EventLevel(Level):
 
     @override
     def _issue(self, streams: Streams, value: int, stream: int) -> None:
-        # Readers derive the reached value from VALUE and the entries. This signal overwrites an
-        # entry, so it first stores the reached value in VALUE.
+        # Readers derive the reached value from VALUE and the entries. This method overwrites an
+        # entry, so the method first stores the reached value in VALUE.
         self.cell.write(VALUE, self.reached)
         entry = _ENTRIES[self._turn % len(_ENTRIES)]
         with self._lock:
@@ -141,7 +141,7 @@ class EventLevel(Level):
     @override
     def set(self, value: int) -> None:
         super().set(value)
-        # A waiter first waits until ISSUED reaches its value. So a value that is set at once is
+        # Each wait begins with a wait for ISSUED. So a value that is signalled without a stream is
         # written to ISSUED, too.
         self.cell.write(ISSUED, value)
 

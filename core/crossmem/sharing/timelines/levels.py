@@ -34,8 +34,8 @@ class Level:
 
     name: ClassVar[TimelineLevel] = "host"
     blocks_host: ClassVar = True
-    """Whether a wait on a stream first blocks the host. The host waits until the value is reached
-    or, at level ``"event"``, until the value is issued."""
+    """Whether a wait with ``stream=`` first blocks the host. The host waits until the value is
+    reached or, at level ``"event"``, until the value is issued."""
 
     def __init__(self, process: Process, device: LocalDevice, cell: Cell) -> None:
         self.process = process
@@ -144,8 +144,8 @@ class Level:
 class HostLevel(Level):
     """Streams neither write nor await the value.
 
-    The host waits for the stream's work before it signals. For a wait on a stream, the host itself
-    waits.
+    To signal with ``stream=``, the host waits for the stream's work, and then sets the value. To
+    wait with ``stream=``, the host itself waits for the value.
     """
 
     @override
@@ -155,7 +155,7 @@ class HostLevel(Level):
 
 
 class WordLevel(Level):
-    """Streams write and await the value itself. Calls with a stream do not block the host."""
+    """Streams themselves write and await the value. Calls with a stream do not block the host."""
 
     name: ClassVar[TimelineLevel] = "word"
     blocks_host: ClassVar = False

@@ -43,7 +43,7 @@ class _Word:
         """The row. It must stay alive, because its ``id()`` is part of the key of this object in
         :class:`Readers`."""
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held during driver calls for this word. A thread takes the timeline's lock first."""
+        """Held during driver calls for this word. The caller holds the timeline's lock."""
         self.users: set[ReaderWord] = set()
         self.issued = 0
         """The largest value that a stream will write into the word."""
@@ -51,7 +51,7 @@ class _Word:
         """The largest value that this process told a stream to write, even if the driver call
         failed or was interrupted. A call that raises BusyError does not count."""
         self.last: tuple[Level, int, int] | None = None
-        """Level, stream and thread of the last write by a stream."""
+        """Level and stream of the last write by a stream, and the thread that issued the write."""
 
 
 class Readers(Part):
@@ -101,10 +101,10 @@ class ReaderWord:
         """
         if words.load(self._control, self._at) % 2:
             # A slot for acknowledgements has no generation, so its word in the control segment is
-            # even. If the word is odd, another process has forged the handle of a timeline in
-            # memory that is no page of timelines. In this case, the word in this process's row may
-            # be a hold of an export, which must not be overwritten.
-            msg = "the memory of this handle belongs to no timeline: its slots are those of exports"
+            # even. If the word is odd, another process has forged a timeline's handle, and the
+            # memory of that handle is not a page of timelines. The word in this process's row may
+            # then be a hold of an export, which must not be overwritten.
+            msg = "the memory of this handle belongs to no timeline: its slots belong to exports"
             raise InvalidHandleError(msg, operation="done")
         number = None if stream is None else stream_of(stream)
         with self._word.lock:
@@ -139,8 +139,8 @@ class ReaderWord:
         address = pages.enter(driver, device.ordinal, pointer, self)
         key = level, number, threading.get_ident()
         if key != shared.last and shared.issued > reached:
-            # Streams run in any order, and the word must not shrink. So this stream first waits for
-            # the value that another stream writes.
+            # Streams run in any order, and the value in the word must not shrink. So this stream
+            # first waits for the value that another stream writes.
             driver.wait_value(device.ordinal, address, shared.issued, number)
         before = shared.attempted, shared.last
         shared.attempted, shared.last = word, key
@@ -212,5 +212,5 @@ def _late(value: int, late: list[int], found: int, readers: int) -> WaitTimeoutE
         msg += f"; the pids of the late readers are {', '.join(map(str, late[:_NAMED]))}{more}"
     else:
         msg += f"; the number of readers is {found}"
-    hint = "let each reader call done(); a process that has closed its objects or died is no reader"
+    hint = "let each reader call done(); a process that died or closed its objects does not count"
     return WaitTimeoutError(msg, operation="wait_for_readers", hint=hint)

@@ -90,7 +90,7 @@ class StreamWatcher(Part):
         return any(one.device.driver is driver for one in list(self._targets))
 
     def is_needed(self, one: Watched) -> bool:
-        """Whether the words must be kept, because a stream of the timeline's driver still waits.
+        """Whether a timeline's words must be kept: a stream of the timeline's driver still waits.
 
         Even if that stream waits for another timeline, the vendor's release of these words would
         block until the stream's work is complete.
@@ -102,7 +102,7 @@ class StreamWatcher(Part):
         return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
-        """Watch a timeline for ``before`` instead of ``value``. If ``before`` is 0, end the watch.
+        """Watch a timeline until ``before`` instead of ``value``; if ``before`` is 0, not at all.
 
         If another call has set a larger value meanwhile, change nothing.
         """
@@ -130,7 +130,8 @@ class StreamWatcher(Part):
         """Wait for the streams, at most as long as an exit waits for leases.
 
         If a stream still waits after that, crossmem does not release the memory of the stream's
-        driver, because the release would wait for the stream. The vendor releases the memory.
+        driver, because the release would wait for the stream. The vendor releases this memory
+        when the process ends.
         """
         end = time.monotonic() + self._process.settings.exit_wait_s
         while self._targets and time.monotonic() < end:

@@ -24,8 +24,8 @@ from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 __all__ = ["cache_folder", "kept", "stamp_of"]
 
 _LIST: Final = "contents.json"
-"""The file that lists the names and digests of a folder's other files, and the folder's stamp. The
-builder writes this file last."""
+"""The file that contains the stamp of its folder, and the names and digests of the folder's other
+files. The builder writes this file last."""
 _WORK: Final = "build-"
 _LINK: Final = "-> "
 _OTHERS: Final = 0o022
@@ -61,9 +61,9 @@ def kept(
 ) -> Path:
     """Return a folder of the cache. If it is missing or damaged, make and fill it.
 
-    Several processes can build the same folder. Each of them fills a folder of its own, and the
-    first one that finishes gives its folder the final name. Folders of killed processes are
-    removed.
+    Several processes can build the same folder. Each of these processes fills a folder of its own,
+    and the first process that finishes gives its folder the final name. Folders of killed processes
+    are removed.
 
     Parameters
     ----------
@@ -73,7 +73,8 @@ def kept(
         All texts on which the folder's contents depend, except crossmem's version and the
         properties of this machine.
     make
-        A function that fills a folder. Its arguments are the folder to fill, and its final path.
+        A function that fills a folder. The arguments are the folder to fill, and the path that this
+        folder gets at the end.
     stamp
         A text that identifies the version of the contents. :func:`stamp_of` returns this text.
     environ
@@ -133,7 +134,7 @@ def _prepare(root: Path) -> None:
 
 
 def _check(path: Path, kind: int) -> None:
-    """Raise if another user may have written a file or folder, or if its type is not ``kind``."""
+    """Raise if another user may have written ``path``, or if the file type is not ``kind``."""
     status = path.lstat()
     mode, me = status.st_mode, os.geteuid()
     # A symbolic link has no permissions of its own.
@@ -221,5 +222,5 @@ def _publish(made: Path, folder: Path) -> None:
         except FileNotFoundError:
             # Another builder moved the damaged folder away first.
             continue
-    msg = f"damaged files keep replacing {shorten(str(folder))}"
+    msg = f"other processes keep writing damaged files to {shorten(str(folder))}"
     raise ConfigurationError(msg, hint="remove the folder", details=str(folder))

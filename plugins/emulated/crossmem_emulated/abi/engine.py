@@ -40,7 +40,8 @@ def _declared(library: Library, folder: Path) -> Any:
         )
     path = folder / f"{TYPES}.py"
     found: dict[str, Any] = {}
-    # The file is not imported: bytecode that an import writes into the folder counts as damage.
+    # The file is not imported, because Python would write bytecode into the folder. The folder
+    # would then count as damaged.
     exec(compile(path.read_bytes(), path, "exec"), found)  # noqa: S102 - what cffi wrote
     return found["ffi"]
 

@@ -54,7 +54,8 @@ static pthread_cond_t cm_over = PTHREAD_COND_INITIALIZER;
 static int cm_loaded;
 /* Whether this library started Python. */
 static int cm_started;
-/* 1: Python has filled the table. -1: Python could not fill the table. 0: neither. */
+/* 1: Python has filled cm_table with the emulation's functions. -1: Python could not fill it.
+ * 0: neither. */
 static atomic_int cm_ready;
 
 static void cm_complain(const char *what, const char *why)
@@ -191,7 +192,7 @@ static int cm_load(void)
     return cm_look_up(handle) && (cm_python.Py_IsInitialized() || cm_start_python(handle));
 }
 
-/* Fills the table. If two threads race, one waits in engine.start() until the other has filled the
+/* Fills cm_table. If two threads race, one waits in engine.start() until the other has filled the
  * table. */
 static void cm_fill(void)
 {
@@ -230,10 +231,10 @@ static inline int cm_enter(void)
     return cm_python.Py_IsInitialized() ? 1 : -1;
 }
 
-/* Python does not know of a fork by C code, so this library tells Python. A fork in a thread that
- * holds the GIL counts as a fork by Python itself, and this library does not tell Python of it. */
+/* Python does not know of a fork by C code, so this library tells Python. If the forking thread
+ * holds the GIL, this library assumes that Python itself forks, and does not tell Python. */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
-/* CM_NOTHING_BEGUN: the process has made no call, and cm_mutex is locked during the fork.
+/* CM_NOTHING_BEGUN: no thread has begun a first call, and cm_mutex is locked during the fork.
  * CM_KNOWN: Python needs no notice of the fork. Any other value: the result of PyGILState_Ensure,
  * which the parent passes to PyGILState_Release after the fork. */
 static __thread int cm_fork_state;
@@ -250,7 +251,7 @@ static void cm_before_fork(void)
         pthread_mutex_unlock(&cm_mutex);
         return;
     }
-    /* Another thread may hold locks in a first call. In the child, they would stay locked. So the
+    /* A first call in another thread may hold locks, which would stay locked in the child. So the
      * fork waits for the end of that call. */
     while (cm_starting)
         pthread_cond_wait(&cm_over, &cm_mutex);
@@ -291,9 +292,9 @@ static void cm_after_fork_in_child(void)
     cm_starting = 0;
     if (cm_fork_state >= 0) {
         cm_python.PyOS_AfterFork_Child();
-        /* This call releases the GIL and keeps this thread's state in Python, which
-         * PyGILState_Release could delete. Python 3.11 aborts if no thread has a state, and the
-         * thread that started Python may not exist here. */
+        /* This call releases the GIL and keeps Python's state of this thread. PyGILState_Release
+         * could delete that state. Python 3.11 aborts if no thread has a state, and the thread that
+         * started Python may not exist here. */
         cm_python.PyEval_SaveThread();
     }
     cm_unshield(cm_fork_shield);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huawei's ACL without hardware: an object with the interface of pyACL (``import acl``).
 
-Rules, result codes and lifetimes follow Huawei's documents, or the drivers' source code in some
-profiles. docs/reference/acl-rules.md lists the rules and their tests.
+Rules, result codes and lifetimes follow Huawei's documents. In some profiles, they follow the
+drivers' source code instead. docs/reference/acl-rules.md lists the rules and their tests.
 """
 
 import os
@@ -41,7 +41,7 @@ from crossmem_emulated.options import Options
 
 __all__ = ["PROFILES", "Acl", "Violation"]
 
-# The import of a module registers its functions.
+# Importing one of these modules registers the functions of the module.
 _FAMILIES = (
     access,
     buffers,
@@ -93,8 +93,8 @@ class Acl:
     rt, util
         The emulations of pyACL's modules ``acl.rt`` and ``acl.util``.
     tdt
-        The functions of ``acl_tdt_queue.h``, which pyACL lacks, with the conventions of pyACL. An
-        argument that is a pointer in C is an address, as in ``rt.memcpy``.
+        The functions of ``acl_tdt_queue.h``, which pyACL lacks, with the conventions of pyACL. For
+        a pointer of the C function, pass the address as an int, as for ``rt.memcpy``.
     c
         The other C functions that pyACL lacks, also with the conventions of pyACL.
     faults
@@ -207,7 +207,7 @@ class Acl:
         return self._process.profile.soc
 
     def get_recent_err_msg(self) -> str:
-        """Return the reason of this thread's last failure, and no error code. Forget the reason."""
+        """Return and forget the reason of this thread's last failure. There is no error code."""
         text, self._process.recent_error = self._process.recent_error, ""
         return text
 
@@ -217,7 +217,7 @@ def _visible(devices: int, mask: str | None) -> tuple[int, ...]:
 
     The position in the result is the device's number in this process. ``devices`` is the number of
     the host's devices, and ``mask`` the value of ASCEND_RT_VISIBLE_DEVICES. The first invalid or
-    repeated entry of the mask and all later ones are ignored.
+    repeated entry of the mask is ignored, and so are all later entries.
     """
     if mask is None:
         return tuple(range(devices))

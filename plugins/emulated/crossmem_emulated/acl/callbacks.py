@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of the application that run as work of a stream, and the threads that call them.
 
-Their rule is ACL-E43 of docs/reference/acl-rules.md.
+The rule for these functions is ACL-E43 of docs/reference/acl-rules.md.
 """
 
 import threading
@@ -30,7 +30,7 @@ def _launch_host_func(process: AclProcess, handle: int, function: Callable[[], N
 def _subscribe_report(process: AclProcess, thread: int, handle: int) -> None:
     stream = find_stream(process, handle)
     if stream.subscriber is not None:
-        text = f"the stream's functions are called by thread {stream.subscriber:#x} already"
+        text = f"thread {stream.subscriber:#x} already calls the stream's functions"
         raise Refused(Code.RT_STREAM_SUBSCRIBE, text, "ACL-E43")
     stream.subscriber = thread
 
@@ -68,8 +68,8 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while not process.queues.reports.get(me):
         if all(one.subscriber != me for one in process.streams.values()):
-            # A refusal that names a rule is recorded as a violation. This one names none, because
-            # a lawful program may start this thread before it subscribes the thread to a stream.
+            # This refusal names no rule, so it is not recorded as a violation: a lawful program
+            # may start this thread before the program subscribes the thread to a stream.
             raise Refused(Code.RT_THREAD_SUBSCRIBE, "this thread is not subscribed to a stream")
         if not process.queues.changed.wait(
             None if deadline is None else deadline - time.monotonic()

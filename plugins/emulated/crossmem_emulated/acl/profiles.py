@@ -2,7 +2,8 @@
 """The profiles of ACL. Each profile is an edition of the documents, or a generation of drivers.
 
 The documents and the drivers' source code contradict each other in some points.
-:attr:`Profile.answers` says which of them a profile follows in these points.
+:attr:`Profile.answers` says whether a profile follows the documents or the source code in these
+points.
 """
 
 from dataclasses import dataclass, field, replace
@@ -42,8 +43,8 @@ class Profile:
     name
         The edition's name.
     answers
-        ``"documents"``: the edition refuses each use that the documents forbid. ``"driver"``: it
-        behaves as the drivers' source code does.
+        ``"documents"``: the edition refuses each use that the documents forbid. ``"driver"``: the
+        edition behaves like the drivers' source code.
     soc
         The result of ``get_soc_name``.
     generation
@@ -55,9 +56,9 @@ class Profile:
     attributes
         Types of physical memory that can be allocated.
     disables_validation
-        The effect of flag 1 of the export of a shareable handle. ``"yes"``: the handle is exported
-        for all processes. ``"no"``: the flag is refused. ``"late"``: the handle is exported with a
-        whitelist, and then the call returns 207000.
+        The effect of flag 1 in the call that exports a shareable handle. ``"yes"``: the call
+        exports the handle for all processes. ``"no"``: the call refuses the flag. ``"late"``: the
+        call exports the handle with a whitelist, but returns the error 207000.
     newer
         Whether the edition has the functions that were added after CANN 8.0. These functions export
         and import shareable handles of version 2, set and return the access to a mapping, and
@@ -67,8 +68,8 @@ class Profile:
         Whether the edition can return the handle of a mapping.
     fabric
         Whether the product has a fabric, which connects the servers of a super node. Such a product
-        has shareable handles and keys for other servers, a choice of the link to another device's
-        memory, and ``c.reserve_mem_address_no_uc_memory``.
+        has shareable handles and keys for other servers. Programs can choose the link to the memory
+        of another device, and call ``c.reserve_mem_address_no_uc_memory``.
     ipc_events
         Whether events can be opened in other processes.
     stream_values
@@ -81,8 +82,8 @@ class Profile:
         The most queues that a host process or a memory group can have on a device; 0 if the driver
         has no queues. The queues belong to TDT, the part of ACL for the transfer of data.
     is_on_device
-        Whether programs run on the device's own processor (the vendor's RC form). Only for such
-        programs does TDT have buffers, and queues that hand the buffers over.
+        Whether programs run on the device's own processor (the vendor's RC form). Only such
+        programs can use TDT's buffers, and hand the buffers over through queues.
     """
 
     name: str

@@ -6,9 +6,9 @@ from typing import Final
 __all__ = ["BARE_TGID_BASE", "SCHEMA"]
 
 BARE_TGID_BASE: Final = 1 << 22
-"""A process has one pid inside its container and another one outside, which the vendor calls the
-bare tgid. In the emulation, the bare tgid is the pid inside plus this number, the maximum pid of
-Linux."""
+"""The vendor calls the pid that a process has outside its container the bare tgid. In the
+emulation, the bare tgid is the pid inside the container plus this number, which is the maximum pid
+of Linux."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS acl_share (

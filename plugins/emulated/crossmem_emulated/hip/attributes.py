@@ -50,8 +50,8 @@ _BEFORE_6: Final = {
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
     """Return the memory that contains an address, or None.
 
-    An open of a handle maps whole pages, which may contain neighbours of the exported allocation.
-    For an address in these neighbours, the result is None.
+    Opening a handle maps whole pages, which may contain neighbours of the exported allocation. For
+    an address in these neighbours, the result is None.
     """
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is not Origin.IPC:
@@ -76,11 +76,11 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the device that the memory's attributes report, as its number in this process.
+    """Return the device that the memory's attributes report, as a number of this process.
 
-    For imported memory, this is the device that was current at the last open. For pinned memory, it
-    is the current device. For other memory, it is the memory's device, or -1 if this process does
-    not see that device.
+    For imported memory, this is the device that was current at the last open. For pinned host
+    memory, it is the current device. For other memory, it is the memory's device, or -1 if this
+    process does not see that device.
     """
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device

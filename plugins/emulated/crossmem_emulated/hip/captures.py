@@ -64,7 +64,7 @@ def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
 def _capture_of(process: HipProcess, handle: int) -> Capture | None:
     stream = find_stream(process, handle)
     if stream.is_legacy and is_capture_in_way(process, stream.device):
-        # This query does not break the capture, and its refusal is no violation.
+        # The query does not break the capture. Refusing the query is not recorded as a violation.
         raise Refused(
             Status.CAPTURE_IMPLICIT, "the legacy stream waits for a stream that is captured"
         )
@@ -96,7 +96,8 @@ def _graph_destroy(process: HipProcess, graph: int) -> None:
 def _thread_exchange_stream_capture_mode(process: HipProcess, mode: int) -> int:
     """Set this thread's capture mode, and return the old mode.
 
-    The mode decides which captures forbid this thread to make calls that may wait for a device.
+    Some captures forbid this thread to call functions that may wait for a device. The mode decides
+    which captures do so.
     """
     if mode not in CAPTURE_MODES:
         raise Refused(Status.INVALID_VALUE, f"there is no mode {mode}", "HIP-X6")

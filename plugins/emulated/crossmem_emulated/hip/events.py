@@ -25,7 +25,7 @@ _INTERPROCESS: Final = CONSTANTS["eventInterprocess"]
 _ALL_FLAGS: Final = CONSTANTS["eventBlockingSync"] | _DISABLE_TIMING | _INTERPROCESS
 _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
 """AMD's flags for the scope in which an event makes memory visible. An event has at most one of
-them. They have no effect in the emulation."""
+these flags. The flags have no effect in the emulation."""
 _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
 _NS_OF_MS: Final = 1e6
@@ -35,7 +35,7 @@ _LOOK_AGAIN_S: Final = 0.002
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One recording of an event in a stream, and the time at which the stream reached it."""
+    """One recording of an event in a stream, and the time when the stream reached the record."""
 
     stream: Stream
     is_captured: bool
@@ -59,8 +59,8 @@ class Event:
     """The current device when the event was created or opened."""
     record: Record | None = None
     token: bytes | None = None
-    """The handle by which other processes open the event, or by which this process opened it. None
-    before the first export of an event of this process."""
+    """The handle by which other processes open the event, or by which this process opened it. None:
+    this process created the event, and has not exported the event."""
 
 
 def _find(process: HipProcess, handle: int) -> Event:
@@ -166,7 +166,7 @@ def _time_of(event: Event) -> int:
 
 
 def _nothing() -> None:
-    """Do nothing: the work of a wait for an event only delays the later work of the stream."""
+    """Do nothing. The work of ``streamWaitEvent`` only delays the later work of its stream."""
 
 
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
@@ -235,8 +235,8 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
     # Another process that waits for the record cannot start the work of this process's streams. So
-    # the stream executes its work now, up to the first function of the application. A slow stream
-    # executes its work after SLOW_S, in the thread that runs `tell`.
+    # this call executes the stream's work, except work that waits for a function of the program. If
+    # streams are slow, the thread that runs `tell` executes the work, after SLOW_S.
     is_slow = process.queues.is_slow
     if not is_slow:
         process.queues.drain([record.stream])
@@ -260,12 +260,12 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
                 tables.execute(statement, (event.token, process.machine.me(tables), number))
 
     if number:
-        # A new thread finishes the work up to the record, because perhaps no other thread does.
+        # A new thread finishes the work up to the record: other threads might never finish it.
         threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
 
 
 def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
-    """If another living process made the event's last record, and it is incomplete, return it.
+    """Return an event's last record, if it is incomplete and another living process made it.
 
     The result is the process's number on the emulated host, and the record's sequence number. In
     all other cases, the result is None.

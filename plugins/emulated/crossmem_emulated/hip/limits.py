@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a device: limits, and hints about caches and waits."""
+"""Settings of a device: limits, and preferences for caches and waits."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -53,7 +53,7 @@ def forget_limits(process: HipProcess, device: int) -> None:
     process.device_flags.pop(device, None)
 
 
-# Hints, which have no effect ------------------------------------------------------------------
+# Preferences, which have no effect ------------------------------------------------------------
 
 
 def _check_hint(process: HipProcess, value: int, known: range) -> None:

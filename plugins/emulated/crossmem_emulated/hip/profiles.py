@@ -39,24 +39,23 @@ class Profile:
     foreign
         The error code of an open if the exporter is in another pid namespace.
     not_descriptor
-        The error code of an import of physical memory if the descriptor names no exported memory.
+        The error code of importing physical memory if the descriptor is not one of exported memory.
     unreachable
         The error code of an open if the current device cannot access the memory's device.
     no_device
-        The error code of calls if no device is visible. There are exceptions: ``getDeviceCount``
-        fails with ``NO_DEVICE`` in every edition, and ``runtimeGetVersion`` and
-        ``driverGetVersion`` do not fail.
+        The error code of most calls if no device is visible. In every edition, ``getDeviceCount``
+        then fails with ``NO_DEVICE``, and ``runtimeGetVersion`` and ``driverGetVersion`` succeed.
     knows_own_pid
         Whether a handle contains the exporter's pid. By this pid, the edition recognises a handle
         of the calling process itself.
     looks_first
-        Whether an open of memory that is open already succeeds even if the exporter has freed the
-        memory or is dead.
+        Whether a process that has the memory open can open the memory again after the exporter has
+        freed the memory or has died.
     keeps_ordinals
         Whether a handle contains the device's number in the exporter. If so, an importer that has
         no device with this number refuses the handle.
     closes_inside
-        Whether a close accepts each address inside the opened memory.
+        Whether ``ipcCloseMemHandle`` accepts every address inside the opened memory.
     refuses_null
         Whether ``pointerGetAttributes`` refuses the null address. Editions before ROCm 6 refuse
         every unknown address, so they do not need this field.
@@ -67,11 +66,11 @@ class Profile:
     has_virtual
         Whether the edition supports the functions for virtual memory.
     no_such_device
-        The error code of the creation of physical memory if the device does not exist.
+        The error code of creating physical memory on a device that does not exist.
     takes_descriptors
-        Whether an import of physical memory takes the number of the descriptor, as in AMD's
-        runtimes since ROCm 7.1 and in NVIDIA's driver. Such an import refuses descriptor 0. In the
-        other editions, a C program passes a pointer to the number.
+        Whether a C program that imports physical memory passes the number of the descriptor, as
+        with ROCm since 7.1 and with NVIDIA's driver. These editions refuse descriptor 0. With the
+        other editions, the program passes a pointer to the number.
     keeps_not_ready
         Whether the code "not ready" becomes the thread's last error.
     frees_null
@@ -116,7 +115,7 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only value of ``flags`` that an open accepts; None if it accepts all odd numbers."""
+        """The only value of ``flags`` that an open accepts; None if all odd values are accepted."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property

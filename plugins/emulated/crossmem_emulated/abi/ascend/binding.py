@@ -68,7 +68,7 @@ class AclBinding:
         return self.finish(name, Code.INVALID_PARAM, "an argument is null")
 
     def finish(self, name: str, code: int, text: str | None) -> int:
-        """Return ``code`` as an integer. If ``code`` is not 0, record it as the thread's last error.
+        """Return ``code`` as an integer. Record a code other than 0 as the thread's last error.
 
         ``text`` is the reason for the failure. If ``text`` is None, the emulation's own reason
         stays.

@@ -338,7 +338,7 @@ def _mem_set_pid_to_shareable_handle(
 def _share_of(ffi: Any, share: Any, kind: int) -> int | bytes:
     """Return the shareable handle at ``share``.
 
-    For an unknown kind, return 0. The emulation then refuses the call because of its kind.
+    For an unknown kind, return 0. The emulation then refuses the call because of the unknown kind.
     """
     if kind == PLAIN:
         return int(ffi.cast("uint64_t *", share)[0])
@@ -403,8 +403,8 @@ def _export_key(
 ) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
-    # The emulation follows pyACL, which refuses a buffer that is longer than a key, but the C
-    # function accepts it. So the length that is passed on is at most the length of a key.
+    # The emulation follows pyACL, which refuses a buffer that is longer than a key. The C function
+    # accepts such a buffer. So this function passes on at most the length of a key.
     room = min(length, KEY_NBYTES)
     outputs, code = binding.call(name, *exported, room, flags)
     if outputs is not None:

@@ -12,7 +12,7 @@ _INVALID_DEVICE = 101
 
 
 class _Devices:
-    """The functions that need code of their own. :class:`Converter` makes the others."""
+    """The functions that need code of their own. :class:`Converter` makes all other functions."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert

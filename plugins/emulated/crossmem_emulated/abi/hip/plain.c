@@ -17,7 +17,7 @@ EXPORTED float __gnu_h2f_ieee(unsigned short half)
     } else if (exponent) {
         bits = (exponent + 112) << 23 | fraction << 13;
     } else {
-        /* A float holds every subnormal half exactly. */
+        /* A float represents each subnormal half-precision number exactly. */
         result = (float)fraction * 0x1p-24f;
         memcpy(&bits, &result, sizeof bits);
     }

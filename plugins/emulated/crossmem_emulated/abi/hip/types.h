@@ -26,7 +26,7 @@ typedef struct {
 typedef struct { int type, id; } hipMemLocation;
 typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
 typedef struct { int allocType, handleTypes; hipMemLocation location; } hipMemPoolProps;
-/* before: the layout of ROCm 5.2. now: the layout of later releases. */
+/* The member "before" has the layout of ROCm 5.2, and "now" has the layout of later releases. */
 typedef union {
     struct {
         int type;
@@ -50,7 +50,7 @@ typedef void (*hipStreamCallback_t)(hipObject stream, hipError_t status, void *u
 typedef void (*hipHostFn_t)(void *userData);
 
 /* The layout of the device properties up to ROCm 5. Functions without R0600 in their name still use
- * it. */
+ * this layout. */
 typedef struct {
     char name[256];
     size_t totalGlobalMem;

@@ -50,9 +50,9 @@ def allocate_block(
 
 
 def open_block(process: AclProcess, tables: sqlite3.Connection, number: int) -> Block | None:
-    """Return a block. If this process lacks the block, get it from a process that has it.
+    """Return a block. If this process lacks the block, receive it from another process.
 
-    The result is None if no living process has the block.
+    Return None if no living process has the block.
     """
     block = process.tdt.blocks.get(number)
     if block is not None:
@@ -133,9 +133,9 @@ def _hide(process: AclProcess, block: Block) -> None:
 def release_unused(process: AclProcess, tables: sqlite3.Connection) -> None:
     """Unmap and release the blocks that this process need not keep.
 
-    After a hand-over, the process that allocated a block still keeps it, so that other processes
-    can open it. A strict emulation unmaps the block, so that an access by this process causes
-    SIGSEGV.
+    If this process allocated a block and has handed over all buffers of the block, this process
+    keeps the block, so that other processes can open it. In this case, a strict emulation unmaps
+    the block, so that an access by this process causes SIGSEGV.
     """
     unused = [one for one in process.tdt.blocks.values() if not one.headers]
     for block in unused:

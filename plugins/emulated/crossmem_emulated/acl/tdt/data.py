@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enqueues and dequeues that copy data. Programs on the host have no other enqueues or dequeues."""
+"""The enqueue and dequeue calls that copy data. Programs on the host can use only these two."""
 
 import sqlite3
 from typing import NamedTuple
@@ -133,7 +133,7 @@ def _dequeue_data(  # noqa: PLR0917 - the vendor's order
         process.tdt.dequeuing.discard(qid)
         process.queues.changed.notify_all()
     if is_lost:
-        text = "the data of the element is lost: no living process has it open"
+        text = "the data of the element is lost: no living process has the data open"
         raise Refused(Code.RT_RESOURCE_ALLOC_FAIL, text, outputs=(size,))
     return size
 

@@ -30,11 +30,12 @@ _ALONE = (Processor.HOST, Processor.DEVICE)
 def _grant_queue(process: AclProcess, qid: int, pid: int, bits: int, _timeout_ms: int) -> None:
     check_processor(process, lacking=_ALONE)
     if pid <= 0:
-        raise Refused(Code.RT_PARAM_INVALID, f"{pid} is no pid", "ACL-Q25")
+        raise Refused(Code.RT_PARAM_INVALID, f"a pid is positive, not {pid}", "ACL-Q25")
     with tables_of(process) as (tables, pool):
         queue = find_queue(process, tables, pool, qid)
         check_use(process, queue, MANAGE)
-        # No process has the start time -1. So a grant has no effect if no process has this pid.
+        # If no process has this pid, the grant gets the start time -1. No process has this start
+        # time, so the grant has no effect.
         started = process_start_time(pid)
         grant(tables, queue.number, (pid, -1 if started is None else started), bits)
         record_use(process, "tdt.grant_queue", queue, MANAGE)

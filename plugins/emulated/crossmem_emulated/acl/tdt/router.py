@@ -24,8 +24,8 @@ _COPY = (
 def pump(process: AclProcess, tables: sqlite3.Connection, pool: int) -> None:
     """Move elements along the routes of a pool, as far as the targets have room.
 
-    ``pool`` is the number of a pool: the queues and buffers that one memory group shares, or those
-    of one program on the host.
+    ``pool`` is the number of a pool. A pool contains the queues and buffers of one memory group, or
+    those of one program on the host.
     """
     sources = tables.execute(
         "SELECT DISTINCT source FROM acl_route WHERE pool = ? AND source IS NOT NULL "
