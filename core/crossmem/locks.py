@@ -2,13 +2,13 @@
 """The locks of crossmem, and the order in which a thread takes them.
 
 While a thread holds a lock, it waits only for locks of an equal or a higher rank. It may also take
-a lock that it holds already. The lock of a timeline and the lock of the timeline's memory have equal
-ranks, and a thread takes the timeline's lock first. A thread that calls a driver, plugin, observer
-or finaliser may hold locks of the ranks ``IMPORT``, ``ALLOCATION`` and ``FOREIGN``, but no lock of
-another rank. Exception: a forked child calls ``after_fork_in_child`` of drivers while it holds all
-locks that its parent took for the fork. A thread holds a lock of rank ``STATE`` or above only
-briefly. While the thread holds such a lock, it closes no descriptor that a peer has sent, because
-closing the descriptor may take long.
+a lock that it holds already. The lock of a timeline and the lock of the timeline's memory have the
+same rank, and a thread takes the timeline's lock first. A thread that calls a driver, plugin,
+observer or finaliser may hold locks of the ranks ``IMPORT``, ``ALLOCATION`` and ``FOREIGN``, but no
+lock of another rank. Exception: a forked child calls ``after_fork_in_child`` of drivers while it
+holds all locks that its parent took for the fork. A thread holds a lock of rank ``STATE`` or above
+only briefly. While the thread holds such a lock, it closes no descriptor that a peer has sent,
+because closing the descriptor may take long.
 
 Every lock with a rank is a ``threading.RLock``. In a ``with`` statement, such a lock is released
 even if a signal handler raises. A call of ``acquire`` with a timeout is not safe in this way. So

@@ -62,7 +62,7 @@ def _is_module(name: str) -> bool:
 
 def _is_seconds(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails every comparison, so it is refused, too.
+    # NaN fails every comparison, so NaN is refused, too.
     return is_number and 0 <= value <= _MAX_SECONDS
 
 
@@ -122,8 +122,8 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
 
 def _default_run_dir(environ: Mapping[str, str]) -> Path:
     # The XDG base directory specification says that a relative XDG_RUNTIME_DIR is ignored, and that
-    # the folder belongs to the user. After "sudo -E", the folder belongs to another user, so the
-    # owner is checked.
+    # the folder belongs to the user. But "sudo -E" keeps the variable of another user, so the owner
+    # of the folder is checked.
     runtime_dir = Path(environ.get("XDG_RUNTIME_DIR", ""))
     with suppress(OSError):
         if runtime_dir.is_absolute() and runtime_dir.stat().st_uid == os.geteuid():
@@ -133,7 +133,7 @@ def _default_run_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of crossmem in the environment, without those of its plugins; immutable.
+    """All settings of crossmem in the environment, except the settings of plugins; immutable.
 
     Plugins read their own variables, such as ``CROSSMEM_EMULATED_DEVICES``.
 
@@ -147,8 +147,8 @@ class Settings:
     """The device that ``crossmem.device()`` returns if the call names no device."""
 
     runtimes: tuple[tuple[str, str], ...] = ()
-    """Pairs of a backend and the runtime that ``crossmem.device()`` uses for it, if the call names
-    no runtime."""
+    """Pairs of a backend and a runtime. ``crossmem.device()`` uses this runtime for this backend if
+    the call names no runtime."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
     """Folder of the lease servers' sockets. The default of :meth:`from_environ` is
@@ -174,7 +174,7 @@ class Settings:
     """Modules to load as plugins in addition to the entry points, in this order."""
 
     disabled_plugins: tuple[str, ...] = ()
-    """Plugins not to load, each as ``name`` or ``distribution:name``."""
+    """Plugins that crossmem does not load, each as ``name`` or ``distribution:name``."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)

@@ -35,7 +35,7 @@ def bench(
         bool,
         typer.Option(
             "--check",
-            help="Print the project's targets with verdicts; exit with 1 if one is missed.",
+            help="Print the project's targets with verdicts; exit with 1 if a target is missed.",
         ),
     ] = False,
     smoke: Annotated[
@@ -80,7 +80,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    r"""Measure crossmem beside other ways to share host memory, in one run.
+    r"""Compare crossmem with other ways to share host memory, in one run.
 
     Without options, prints one table: the median of each operation for crossmem, for
     [cyan]multiprocessing.shared_memory[/cyan], and for the floor (a memfd, a socket and mmap,
@@ -119,7 +119,8 @@ def bench(
             print(report.to_json())
         else:
             suite.render(report, [suite.targets_table(report)] if mode == "quick" else None)
-    # The report may already be on standard output, so an error here prints no JSON document.
+    # The report may already be on standard output, so an error from here on prints no JSON
+    # document.
     with reporting("bench", as_json=False):
         _write_files(report, output, page)
     if check and mode != "smoke" and any(target.met is False for target in report.targets):
@@ -153,8 +154,8 @@ def _prepare_files(output: Path | None, page: Path | None) -> None:
 
 def _check_writable(path: Path) -> None:
     try:
-        # A named pipe is not opened, because its reader would take the close for the end of the
-        # document.
+        # A named pipe is not opened, because the reader of the pipe would take the closing of
+        # the pipe for the end of the document.
         if not path.is_fifo():
             is_new = not path.exists()
             path.open("ab").close()

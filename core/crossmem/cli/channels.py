@@ -43,10 +43,11 @@ class Channel(Protocol):
         number, nbytes
             Number of the chunk, and its length in bytes.
         fill
-            A function that writes the chunk into a buffer. It is called once.
+            A function that writes the chunk into a buffer. put() calls the function only once.
         check
-            A function that is called with the seconds for which the channel has been full. It
-            raises an error to end the put.
+            A function that put() calls again and again while the channel is full, with the seconds
+            since the beginning of the wait. If the function raises an error, put() raises this
+            error.
         """
 
     def finish(self, receivers: int) -> None:
@@ -107,7 +108,7 @@ class Copying(Channel):
     Parameters
     ----------
     other
-        The queue. The secondaries have it, too.
+        The queue. The secondaries have this queue, too.
     size
         Length of the largest chunk, in bytes.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that all commands use: for the text of their help, and for the exit after an error."""
+"""Functions that all commands use, for help texts and for the exit after an error."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ Json = Annotated[
 
 
 def examples(lines: Sequence[tuple[str, str]]) -> str:
-    """Return the last part of a help text. Each line shows a command and its meaning."""
+    """Return the examples at the end of a help text. Each line shows a command and its meaning."""
     width = max(len(command) for command, _ in lines)
     shown = [f"[cyan]{command.ljust(width)}[/cyan]  {meaning}" for command, meaning in lines]
     return "\n".join(["[bold]Examples[/bold]", *shown])

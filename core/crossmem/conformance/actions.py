@@ -115,7 +115,7 @@ def tracer() -> TracingDriver:
 
 
 def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
-    """Allocate memory for exports with ``options``; return its address and capacity."""
+    """Allocate memory with ``options``, and return the address and capacity of the memory."""
     allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
@@ -148,7 +148,7 @@ def free(name: str, **options: Any) -> None:
 
 
 def exports() -> list[crossmem.ExportInfo]:
-    """Return the exports of this process, except those of pages with room for timelines."""
+    """Return the exports of this process, except the exports that ``_pages`` returns."""
     pages = _pages()
     return [one for one in crossmem.exports() if one.handle not in pages]
 
@@ -215,7 +215,7 @@ def send(*names: str) -> list[tuple[bytes, int]]:
 def attach_reserved(
     names: Sequence[str], message: Iterable[tuple[Any, int]], **options: Any
 ) -> None:
-    """Attach the handles of a message of :func:`send`, and store the mappings under names."""
+    """Attach the handles that :func:`send` returned, and store the mappings under names."""
     mappings = attach_message(message, **_placed(options))
     objects.update(zip(names, mappings, strict=True))
 
@@ -269,7 +269,7 @@ def write(name: str, data: bytes, *, offset: int = 0) -> None:
 
 
 def poke(address: int, value: int) -> None:
-    """Write one byte at an address, without any check of crossmem."""
+    """Write one byte at an address, without any check by crossmem."""
     ctypes.memset(address, value, 1)
 
 
@@ -346,7 +346,7 @@ def keep_tracer(name: str) -> None:
 
 
 def live() -> dict[str, int]:
-    """Count open blocks, exports, imports and mappings. The pages of ``_pages`` do not count."""
+    """Count open blocks, exports, imports and mappings. Skip the pages of ``_pages``."""
     found = tracer().live
     if device().backend == HOST:
         pages = len(_pages())
@@ -360,7 +360,7 @@ def violations() -> list[str]:
 
 
 def vendor_violations() -> list[str] | None:
-    """Return each breach of the vendor's rules, by any process; None without a strict emulation."""
+    """Return all processes' breaches of the vendor's rules; None without a strict emulation."""
     witness = witness_of(tracer().inner)
     return None if witness is None else witness.violations()
 
@@ -374,7 +374,7 @@ def use_environment(name: str, value: str | None) -> None:
 
 
 def reset() -> dict[str, Any]:
-    """Release all resources of the named objects, and return the remaining resources."""
+    """Release all resources of the named objects, and return the result of :func:`state`."""
     for one in objects.values():
         if isinstance(one, memoryview):
             one.release()

@@ -32,7 +32,7 @@ class Allocate(Protocol):
         allow: crossmem.Allow | None = None,
         access: Access = "rw",
     ) -> crossmem.Allocation:
-        """Allocate memory for exports with these options, and write ``data`` at offset 0."""
+        """Allocate memory, set the options of its exports, and write ``data`` at offset 0."""
         ...
 
 
@@ -47,14 +47,14 @@ class FreshPeer(Protocol):
 
 
 class Imports:
-    """Makes imports of peers' memory, and address ranges, in the test's own process."""
+    """Makes, in the test's own process, address ranges and imports of peers' memory."""
 
     def __init__(self, device: crossmem.Device, undo: ExitStack) -> None:
         self.device = device
         self._undo = undo
 
     def of(self, peer: Peer, name: str, nbytes: int, data: bytes = b"") -> crossmem.Import:
-        """Let a peer allocate and export memory; return an import of it in this process."""
+        """Let a peer allocate and export memory, and import the memory in this process."""
         blob = peer.call(actions.offer, name, nbytes, data)
         return self._undo.enter_context(crossmem.import_handle(blob, device=self.device))
 
@@ -75,7 +75,7 @@ def _has_no_vendor(spec: str, runtime: str | None) -> bool:
 
 
 class Kit:
-    """The common objects of a run: the device under test and the pool of peers."""
+    """The objects that all tests of a run use: the device under test and the pool of peers."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ def _others_than(peer: Peer, blob: bytes) -> list[str]:
 
 
 def _wait_until_free(allocation: crossmem.Allocation) -> float:
-    """Wait until memory has no lease, and free it. Return the duration in seconds."""
+    """Wait until memory has no lease, and free the memory. Return the duration in seconds."""
     start = time.monotonic()
     allocation.free(busy="wait", timeout=2 * SOON_S)
     return time.monotonic() - start
@@ -63,8 +63,9 @@ def test_c11_a_waiting_exporter_hears_of_the_death(
     exporter, importer = fresh_peer(), fresh_peer()
     importer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
     importer.call(actions.attach, "mine", allocation.export().to_bytes())
-    # This process and the peer ``exporter`` both export to the importer. In each of them, only the
-    # waiting free() can notice the importer's death, because no other call of crossmem runs.
+    # This process and the peer ``exporter`` both export to the importer. In each of these two
+    # processes, only the waiting free() can notice the importer's death, because no other call of
+    # crossmem runs.
     waiting = exporter.start(actions.free, "memory", busy="wait", timeout=2 * SOON_S)
     with pytest.raises(crossmem.BusyError):
         allocation.free(busy="wait", timeout=0.05)
@@ -170,8 +171,8 @@ def test_c12_a_killed_exporter_is_seen_to_be_dead(
         assert _alive(imported) == []
         start = time.monotonic()
         if blocks.are_used():
-            # An attach of a further block of an open pool checks only every half second whether the
-            # owner lives. Without the sleep, the attach could still succeed.
+            # Attaching a further block of an open pool checks at most every half second whether the
+            # owner lives. Without the sleep, attach() could still succeed.
             time.sleep(0.5)
         with pytest.raises(crossmem.OwnerGoneError, match=str(exporter.pid)):
             crossmem.attach(other)
@@ -200,7 +201,7 @@ def test_c12_whoever_never_met_the_exporter_hears_at_once_that_it_is_dead(
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "an attach of a further block of a pool sends no request to the owner"
+    "attaching a further block of a pool sends no request to the owner"
 )
 @each_way_to_fork
 def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
@@ -212,7 +213,7 @@ def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
     exporter.call(sleeping_child, with_handlers=with_handlers)
     exporter.stop()
     waiting = peer.start(actions.attach, "never", unmet, timeout=2 * SOON_S)
-    # This pause lets the attach begin to wait, because the exporter must die during the wait.
+    # The exporter must die while attach() waits. This pause lets attach() begin its wait.
     settle(lambda: [] if waiting.is_done() else ["waiting"], within=0.1)
     assert not waiting.is_done()
 

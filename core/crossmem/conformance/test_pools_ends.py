@@ -143,9 +143,9 @@ def test_p04_words_of_blocks_that_one_has_no_lease_on_pin_nothing(
     rogue = fresh_peer()
     share(pools[0], rogue, "mapped").free()
     # A row has a word for each slot of a control segment, and the slots of all pools lie in one
-    # control segment. So the rubbish in the rogue's row also covers words for the second pool. These
-    # words have no effect, because the rogue has no lease on the second pool. ``peer`` holds one
-    # block of the second pool, so seven blocks are free.
+    # control segment. So the rubbish in the rogue's row also covers words for the second pool. The
+    # rubbish has no effect there, because the rogue has no lease on the second pool. ``peer`` holds
+    # one block of the second pool, so seven blocks are free.
     share(pools[1], peer, "mapped").free()
     rogue.call(fill_row, 1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws Q4 and Q6: a buffer belongs to its producer or to consumers; its last release frees it."""
+"""Laws Q4 and Q6: the processes to which a buffer belongs, and the moment when it is free."""
 
 import pickle
 from collections.abc import Callable
@@ -148,7 +148,7 @@ def test_q04_only_a_queues_own_buffers_are_put(make_queue: MakeQueue, peer: Peer
     for item in (foreign, b"bytes", bytearray(4), None, 7):
         with pytest.raises(crossmem.UnsupportedError):
             queue.put(item)
-    # A consumer cannot put a buffer that it got.
+    # A consumer cannot put a buffer that was received from the queue.
     own = make_queue()
     queues.put(own, [3])
     with own.get() as got, pytest.raises(crossmem.UnsupportedError):

@@ -15,7 +15,7 @@ _NBYTES = 4096
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "an attach of a further block of a pool sends no request to the owner"
+    "attaching a further block of a pool sends no request to the owner"
 )
 @pytest.mark.crossmem_core
 def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: FreshPeer) -> None:
@@ -33,8 +33,8 @@ def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: Fr
                 attempt()
             assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
-        # A stopped exporter counts as alive. This process already holds ``met``, so a further
-        # attach of ``met`` needs no reply from the exporter.
+        # A stopped exporter counts as alive. This process already holds ``met``, so attaching
+        # ``met`` again needs no reply from the exporter.
         assert mapping.owner_alive
         assert mapping.read(4) == b"data"
         crossmem.attach(met, timeout=0.3).unmap()
@@ -63,7 +63,7 @@ def test_c26_the_environment_gives_the_default(fresh_peer: FreshPeer) -> None:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "an attach of a further block of a pool sends no request to the owner"
+    "attaching a further block of a pool sends no request to the owner"
 )
 def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
@@ -76,7 +76,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 
         with crossmem.attach(unmet, timeout=10) as mapping:
             assert mapping.read(4) == b"data"
-            # Each memory has one lease: the request that timed out has left none at the exporter.
+            # Each memory has one lease: the request that timed out has left no lease.
             leases = [len(info.leases) for info in exporter.call(actions.exports)]
             assert leases == [1, 1]
     exporter.call(actions.free, "a", busy="wait", timeout=5)
@@ -124,7 +124,7 @@ def _attach_one_of(number: int, blobs: list[bytes]) -> tuple[Exception | None, f
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "an attach of a further block of a pool sends no request to the owner"
+    "attaching a further block of a pool sends no request to the owner"
 )
 def test_c26_all_or_nothing_where_one_exporter_of_several_is_stopped(
     allocate: Allocate, peer: Peer, fresh_peer: FreshPeer

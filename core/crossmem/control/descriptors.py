@@ -81,7 +81,7 @@ def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close_each(descriptors: list[int], kept: int = 0) -> None:
-    """Close all descriptors but the first ``kept``. Remove each from the list before it is closed."""
+    """Close all descriptors but the first ``kept``. Remove each from the list before closing it."""
     while len(descriptors) > kept:
         descriptor = descriptors[-1]
         del descriptors[-1]
@@ -94,8 +94,8 @@ def close_aside(closing: list[int] | list[socket.socket]) -> None:
     Parameters
     ----------
     closing
-        Descriptors from a peer, or connections with unread descriptors. Each is removed
-        from the list and then closed. A second call with the same list is harmless.
+        Descriptors from a peer, or connections with unread descriptors. Each is removed from
+        the list and then closed. A second call with the same list is harmless.
     """
     if closing:
         _closing.append(closing)

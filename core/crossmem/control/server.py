@@ -97,8 +97,8 @@ class LeaseServer:
         """The pid and user of each process from which this round has read a message. A round is one
         call of ``_handle_all``."""
         self._skipped: set[int] = set()
-        """Descriptors of the connections that this round has left to the next round. From the process
-        of each such connection, this round has already read a message."""
+        """Descriptors of the connections that this round has left to the next round. This round has
+        already read a message from the process of each such connection."""
         self._bells: deque[Bell] = deque()
         """One bell for each thread that waits in :meth:`catch_up`."""
         self._stopping = False

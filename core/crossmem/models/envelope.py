@@ -52,8 +52,8 @@ class Envelope(NamedTuple):
         Raises
         ------
         InvalidHandleError
-            ``blob`` is not a bytes-like object, is damaged, exceeds 1 KiB, or has another wire form
-            or version.
+            ``blob`` is not a bytes-like object, is damaged, exceeds 1 KiB, or does not have the
+            wire form and version of this envelope.
         """
         if not isinstance(blob, bytes | bytearray | memoryview):
             msg = f"the handle of {self.what} must be bytes, not {type(blob).__name__}"

@@ -29,9 +29,9 @@ class Availability:
         this process may not use the device.
     reason
         The cause of the state, in one clause of at most 120 characters. The clause may be empty
-        only if the state is ``"available"``. Messages put the backend's name before the reason. If
-        the reason is longer, crossmem shortens it in messages, and puts the whole reason at the
-        beginning of ``details``.
+        only if the state is ``"available"``. Messages put the backend's name before the clause.
+        crossmem shortens a longer reason, and puts the whole reason at the beginning of
+        ``details``.
     details
         Further text, such as every path that was tried, one per line.
 
@@ -91,8 +91,8 @@ class Backend:
         Function that makes the driver. The argument is the name of a runtime, or None. With
         None, the function chooses one of the vendor's real runtimes, never an emulation. crossmem
         calls the function once per process for each requested runtime. If the call fails, the next
-        request for the runtime repeats the call. crossmem never calls the function on two threads at
-        once. The function raises :class:`crossmem.BackendUnavailableError` if the runtime cannot
+        request for the runtime repeats the call. crossmem never calls the function on two threads
+        at once. The function raises :class:`crossmem.BackendUnavailableError` if the runtime cannot
         work on this machine.
     priority
         If the application names no device, crossmem uses the available backend with the highest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receives trees: makes arrays and tensors from the description of a shared tree without a copy."""
+"""Receives trees: makes arrays and tensors over the memory of a shared tree, without a copy."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -58,8 +58,8 @@ def receive(
 
     The memory stays valid as long as a received array or an object derived from it lives, even if
     the owner frees the memory. After the owner's exit, the memory stays valid if the backend has
-    the capability ``survives_owner``. The memory is released within a second after the last array
-    ends.
+    the capability ``survives_owner``. The memory is released within a second after the last of
+    these arrays and objects is deleted.
 
     Parameters
     ----------
@@ -70,14 +70,15 @@ def receive(
         and CuPy cannot mark arrays as read-only, so a write by the CPU to one of their arrays kills
         the process. ``"advisory"``: only NumPy arrays refuse writes.
     device
-        The device for which memory of the same backend is mapped. Memory of other backends is
-        mapped for the device that holds the memory. None: all memory is mapped for the device that
-        holds it. The memory does not move (law C24).
+        The device for which the memory of the device's backend is mapped. Memory of other backends
+        is mapped for the device that holds the memory. None: all memory is mapped for the device
+        that holds the memory. The memory does not move (law C24).
     into
-        A tree with the same containers, and with arrays and tensors of the same shapes and dtypes.
-        The received contents are copied into these arrays, the received memory is released, and
-        ``into`` is returned. The arrays must not lie in the received memory, because the copy would
-        overwrite its own source. The plain values of ``into`` stay as they are.
+        A tree with the containers of the shared tree, and with arrays and tensors of the same
+        shapes and dtypes. The received contents are copied into these arrays, the received memory
+        is released, and ``into`` is returned. The arrays must not lie in the received memory,
+        because the copy would overwrite its own source. The plain values of ``into`` stay as they
+        are.
     timeout
         How long each exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
 
@@ -88,9 +89,9 @@ def receive(
     UnsupportedError
         A library or a class is missing in this process.
     ConfigurationError
-        ``into`` has another structure, or an array that cannot be overwritten. Or ``into`` contains
-        one array twice, and the shared arrays at these two places of the tree differ. Or another
-        argument is invalid.
+        ``into`` does not match the shared tree, or has an array that cannot be overwritten. Or
+        ``into`` contains one array twice, and the shared arrays at these two places of the tree
+        differ. Or another argument is invalid.
     BackendNotFoundError
         No plugin offers the backend of ``device``.
     ClosedError, ForkedProcessError
@@ -113,8 +114,8 @@ def receive(
 
 
 def _overwrite(into: Any, message: Message, mappings: Sequence[Mapping]) -> None:
-    # The message is untrusted, and match() needs a valid tree. So read() checks the tree first, and
-    # its result is not used.
+    # The message is untrusted, and match() needs a valid tree. So read() checks the tree first; the
+    # result of read() is not used.
     read(message.tree, range(len(message.rows)))
     make = maker_of_rows(mappings)
     copies = []

@@ -82,8 +82,8 @@ PEER_ACCESS: Final = frozenset(
 
 
 STREAM_VALUES: Final = frozenset({"host_register", "host_unregister", "value_wait", "value_write"})
-"""Functions of ``acl.rt`` by which streams write values to host memory and wait for values there. On
-a product without this feature, the functions return 207000."""
+"""Functions of ``acl.rt`` by which streams write values to host memory and wait for values there.
+On a product without this feature, the functions return 207000."""
 
 NOTIFIES: Final = frozenset(
     {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares physical memory by the vendor's shareable handles.
 
-The vendor's rules: the memory of a physical handle is exported once, mapped whole, and freed after
-it is unmapped. The pages live until every process has freed its handle. An export checks a
-whitelist or admits all processes, and this choice is final.
+The vendor's rules: the memory of a physical handle has at most one export. The memory is mapped as
+a whole, and unmapped before the handle is freed. The pages live until every process has freed its
+handle. An export either checks a whitelist or admits all processes; this choice is final.
 """
 
 import struct
@@ -55,7 +55,7 @@ class Shareable(Mechanism):
     name = "shareable"
     needs = SHAREABLE
     # The largest number of processes that one vendor call may add. The vendor documents no limit
-    # for the whole whitelist, so crossmem applies the limit of one call.
+    # for the whole whitelist, so crossmem limits the whole whitelist to this number.
     whitelist_limit = 65535
 
     def __init__(self, vendor: Vendor) -> None:
@@ -100,7 +100,7 @@ class Shareable(Mechanism):
                     owned.share, owned.raw = share, False
                 raise UnsupportedError(
                     "this driver cannot export without a whitelist, so raw handles are impossible",
-                    hint="use a driver of 26.1.1 or later, or export with leases",
+                    hint="use driver 26.1.1 or later, or export with leases",
                     backend=BACKEND,
                 )
             self._vendor.check("rt.mem_export_to_shareable_handle", code)
@@ -137,8 +137,8 @@ class Shareable(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # If a map and its undo both failed, core has no mapping to unmap, so only this call can
-        # retry the undo.
+        # If map() failed and could not undo its work, crossmem's core has no mapping to unmap. So
+        # only close() can retry the undo.
         self.unmap(imported)
         self._free_physical(owned)
 
@@ -237,7 +237,7 @@ class Shareable(Mechanism):
         self._release_addresses(owned)
 
     # In the methods below, no signal handler runs between the statement that clears a resource's
-    # record and the vendor's call. The record is restored only if the vendor refused.
+    # record and the vendor's call. The record is restored only if the vendor refuses the call.
 
     def _unmap_mem(self, owned: _Physical) -> None:
         unmap, pointer = self._rt.unmap_mem, owned.addresses

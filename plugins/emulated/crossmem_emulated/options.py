@@ -63,7 +63,7 @@ def _is_mask(value: object) -> bool:
 
 
 def _default_capacity() -> int:
-    """Return half of this machine's memory in bytes, rounded down to the largest granularity."""
+    """Return half of this machine's memory in bytes, as a multiple of every granularity."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     step = max(_GRANULARITIES.values())
     return max(memory // 2 // step, 1) * step
@@ -101,8 +101,8 @@ class Options:
     capacity_nbytes: int = field(default_factory=_default_capacity)
     """Bytes that may be allocated on each device (``CROSSMEM_EMULATED_CAPACITY``).
 
-    The backend ``emulated`` counts each process alone, and rounds the value down to the
-    granularity. The emulations of vendors count all processes of the emulated host together.
+    The backend ``emulated`` counts each process alone, and rounds the value down to a multiple of
+    the granularity. The emulations of vendors count all processes of the emulated host together.
     """
 
     prefault: bool = False
@@ -119,9 +119,9 @@ class Options:
     """
 
     visible_devices: tuple[int, ...] | None = None
-    """Host-wide indices of the devices that this process sees, in the order of the ordinals in this
-    process; None for all (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). The devices keep their identities
-    (law C24)."""
+    """Host-wide indices of the devices that this process sees; None for all devices
+    (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). In this process, the first device of the tuple has
+    ordinal 0. The devices keep their identities (law C24)."""
 
     state: Path = field(default_factory=default_state)
     """Folder of the emulated host, for the emulations of all vendors
@@ -142,7 +142,7 @@ class Options:
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
 
     acl_group: str = ""
-    """Memory group that a process joins when it first calls ACL's queues or buffers
+    """Memory group that a process joins at its first call of ACL's queue or buffer functions
     (``CROSSMEM_EMULATED_ACL_GROUP``).
 
     A process joins only if its profile is ``310b-rc`` or ``310b-rc-driver``, if the variable

@@ -25,7 +25,7 @@ _NOT_FOUND: Final = "cannot open shared object file"
 
 
 def fault_of(family: Family) -> str:
-    """Import CuPy's runtime. Return why it cannot serve the vendor, or an empty text if it can."""
+    """Import CuPy's runtime. Return the fault that prevents its use, or an empty text."""
     try:
         module = import_module(RUNTIME)
     except ImportError as error:
@@ -57,9 +57,9 @@ def import_cupy(family: Family) -> Runtime:
 def current_streams() -> tuple[int, ...]:
     """Return the streams that CuPy and PyTorch use in this thread, without the default stream 0.
 
-    The function imports neither library, and a library that is not imported has no streams. While
-    another thread imports a library, the library may lack the functions that this function calls.
-    The streams of that library are then left out, too.
+    The function imports neither library. The result contains no stream of a library that is not
+    imported. While another thread imports a library, the library may lack the functions that this
+    function calls. In this case, the result contains no stream of the library either.
     """
     found = []
     if current := getattr(sys.modules.get(_STREAMS), "get_current_stream", None):

@@ -16,9 +16,9 @@ class PeerAccess:
         self._vendor = vendor
 
     def reach_each_other(self, ordinal: int, others: Sequence[int]) -> bool:
-        """Whether a device and each of the others can reach each other's memory.
+        """Whether ``ordinal`` and each device in ``others`` can access each other's memory.
 
-        If there are no others, the result is False.
+        If ``others`` is empty, the result is False.
         """
         return bool(others) and all(
             self._can(ordinal, one) and self._can(one, ordinal) for one in others
@@ -27,10 +27,11 @@ class PeerAccess:
     def enable(self, peer: int) -> None:
         """Let the current device use the memory of another device.
 
-        According to the vendors' documents, the open of a handle enables the access. AMD's runtime
-        did not do this before ROCm 7.0. So this method enables the access on AMD, and does nothing
-        on NVIDIA. It makes AMD's call each time, because other code in the process may have
-        disabled the access. crossmem never disables the access, because other code may rely on it.
+        According to the vendors' documents, opening a handle enables the access. AMD's runtime did
+        not enable the access before ROCm 7.0. So this method enables the access on AMD, and does
+        nothing on NVIDIA. On AMD, each call of this method enables the access again, because other
+        code in the process may have disabled the access. crossmem never disables the access,
+        because other code may rely on the access.
         """
         if not self._vendor.family.is_hip:
             return

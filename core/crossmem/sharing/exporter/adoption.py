@@ -30,14 +30,14 @@ from crossmem.sharing.exporter.record import AllocationRecord, BlockRecord
 __all__ = ["Adoption", "AdoptionRecord", "Neighbours", "adopt", "neighbours_of"]
 
 Neighbours = Literal["expose"]
-"""``"expose"``: ``adopt`` accepts that importers can reach memory beside the adopted range."""
+"""``"expose"``: ``adopt`` accepts that importers can access neighbours of the adopted memory."""
 
 
 class AdoptionRecord(AllocationRecord):
     """The record of an adoption.
 
-    It keeps the owner object of the memory alive until the adoption is freed and its last lease has
-    ended.
+    The record keeps the owner object of the memory alive until the adoption is freed and the last
+    lease has ended.
     """
 
     __slots__ = ("_offset", "_owner")
@@ -86,8 +86,8 @@ class AdoptionRecord(AllocationRecord):
     def free_now(self, *, blocking: bool) -> None:
         """End the adoption, and then drop the reference to the owner object of the memory.
 
-        The drop may run the object's finaliser, which may execute any code. So this method holds no
-        lock at that moment.
+        Dropping the reference may run the object's finaliser, which may execute any code. So this
+        method holds no lock while it drops the reference.
         """
         super().free_now(blocking=blocking)
         if self.is_done:
@@ -110,8 +110,8 @@ class AdoptionRecord(AllocationRecord):
 class Adoption(Allocation):
     """Memory that another library allocated. Made by :meth:`crossmem.Device.adopt`.
 
-    An adoption has the interface of an allocation. As a context manager, it ends at the end of the
-    ``with`` block. crossmem never frees adopted memory.
+    An adoption has the interface of an allocation. As a context manager, the adoption ends at the
+    end of the ``with`` block. crossmem never frees adopted memory.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ def adopt(
             operation="adopt",
             backend=device.backend,
             device=device.identity,
-            hint='adopt the whole block, or pass neighbours="expose" to give importers all of it',
+            hint='adopt the whole block, or pass neighbours="expose" to expose the whole block',
         )
     record = AdoptionRecord(process, device, offset=offset, nbytes=size, owner=owner)
     try:
@@ -181,7 +181,7 @@ def adopt(
 
 
 def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
-    """Return a text about the neighbours that importers can reach, or None if there are none.
+    """Return a text about the neighbours that importers can reach, or None without neighbours.
 
     An importer reaches all ``exposed_nbytes``, of which ``nbytes`` are adopted.
     """

@@ -64,7 +64,7 @@ _TEXTS: Final = {
     ),
     Status.FULL: _Text(
         BusyError,
-        "the owner (pid {pid}) cannot reserve more memory for messages: {reason}",
+        "the owner (pid {pid}) cannot make more reservations for messages: {reason}",
         "receive or discard earlier messages, or raise CROSSMEM_MAX_RESERVATIONS in the owner",
     ),
     Status.TOO_MANY: _Text(

@@ -79,7 +79,7 @@ class Pool(Endable):
         nbytes
             Requested bytes; None: the capacity of a block.
         timeout
-            Time limit of the wait for a free block, in seconds; 0 does not wait; None:
+            Time limit of the wait for a free block, in seconds. 0: do not wait. None:
             ``CROSSMEM_TIMEOUT``.
 
         Raises
@@ -129,7 +129,7 @@ class Pool(Endable):
             self._wait_for_block(arena, timeout)
 
     def _wait_for_block(self, arena: Arena, timeout_s: float) -> None:
-        """Return when a block is free; raise if none becomes free in time, or the pool closes."""
+        """Return when a block is free. Raise at the end of the timeout, or if the pool closes."""
         if not arena.is_closing and arena.refill():
             return
         # This call frees the blocks whose objects were dropped.
@@ -165,7 +165,7 @@ class Pool(Endable):
         )
 
     def stats(self) -> PoolStats:
-        """Return the number of blocks in each state, and their holders.
+        """Return the number of blocks in each state, and the holders of blocks.
 
         Raises
         ------

@@ -72,8 +72,8 @@ class Consumer(Receiver):
     def begin(self) -> None:
         """Write the words of a new session.
 
-        The session reads only entries that are put after this call. It gets an earlier entry only
-        if the owner hands out this entry.
+        The session reads only entries that are put after this call. The session gets an earlier
+        entry only if the owner hands out that entry.
         """
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))

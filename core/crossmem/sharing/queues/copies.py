@@ -32,7 +32,8 @@ def copied(
     nbytes
         Capacity of a buffer.
     allocate
-        Returns a free buffer. It is called only if ``item`` can be copied and fits.
+        A function that returns a free buffer. The function is called only if ``item`` can be copied
+        and fits.
     copy
         The argument ``copy`` of :meth:`crossmem.Queue.put`.
 
@@ -69,7 +70,7 @@ def _copy_of_bytes(item: Any) -> _Copy:
         contents = view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError, BufferError) as error:
         msg = f"{shorten(item, 60)} is neither contiguous bytes nor an array, and cannot be copied"
-        hint = "copy it into a buffer of queue.allocate()"
+        hint = "write its contents into a buffer of queue.allocate()"
         raise UnsupportedError(msg, operation="put", hint=hint) from error
     return _Copy(contents.nbytes, lambda buffer: buffer.write(contents))
 

@@ -41,7 +41,7 @@ def ring(bell: int) -> None:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Opened:
-    """The segments of a queue, mapped in this process. Other processes write most of them."""
+    """The segments of a queue, mapped in this process. Other processes write most segments."""
 
     process: Process
     device: LocalDevice
@@ -91,7 +91,7 @@ class Opened:
         return min(stop, found) if found <= MAX_STAMP else 0
 
     def released(self, consumer: int, producer: int, buffer: int) -> int:
-        """Return the last stamp of a buffer that a consumer has released."""
+        """Return the stamp of the buffer's entry that the consumer released last."""
         place = self.segments[self.terms.producers + consumer]
         return words.observe(place, self.terms.released(producer, buffer))
 

@@ -31,12 +31,12 @@ __all__ = [
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _DEVICE_FLAGS: Final = {True: range(3), False: range(5)}
-"""The valid flags of AMD's device memory. The key says whether the release is before ROCm 6."""
+"""The valid flags of AMD's device memory. The key True stands for the releases before ROCm 6."""
 _SIGNAL: Final = 2
 _SIGNAL_NBYTES: Final = 8
 _COHERENCE: Final = 0x4000_0000 | 0x8000_0000 | 0x1000_0000
 """The flags for the coherence of AMD's pinned memory: coherent, not coherent, or uncached. A call
-may have at most one of them."""
+may set at most one of these flags."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class Slab:
 
 @dataclass(slots=True, eq=False)
 class HostBlock:
-    """Memory that the host and devices can use: managed memory if it has ``pages``, else pinned."""
+    """Memory that the host and devices can use: managed if ``pages`` is set, else pinned."""
 
     start: int
     nbytes: int
@@ -66,10 +66,10 @@ class HostBlock:
     pages: Pages | None = None
     flags: int = 0
     is_registered: bool = False
-    """Whether the program pinned memory of its own with ``hostRegister``."""
+    """Whether the program allocated this memory itself, and pinned it with ``hostRegister``."""
     is_synchronous: bool = False
     number: int = field(default_factory=numbers)
-    """A number that this process gives to no other memory, not even after a free."""
+    """A number that this process gives to no other memory, not even after this memory is freed."""
 
     @property
     def kind(self) -> MemoryType:
@@ -211,7 +211,7 @@ def _free(process: HipProcess, pointer: int) -> None:
 
 
 def free_piece(process: HipProcess, call: str, piece: Piece) -> None:
-    """Free an allocation. ``call`` names the program's function in violations."""
+    """Free an allocation. A recorded violation names ``call`` as the program's call."""
     was_exported = withdraw(process, call, piece)
     check_idle(process, call, piece.start, piece.nbytes)
     process.space.detach(piece)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles of memory for other processes: their creation, and their end when memory is freed."""
+"""Makes handles of memory for other processes, and invalidates the handles of freed memory."""
 
 import os
 import secrets
@@ -25,7 +25,7 @@ _REST: Final = struct.Struct("<QQii8x")
 
 
 class Handle(NamedTuple):
-    """The parts of a handle, which has the layout of AMD's runtime."""
+    """The parts of a handle. The handle has the layout of AMD's runtime."""
 
     token: bytes
     nbytes: int
@@ -41,7 +41,7 @@ def take_apart(handle: bytes) -> Handle:
 
 
 def is_intact(profile: Profile, handle: bytes, parts: Handle, nbytes: int, pid: int) -> bool:
-    """Whether a handle is unchanged in all parts that the edition checks.
+    """Whether a handle is unchanged in all parts that the profile checks.
 
     ``nbytes`` is the original size in bytes, and ``pid`` is the exporter's pid.
     """
@@ -119,9 +119,9 @@ def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current
 def withdraw(process: HipProcess, call: str, piece: Piece) -> bool:
     """Delete the exports of memory that is being freed. Return whether the memory had exports.
 
-    Later opens do not find the exports. Processes that have the memory open keep it, although the
-    vendors leave this undefined (HIP-E10). ``call`` is the function that the program called to free
-    the memory; the record of the violation names it.
+    A process that opens a handle later does not find the export. Processes that have the memory
+    open keep the memory, although the vendors leave this undefined (HIP-E10). ``call`` is the
+    function that the program called to free the memory; the record of a violation names ``call``.
     """
     numbers = process.exports.pop(piece.start, [])
     if not numbers:

@@ -11,8 +11,8 @@ from crossmem_emulated.abi.hip.convert import Converter, Function
 __all__ = ["functions"]
 
 _LOWEST_ADDRESS: Final = 1 << 16
-"""By default, Linux maps no memory below this address. So a smaller argument is not a pointer to a
-descriptor, but a descriptor."""
+"""By default, Linux maps no memory below this address. So a smaller argument of
+hipMemImportFromShareableHandle is not a pointer to a descriptor, but the descriptor itself."""
 
 
 class _Virtual:
@@ -28,10 +28,10 @@ class _Virtual:
     def _fields(self, properties: Any) -> tuple[int, int, int, int]:
         """Return the memory's type, the type of its handles, and its location's type and number.
 
-        The struct may have the layout of ROCm 5.2, or the later one.
+        The struct may have the layout of ROCm 5.2, or the layout of later releases.
         """
-        # No memory has type 0. If the type is 0 in the later layout, but not in the older layout,
-        # the struct has the older layout.
+        # No memory has type 0. If the later layout would give type 0, and the older layout gives
+        # another type, the struct has the older layout.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
         location = described.location
