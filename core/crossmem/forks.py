@@ -4,18 +4,18 @@
 A lock that another thread holds at a fork stays locked in the child for ever. Python has a lock for
 each module that is being imported. If a process forks while another thread imports a module, the
 child's import of this module never returns. So crossmem holds :data:`MODULES` or :data:`PLUGINS`
-during the imports that it makes at a first use, and a fork waits for both.
+during the imports that it makes at a first use, and a fork waits for both locks.
 
 While a fork waits for these locks, another thread may import a module of crossmem that has locks of
 its own. The fork does not call hooks that a module registers with ``os.register_at_fork`` during
-this wait. So such a module calls :func:`register` instead, and the fork checks for new
-registrations after the wait.
+this wait. So each module of crossmem with locks calls :func:`register` instead, and the fork checks
+for new registrations after the wait.
 
 A thread takes :data:`PLUGINS` before :data:`MODULES`, and both before the locks of
 :mod:`crossmem.locks`. The body of a module of crossmem must not use a name that
 :mod:`crossmem.lazy` provides, because such a use takes :data:`MODULES`. The thread that imports the
-module holds the module's import lock. If it waits for :data:`MODULES` while the thread that holds
-:data:`MODULES` waits for this import lock, neither thread continues.
+module holds the module's import lock. If that thread waits for :data:`MODULES` while the holder of
+:data:`MODULES` waits for the import lock, neither thread continues.
 """
 
 import logging  # noqa: F401 - see the end of this module
@@ -32,11 +32,12 @@ __all__ = ["MODULES", "PLUGINS", "register"]
 MODULES: Final = threading.RLock()
 """Held while a thread imports a module of crossmem at the first use of the module.
 
-If each of two threads waits for a module that the other one imports, Python gives one of them an
-unfinished module. This lock prevents that for import cycles in crossmem."""
+If two threads import modules of an import cycle, each may wait for a module that the other thread
+imports. Python then gives one of the threads an unfinished module. For the import cycles in
+crossmem, this lock prevents such waits."""
 PLUGINS: Final = threading.RLock()
 """Held while a thread imports modules of plugins, or an array library. The imported modules may use
-names of crossmem, and such a use takes :data:`MODULES`. So a thread takes this lock first."""
+names of crossmem, and such a use takes :data:`MODULES`. So a thread takes :data:`PLUGINS` first."""
 
 _sources: Final[list[Callable[[], Iterable[threading.RLock]]]] = []
 _in_child: Final[list[Callable[[], None]]] = []

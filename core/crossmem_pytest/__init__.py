@@ -3,8 +3,9 @@
 
 pytest loads this package for every project in the environment. Therefore this package only declares
 options and markers, whose names start with ``crossmem``. It has no fixture and no hook that affects
-other projects' tests. It imports crossmem only if a run names the kit, ``crossmem.conformance``:
-then it loads the kit's report and device check. The kit reads the options and applies the markers.
+other projects' tests. If a run names the kit, ``crossmem.conformance``, this package imports the
+kit's report and device check; otherwise, it does not import crossmem. The kit reads the options and
+applies the markers.
 """
 
 import argparse
@@ -50,8 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--crossmem-core",
         action="store_true",
-        help="run only the core of the kit: a few tests for each law, which together cover the "
-        "ways in which a device can keep the law",
+        help="run only the core of the kit: for each law, a few tests that together cover the ways "
+        "in which a device can keep the law",
     )
     group.addoption(
         "--crossmem-blocks",
@@ -80,7 +81,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="NAMES",
         help="names of laws, such as C1, and of capabilities, such as peer_access, separated by "
-        "commas: a skip of one of their tests becomes a failure; may be given several times",
+        "commas: a skipped test of such a law or capability counts as failed; may be given several "
+        "times",
     )
     group.addoption(
         "--crossmem-report",

@@ -5,9 +5,8 @@ A consumer releases a tensor by calling its deleter, a C function. The consumer 
 on any thread, without the GIL, while an exception is propagating, and even after the interpreter
 has ended. A ctypes callback does not handle all these cases: if it runs while an exception is
 propagating, it loses the exception and does not release the memory. NumPy's deleter is C code that
-handles all these cases. Therefore NumPy makes each capsule, from a tiny array that keeps alive the
-object that owns the memory. This module then overwrites the fields of the capsule that describe the
-array.
+handles all these cases. Therefore NumPy makes each capsule from a tiny array, and this array keeps
+the owner of the memory alive. This module then overwrites the capsule's description of the array.
 """
 
 import ctypes
@@ -223,7 +222,7 @@ def check_stream(device_type: int, stream: object) -> bool:
     """
     if device_type == CPU:
         if stream is not None:
-            msg = f"stream is {shorten(stream)}; host memory has no streams, so it must be None"
+            msg = f"stream must be None for host memory, not {shorten(stream)}"
             raise ConfigurationError(msg)
         return False
     if stream is None:

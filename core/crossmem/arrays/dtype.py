@@ -25,8 +25,8 @@ class DType:
     """DLPack's type code, bits and lanes; None if DLPack has no such type."""
 
     typestr: str | None = field(compare=False)
-    """NumPy's type string, None if NumPy has no such dtype. The string of a struct contains
-    its size, but not its fields."""
+    """NumPy's type string, or None if NumPy has no such dtype. The string for a struct contains the
+    struct's size, but not the struct's fields."""
 
     fields: "tuple[Field, ...]" = field(default=(), compare=False)
     """Fields of a struct, in order."""

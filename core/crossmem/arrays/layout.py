@@ -91,7 +91,7 @@ class Layout:
         self._place(offset, offset - before, offset + after)
 
     def at(self, offset: int) -> "Layout":
-        """Return the same layout with another offset.
+        """Return a copy of this layout with the given offset.
 
         Raises
         ------

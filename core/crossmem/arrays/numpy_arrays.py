@@ -15,7 +15,7 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker"]
 def classes(numpy: Any) -> tuple[type, ...]:
     """Return the array classes that crossmem can share.
 
-    Of a ``memmap``, importers get the elements, but not the file name, the offset and the mode.
+    Importers of a ``memmap`` get the elements, but not the memmap's file name, offset or mode.
     """
     return numpy.ndarray, numpy.memmap
 
@@ -23,9 +23,9 @@ def classes(numpy: Any) -> tuple[type, ...]:
 def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
-    # An array directly over a memoryview refers to the view's object instead of the view. If only
-    # the view is read-only, a user can make such an array writable. So if the view is read-only,
-    # the arrays of make() lie over another array, which is read-only, too.
+    # An array over a memoryview refers to the object under the view. If this object is writable, a
+    # user can make the array writable, even if the view is read-only. So for a read-only view,
+    # make() puts its arrays over a read-only array, and not directly over the view.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:

@@ -23,7 +23,7 @@ def run_case(
     """Measure one case of a program, and return the numbers that the program prints.
 
     The numbers are times in seconds; the case ``readers`` also prints a ratio. If the program
-    fails, the suite's report notes why, and the result is empty.
+    fails, the suite's report notes the reason, and the result is empty.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ __all__ = ["GET_S", "NAME", "SMALL", "WAYS", "Ends"]
 SMALL: Final = 4 << 10
 """The number of bytes of a small buffer."""
 NAME: Final = "psm_crossmem{:04}"
-"""A format of names about as long as those of ``multiprocessing.shared_memory``."""
+"""Format of names. They are about as long as the names of ``multiprocessing.shared_memory``."""
 _TOGETHER_S: Final = 0.005
 GET_S: Final = 60.0
 """The longest wait of one call for a buffer, an item or a name, in seconds."""
@@ -194,7 +194,7 @@ def _iceoryx2_buffers(ends: Ends) -> Way:
 def _names(ends: Ends) -> Way:
     """Return the functions that send a name of shared memory through ``multiprocessing.Queue``.
 
-    No memory has that name, so the times include no mapping of memory.
+    Shared memory with this name does not exist, so the times include no mapping of memory.
     """
     own, other = ends.names
     name = NAME.format(0)
@@ -225,7 +225,7 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""For each way, the function that prepares it, and the measured states of the second process.
+"""For each way, the function that prepares the way, and the measured states of the second process.
 
 The key is the way's name. If a way writes into buffers, its name ends with the size of a buffer in
 bytes.

@@ -34,13 +34,13 @@ _BATCH: Final = 64
 def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[str, list[float]]:
     """Return the median time of a round trip in each round.
 
-    A key such as ``"queue, awake"`` has the name of a way to hand over, and the state of the second
-    process before each hand-over.
+    A key such as ``"queue, awake"`` consists of two parts: the name of a way to hand over buffers,
+    and the state of the second process before each hand-over.
 
     Parameters
     ----------
     count
-        Number of round trips for each key in a round.
+        Number of round trips in a round, for each key.
     cpus
         The CPUs of the two processes.
     skipped
@@ -305,7 +305,7 @@ CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxy
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case. ``arguments`` are its name, and its keyword arguments as a JSON object."""
+    """Measure a case. ``arguments``: the case's name, and keyword arguments as a JSON object."""
     name, given = arguments
     gc.disable()
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")

@@ -12,8 +12,8 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# The benchmark traces some code and counts its system calls. This system call marks the beginning
-# and the end of that code: it changes nothing, and the code itself does not make it.
+# The benchmark counts the system calls of some code. A call of getpgid marks the beginning and the
+# end of the code, because getpgid changes nothing, and the code itself does not call it.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20
@@ -72,7 +72,7 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 
 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
-    """Time the first imports and attaches of memory, and further ones of the same memory."""
+    """Measure how long it takes to import and attach memory, the first time and repeatedly."""
     channel = context.channel
     blobs = channel.receive_all()
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in blobs]
@@ -180,7 +180,7 @@ def _consume_bandwidth(
 ) -> dict[str, Any]:
     """Copy between a mapping and a private array, in both directions. Return the seconds per copy.
 
-    The function copies in turn with a mapping of crossmem and with a plain mapping.
+    The function measures a mapping of crossmem and a plain mapping alternately.
     """
     import numpy as np
 

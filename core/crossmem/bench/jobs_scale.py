@@ -25,7 +25,7 @@ __all__ = ["SCALE_JOBS"]
 
 
 def _descriptors() -> dict[str, int]:
-    """Return the numbers of this process's descriptors, and of the sockets among them."""
+    """Count this process's descriptors, and the sockets among them."""
     kinds = {"all": 0, "sockets": 0}
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -50,8 +50,8 @@ def _produce_parts(context: Context, *, allocations: int, parts: int) -> dict[st
 def _consume_parts(context: Context, *, allocations: int, parts: int) -> dict[str, Any]:
     """Attach all parts of the allocations, and keep all mappings open at the same time.
 
-    Return the times of the first and last attaches and of the close, and the numbers of mappings,
-    descriptors and threads.
+    Return the times of the early and of the late calls of ``attach``, and the time to close one
+    mapping. Also return how many mappings, descriptors and threads there were.
     """
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in context.channel.receive_all()]
     wholes = crossmem.attach_many(handles)
@@ -119,10 +119,10 @@ def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, An
 
 
 def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
-    """Allocate until a call fails, under a descriptor limit that leaves ``room`` free descriptors.
+    """Allocate until a call fails. The descriptor limit leaves ``room`` free descriptors.
 
     Stop after ``2 * room`` allocations if no call fails. Return the number of allocations, the type
-    of the error, and whether its text names the limit.
+    of the error, and whether the error's text names the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memories: list[Any] = []
@@ -147,7 +147,7 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
 
 
 def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str, Any]:
-    """Time the exporter's reads of the rows of many importers for one export.
+    """Time how long the exporter takes to read the rows of many importers for one export.
 
     This process makes all rows itself, and no row holds the export.
     """

@@ -14,7 +14,7 @@ __all__ = ["SharedMemoryPeer"]
 
 
 class SharedMemoryPeer(Peer):
-    """Shares segments by their names. The consumer's resource tracker does not track them.
+    """Shares segments by their names. The consumer's resource tracker ignores the segments.
 
     ``multiprocessing`` did not start the consumer, so the consumer has a tracker of its own. If
     this tracker knew the segments, it would delete the producer's memory when the consumer ends.

@@ -28,11 +28,11 @@ class Plan:
     batch, batch_rounds
         Number of allocations in each round of the sections ``loop``, ``churn`` and ``held`` of the
         report, and number of rounds. A round of the section ``batch`` attaches ``batch``
-        allocations in one call, and as many others one by one.
+        allocations in one call, and ``batch`` other allocations one by one.
     busy
         Number of attaches to a busy exporter in a round. Each load on the exporter has
-        ``batch_rounds`` rounds, except for the load ``GIL held``. Under this load, a peer attaches
-        only once in a round if its exporter must answer.
+        ``batch_rounds`` rounds, except for the load ``GIL held``. With this load, a peer whose
+        exporter must answer attaches only once in a round.
     holds, hold_s
         Number of rounds of the load ``GIL held``, and the seconds for which the exporter holds the
         GIL in each round.
@@ -42,7 +42,8 @@ class Plan:
         importers' rows, of batches of freed blocks, and of calls from C.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
         Sizes in bytes of the memory whose bandwidth is measured, number of rounds for each size,
-        and number of timings in each direction in a round. Each round has fresh allocations.
+        and number of timed reads, and of timed writes, in a round. Each round has fresh
+        allocations.
     parts_of, parts
         Number of allocations, and number of parts of each allocation. An importer attaches all
         parts one after another, and keeps them attached.

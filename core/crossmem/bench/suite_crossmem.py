@@ -148,7 +148,7 @@ def _scale(suite: Suite) -> None:
             add("scale", _PEER, f"separate {name}", [found[name] * _US], "us")
         add("scale", _PEER, "separate descriptors added", [found["descriptors"]], "count")
     # Memory of the last job may still wait to be freed. If it were freed during the next job, its
-    # descriptors would become free, and the job would count too many allocations.
+    # descriptors would become free, and that next job would count too many allocations.
     suite.restart(_PEER)
     found = suite.job(_PEER, "exhaust", nbytes=4 * KIB, room=64)
     if found is not None:

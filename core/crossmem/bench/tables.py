@@ -39,7 +39,7 @@ def markdown(table: Table) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number as text, ``"-"`` for None.
+    """Return a number as text, or ``"-"`` for None.
 
     Integers, and numbers from 1000 on, have no decimals. Other numbers have up to three significant
     digits.

@@ -45,7 +45,7 @@ def main() -> None:
         # EPIPE needs no message: a reader such as `head` closes the pipe when it has read enough.
         if failed.error.errno != errno.EPIPE:
             print(f"error: the output cannot be written: {failed.error.strerror}", file=sys.stderr)
-        # At its exit, Python flushes stdout again. So that this flush does not fail, too, the rest
-        # of the output goes to /dev/null.
+        # Python flushes stdout again when it exits. The rest of the output goes to /dev/null, so
+        # that the second flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(3)

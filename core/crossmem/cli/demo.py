@@ -42,7 +42,7 @@ __all__ = ["Demo", "OpenBar", "time_for"]
 
 OpenBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 """A function that opens a progress bar. Its arguments are the text and the total number of bytes.
-The value of the ``with`` block is a function that advances the bar by a number of bytes."""
+The resulting context manager gives a function that advances the bar by a number of bytes."""
 
 _SLOWEST_NBYTES_PER_S: Final = 20 * 2**20
 _LEASE_END_S: Final = 5.0
@@ -94,7 +94,8 @@ class Demo:
         Raises
         ------
         CrossmemError
-            crossmem failed in this process or in a child, or a child died or did not reply in time.
+            crossmem failed in this process or in a child. Also raised if a child died or did not
+            reply in time.
         UsageProblem
             The file cannot be read, or became shorter while it was read.
         """
@@ -268,7 +269,7 @@ class Demo:
         )
 
     def _copy(self, children: Children, allocation: crossmem.Allocation, sha256: str) -> CopyReport:
-        """Copy the memory through a pipe, and return the time. If there is no copy, say why."""
+        """Copy the memory through a pipe. Report the time, or the reason for not copying."""
         nbytes = allocation.nbytes
         if not self.copy:
             return CopyReport(copy_s=None, equal=None, skipped="disabled by --no-copy")

@@ -78,9 +78,8 @@ def run_kit(
     # The report goes to memory, so that a killed command leaves no file.
     with os.fdopen(os.memfd_create("crossmem-report"), "rb") as report:
         # pytest must ignore the settings and conftest files of the current folder. So the options
-        # name an empty configuration file and the kit as the root folder. The options name the kit
-        # by its path, because pytest loads the conftest files of the current folder if it gets a
-        # module name.
+        # name an empty configuration file, and the kit as the root folder. The options name the kit
+        # by a path. For a module name, pytest would load the conftest files of the current folder.
         command = [sys.executable, "-c", _START, str(os.getpid()), "-q", "-c", "/dev/null"]
         # pytest prints no table of laws, because ``crossmem conformance`` prints its own table.
         command += ["--rootdir", kit, "-p", "no:cacheprovider", "-p", f"no:{TABLE}", kit]

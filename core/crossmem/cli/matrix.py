@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the conformance kit for every backend, runtime and mechanism of this machine."""
+"""Runs the conformance kit for every backend, runtime and mechanism of this machine."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def run_matrix(
     say: Callable[[str], None],
     show: Callable[[ConformanceReport], None],
 ) -> ConformanceMatrixReport:
-    """Run the kit on device 0 of each backend, with each of its runtimes and mechanisms.
+    """Run the kit on device 0 of each backend, with each of the backend's runtimes and mechanisms.
 
     The runs are sequential, because some tests fill the memory of the device.
 
@@ -45,15 +45,15 @@ def run_matrix(
     select, quiet
         As for :func:`~crossmem.cli.kit.run_kit`.
     say
-        Receives the name of each run at its start.
+        Receives the name of each run when the run starts.
     show
         Receives the report of each run.
 
     Returns
     -------
     ConformanceMatrixReport
-        ``exit_code`` is the code of the first failed run. If no run failed, it is 0, or 5 if
-        ``select`` matched no test in any run.
+        ``exit_code`` is the exit code of the first failed run. If no run failed, ``exit_code`` is 0
+        or, if ``select`` matched no test in any run, 5.
 
     Raises
     ------

@@ -22,22 +22,22 @@ _TIMEOUT_S: Final = 1.0
 
 
 def look_at_barriers(run_dir: Path) -> BarrierReport:
-    """Return how this process orders its accesses to shared words.
+    """Return a report about the mode in which this process orders its accesses to shared words.
 
-    The report contains the mode of this process, and its mode with each exporter of a run
-    directory. The mode of this process is ``"membarrier"`` if the kernel has registered the process
-    for ``membarrier``, and ``"fence"`` if not. The mode with an exporter is ``"membarrier"`` if the
-    kernel has registered both processes, and ``"fence"`` if not. It is None if the exporter's lease
-    server does not reply. All lease servers together have one second for their replies. An exporter
-    is omitted if its lease server cannot be reached, sends an invalid reply, or has another
-    protocol version.
+    The report contains the mode of this process, and the mode between this process and each
+    exporter of a run directory. The mode of this process is ``"membarrier"`` if the kernel has
+    registered the process for ``membarrier``, and ``"fence"`` if not. The mode with an exporter is
+    ``"membarrier"`` if the kernel has registered both processes, ``"fence"`` if it has not, and
+    None if the exporter's lease server does not reply. All lease servers together have one second
+    for their replies. An exporter is omitted if its lease server cannot be reached, sends an
+    invalid reply, or has another protocol version.
     """
     exporters: list[NeighbourReport] = []
     with ExitStack() as stack:
         waiting: dict[int, socket.socket] = {}
         for path in server_paths(run_dir):
-            # A failed connection leaves out its exporter: the exporter is dead, or this process has
-            # no descriptor left.
+            # If a connection fails, the exporter is omitted: the exporter is dead, or this process
+            # has no descriptor left.
             with suppress(OSError):
                 connection = stack.enter_context(new_socket())
                 connection.connect(str(path))
@@ -62,7 +62,10 @@ def look_at_barriers(run_dir: Path) -> BarrierReport:
 
 
 def _read(connection: socket.socket) -> Iterator[NeighbourReport]:
-    """Yield the exporter at the other end, if its reply is valid and has this protocol version."""
+    """Yield a report about the exporter at the other end of a connection.
+
+    If the reply is invalid or has another protocol version, yield nothing.
+    """
     with suppress(OSError, ProtocolError):
         hello = unpack_hello(connection.recv(MAX_MESSAGE_NBYTES))
         if hello.version == PROTOCOL_VERSION:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The elements that all commands draw on a terminal with rich."""
+"""The elements of the commands' output. The library rich draws them on the terminal."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +48,7 @@ def _errors() -> Console:
 
 
 def print_json(report: BaseModel) -> None:
-    """Print a report as the one JSON document of a command."""
+    """Print a report as the only JSON document that a command prints."""
     print(report.model_dump_json(indent=2))
 
 
@@ -71,7 +71,7 @@ def show_step(text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Return untrusted text as rich markup, with its markup and control characters escaped."""
+    """Return untrusted text as rich markup. Escape markup and control characters in the text."""
     return escape(_visible(text))
 
 

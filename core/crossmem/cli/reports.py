@@ -63,7 +63,8 @@ class FileReport(FrozenModel):
     nbytes: int
     sha256: str
     note: str | None
-    """Why a file is shared as plain bytes although its name or its first bytes indicate tensors."""
+    """The reason for which the file is shared as plain bytes although its name or its first bytes
+    indicate tensors."""
 
     tensors: tuple[TensorReport, ...]
 
@@ -113,7 +114,7 @@ class CopyReport(FrozenModel):
 
     equal: bool | None
     skipped: str | None
-    """Why there was no copy; None if there was one."""
+    """The reason for which there was no copy; None if there was a copy."""
 
 
 class DemoReport(FrozenModel):
@@ -141,7 +142,7 @@ class DemoReport(FrozenModel):
 
     consumers: tuple[ConsumerReport, ...]
     leases: tuple[LeaseReport, ...]
-    """The leases while all consumers held the memory."""
+    """The leases at a moment at which all consumers held the memory."""
 
     leases_after: int
     """The number of leases that remained after the consumers had ended."""
@@ -174,7 +175,7 @@ class StreamReport(FrozenModel):
     """Time from the first read of the file until the primary had all digests."""
 
     latency_s: float
-    """Median time from the put of one chunk until a sleeping process had received it."""
+    """Median time from the put of one chunk until a sleeping process had received the chunk."""
 
     equal: bool
     """Whether each chunk arrived once, with the right digest."""
@@ -266,7 +267,7 @@ class BarrierReport(FrozenModel):
     """How this process orders its accesses."""
 
     reason: str
-    """Why this process uses fences; empty if it does not."""
+    """The reason for which this process uses fences; empty if it uses ``membarrier``."""
 
     exporters: tuple[NeighbourReport, ...]
 
@@ -278,7 +279,7 @@ class DevicesReport(FrozenModel):
     version: str
     default: str | None
     default_reason: str
-    """How the default device was chosen, or why there is none."""
+    """How the default device was chosen, or why there is no default device."""
 
     devices: tuple[DeviceReport, ...]
     unusable: tuple[BackendReport, ...]
@@ -345,7 +346,7 @@ class ErrorReport(FrozenModel):
     ok: Literal[False] = False
     error: str
     """Class of the error, such as ``OutOfMemoryError``. ``UsageError`` means that the user must
-    call the command differently, and ``Interrupted`` that the user pressed Ctrl-C."""
+    call the command differently, and ``Interrupted`` means that the user pressed Ctrl-C."""
 
     message: str
     hint: str | None

@@ -46,7 +46,7 @@ class _Pools(Part):
 
 
 def use() -> None:
-    """Make ``Device.allocate`` return blocks, and ``crossmem.exports`` list them.
+    """Make ``Device.allocate`` return blocks, and make ``crossmem.exports`` list these blocks.
 
     The replacement applies to this process and to the children that it forks later.
     """
@@ -102,7 +102,7 @@ def _note(part: _Pools, block: Block) -> crossmem.Allocation:
 
 
 def close_pools() -> None:
-    """Close the pools of this process, and release the imported pools in which it holds no block.
+    """Close the pools of this process. Release each imported pool of which it holds no block.
 
     The memory of a pool with live or held blocks remains.
     """
@@ -115,7 +115,7 @@ def close_pools() -> None:
 
 
 def close_idle() -> None:
-    """Release the imported pools in which this process holds no block."""
+    """Release the imported pools of which this process holds no block."""
     current().part(PoolImports).close_idle()
 
 
@@ -154,7 +154,7 @@ class BlockTracer(TracingDriver):
 
 
 def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
-    """Return the objects that hold each block of an imported pool, by the block's index."""
+    """Return the holding objects for each block of an imported pool. The key is the index."""
     return {
         index: [one for one in all_of(holders) if one.arena is arena]
         for index, holders in list(arena.holders.items())

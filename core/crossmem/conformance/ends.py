@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that end the objects of tests, in the order of the calls."""
+"""The methods that end the objects of tests, in the order in which the kit calls them."""
 
 import crossmem
 
@@ -16,4 +16,4 @@ ends: list[tuple[type, str]] = [
     (crossmem.Pool, "close"),
 ]
 """Classes, each with the name of the method that ends its objects. Objects of the first class end
-first. A module of the kit that uses objects of a further class inserts that class."""
+first. Other modules of the kit insert further classes."""

@@ -170,8 +170,9 @@ def _read_all(descriptor: int, within: float) -> bytes:
 def wake_vendor() -> None:
     """Make the vendor's library start its threads and open its descriptors.
 
-    The library does so at the first use of a device, and keeps them until the process ends. This
-    function calls only the driver, so crossmem itself starts and opens nothing.
+    The library does so at the first use of a device, and keeps the threads and descriptors until
+    the process ends. This function calls only the driver, so crossmem itself starts no thread and
+    opens no descriptor.
     """
     one = actions.device()
     driver: Driver = one.driver
@@ -194,8 +195,8 @@ def unexpected_descriptors() -> list[str]:
     """Return the targets of descriptors that :func:`remember_descriptors` did not record.
 
     Pipes are ignored, because a child replies through a pipe. Files in ``/dev`` are ignored: they
-    may be device files of the vendor's library, and only the library may close those. Files in
-    ``/dev/shm`` count, because they are not device files.
+    may be device files, which only the vendor's library may close. But files in ``/dev/shm`` count,
+    because they are not device files.
     """
     found = resources.descriptors()
     for known in _descriptors:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that forks peers, because the start of an interpreter takes longer than most tests.
+"""A process that forks peers, because starting an interpreter takes longer than most tests.
 
-The server is a new interpreter that has imported the modules of peers but has not used crossmem. So
-a child inherits no state of crossmem, and is equivalent to a new interpreter. Each child gets its
-own environment, ``sys.path``, process group and standard output.
+The server is a new interpreter. It has imported the modules that peers use, but has not used
+crossmem. So a child inherits no state of crossmem, and is equivalent to a new interpreter. Each
+child gets its own environment, ``sys.path``, process group and standard output.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The client's end of a fork server.
+    """The client's side of a fork server.
 
     Parameters
     ----------
@@ -136,7 +136,8 @@ class ForkServer:
 
     Notes
     -----
-    The server ends when its connection to this process closes, so it ends soon after this process.
+    The server ends when its connection to this process closes, so the server ends soon after this
+    process.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -193,16 +194,16 @@ class ForkServer:
         if self._pid == os.getpid():
             self._process.wait()
         else:
-            # Only the client can wait for the server, because it is the server's parent. Without a
-            # return code, the finaliser of Popen would warn about a running process.
+            # Only the client can wait for the server, because the client is the server's parent.
+            # Without a return code, the finaliser of Popen would warn about a running process.
             self._process.returncode = 0
 
 
-# The server's end -------------------------------------------------------------------------
+# The server's side ------------------------------------------------------------------------
 
 
 class _Server:
-    """The server: one thread, which waits for requests and for the ends of children."""
+    """The server: one thread, which waits for requests and for children that end."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control

@@ -82,7 +82,7 @@ class Entry:
 
 
 class Model:
-    """The expected contents of memory, open imports, and results of calls.
+    """The expected state: the contents of memory, the open imports, and the results of calls.
 
     Each process has a number, its ``place``. A process that replaces a killed process gets the same
     number.
@@ -112,9 +112,10 @@ class Model:
         """Return the error that an import must raise; None if the import must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if blocks.are_used() and not handle.block.is_orphaned:
-            # All imports of a pool's block in one process hold the block by the same word of the
-            # row, whatever their access. So while one of them is open, another import of the same
-            # export succeeds, even if its access differs and the owner has freed the block.
+            # If a process imports a pool's block several times, all these imports share one word
+            # of the process's row, whatever their access. So while one import is open, the process
+            # can import the same export again, even with the other access and even if the owner
+            # has freed the block.
             entry = entry or self.entries.get((place, handle.block.name, "rw"))
             entry = entry or self.entries.get((place, handle.block.name, "ro"))
         if entry is not None and handle.handle.access in entry.exports:
@@ -129,7 +130,7 @@ class Model:
         return None
 
     def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
-        """Whether an error is expected because memory of these handles ended with its owner."""
+        """Whether an error is expected because an owner's death ended memory of these handles."""
         return (
             isinstance(error, crossmem.OwnerGoneError)
             and not self.survives_owner
@@ -196,8 +197,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process makes no vendor import of its own memory. The owner of orphaned memory is dead,
-        # even if this process has its number, so an import of such memory is a vendor import.
+        # A process makes no vendor import of its own memory. The owner of orphaned memory is dead.
+        # Even if this process has the owner's number, it makes a vendor import of such memory.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

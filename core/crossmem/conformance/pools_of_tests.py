@@ -37,13 +37,13 @@ def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # Before the owner reuses a block, it reads the importers' rows, but only if the block was
-        # exported. The tests check these reads, so each block is exported.
+        # Before the owner reuses a block that was exported, the owner reads the importers' rows.
+        # The tests check these reads, so this function exports each block.
         taken[-1].export()
 
 
 def free_all(blocks: list[crossmem.Block]) -> None:
-    """Free blocks and empty the list."""
+    """Free all blocks of a list, and empty the list."""
     while blocks:
         blocks.pop().free()
 
@@ -58,7 +58,7 @@ def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> cros
 
 
 def are_free(pool: crossmem.Pool, count: int) -> Callable[[], list[str]]:
-    """Return a check for ``settle``. It finds nothing if the pool has ``count`` free blocks."""
+    """Return a check for ``settle``. The check finds nothing if ``count`` blocks are free."""
 
     def check() -> list[str]:
         free = pool.stats().free

@@ -39,7 +39,7 @@ _CLOSED_WITHIN_S: Final = 0.5
 
 
 def collect_of_vendor(device: crossmem.Device) -> None:
-    """Make the vendor release queue buffers of this process that other processes have freed.
+    """Make the vendor release this process's buffers that other processes have freed.
 
     A vendor may release such buffers only during a call by this process. Without the capability
     ``vendor_queues``, this function does nothing.
@@ -133,7 +133,7 @@ def remaining(files: Iterable[NamedFile]) -> list[str]:
 
 
 def _identify(path: str) -> NamedFile | None:
-    """Return the identity of a regular file, or None if the path names no regular file."""
+    """Return the identity of a file, or None if the path does not name a regular file."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):

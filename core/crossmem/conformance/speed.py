@@ -32,7 +32,7 @@ def _measure() -> float:
 
 
 def _read() -> float:
-    """Return the value of the variable. If it is not set, measure the factor and set it first."""
+    """Return the value of the variable. If the variable is not set, first set it to the factor."""
     if VARIABLE not in os.environ:
         os.environ[VARIABLE] = f"{_measure():.2f}"
     try:

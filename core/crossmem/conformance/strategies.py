@@ -16,7 +16,7 @@ _MAX_RAW_NBYTES = 512
 
 
 def names() -> st.SearchStrategy[str]:
-    """Return a strategy for names of backends and mechanisms that are valid in handles."""
+    """Return a strategy for the names of backends and mechanisms that a handle may contain."""
     rest = st.text(string.ascii_lowercase + string.digits + "_-", max_size=31)
     return st.builds(str.__add__, st.sampled_from(string.ascii_lowercase), rest)
 
@@ -35,7 +35,7 @@ def identities() -> st.SearchStrategy[ProcessIdentity]:
 
 @st.composite
 def handles(draw: st.DrawFn) -> ShareableHandle:
-    """Return a strategy for leased and raw handles of allocations and of parts, of all sizes."""
+    """Return a strategy for handles of all sizes: leased or raw, of an allocation or of a part."""
     capacity = draw(st.integers(1, _U64))
     nbytes = draw(st.integers(1, capacity))
     access: Access = draw(st.sampled_from(("rw", "ro")))

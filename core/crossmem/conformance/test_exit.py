@@ -39,8 +39,8 @@ def report_at_exit() -> None:
     crossmem's exit is higher than that of this report.
     """
     current().registry.adapt(TracingDriver)
-    # At its first use, a vendor's library opens the files of its devices, and keeps them open. The
-    # first use comes before the list of descriptors is made, so the report leaves these files out.
+    # When a vendor's library is first used, it opens device files and keeps them open. The report
+    # omits these files, because this function uses the library before it lists the descriptors.
     device = actions.device()
     device.allocate(1).free()
     before = resources.descriptors()
@@ -176,7 +176,7 @@ def test_c20_an_exporter_waits_for_leases_and_reports_them(
 
 
 class _Mortal(TracingDriver):
-    """A driver that says that its memory ends with the process that allocated it."""
+    """A driver that reports that memory does not outlive the process that allocated it."""
 
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> crossmem.Capabilities:

@@ -314,7 +314,7 @@ def test_c20_an_exit_leaves_the_memory_to_its_owner(fresh_peer: FreshPeer) -> No
 
 
 def _shut_down() -> tuple[dict[str, int], list[str], bytes]:
-    """Shut crossmem down as an exit does, read 4 bytes of the stranger's memory, and free it.
+    """Shut crossmem down as an exit does. Then read 4 bytes of the stranger, and free the stranger.
 
     Return the tracer's live objects, the tracer's violations, and the bytes.
     """

@@ -52,7 +52,7 @@ def test_c16_what_is_no_address(device: crossmem.Device, tracer: TracingDriver) 
 
 
 def refused(device: crossmem.Device, ptr: int, nbytes: int = 1) -> str:
-    """Return why an adoption is refused. Check that the error and ``how_can_share`` agree."""
+    """Check that the error and ``how_can_share`` give the same reason, and return the reason."""
     with pytest.raises(crossmem.UnsupportedError) as caught:
         device.adopt(ptr, nbytes, owner=device, neighbours="expose")
     (way,) = (

@@ -178,8 +178,8 @@ def _read_the_piece() -> bytes:
 def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(_NBYTES, b"exporter")
     peer.call(_set_up_views, allocation.export().to_bytes())
-    # The peer maps its own allocation at the allocation's address (C8), which is the address of the
-    # view that the child keeps. In the child, the end of this mapping must not unmap the view.
+    # A mapping of the peer's own allocation has the address of the allocation (C8). The child keeps
+    # a view at this address. The end of the mapping in the child must not unmap the view.
     peer.call(_attach_own)
     before = peer.call(actions.calls)
 
@@ -204,10 +204,11 @@ def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
     Returns
     -------
     tuple
-        The bytes of the view, and the descriptors of this function's files that are closed now.
+        The first bytes of the view, and the descriptors that this function opened but that are
+        closed now.
     """
     # These files get the numbers of descriptors that the child has inherited and closed. If an
-    # object of crossmem closed its descriptor again, it would close one of these files.
+    # object of crossmem closed its descriptor again, one of these files would be closed instead.
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
     kept = actions.objects[_view_of("allocation")]
     actions.objects.clear()
@@ -325,7 +326,8 @@ def _try_each() -> dict[str, str]:
 @pytest.mark.crossmem_core
 def test_c18_a_fork_after_exit_closes_no_descriptor(fresh_peer: FreshPeer) -> None:
     peer = fresh_peer(CROSSMEM_EXIT_WAIT="0")
-    # The peer imports from this process and exports to it, so the peer has two pidfds of it.
+    # The peer imports from this process and exports to it, so the peer has two pidfds
+    # of this process.
     with actions.device().allocate(_NBYTES) as allocation:
         peer.call(actions.attach, "mapping", allocation.export().to_bytes())
         with crossmem.attach(peer.call(actions.offer, "allocation", _NBYTES)):

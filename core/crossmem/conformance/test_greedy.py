@@ -38,7 +38,7 @@ def test_c23_the_device_or_kernel_keeps_importers_from_writing_a_read_only_expor
     allocation = allocate(NBYTES, b"kept")
     peer = fresh_peer()
     peer.call(import_for_writing)
-    # The driver refuses the open or map, or the kernel kills the peer at its write.
+    # The driver refuses to open or map the memory, or the kernel kills the peer when it writes.
     with pytest.raises((crossmem.CrossmemError, PeerDiedError)) as caught:
         write_anyhow(peer, allocation.export(access="ro").to_bytes())
 
@@ -46,7 +46,7 @@ def test_c23_the_device_or_kernel_keeps_importers_from_writing_a_read_only_expor
         assert caught.value.exitcode == -signal.SIGSEGV
     assert allocation.read(4) == b"kept"
 
-    # The same write to a writable export succeeds.
+    # A write to a writable export succeeds.
     peer = fresh_peer()
     peer.call(import_for_writing)
     write_anyhow(peer, allocation.export().to_bytes())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C6, C9, C11 and C20: a message keeps memory until it is received or its sender dies."""
+"""Laws C6, C9, C11 and C20: an unreceived message keeps memory until its sender dies."""
 
 import time
 
@@ -123,8 +123,8 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
     sender.call(actions.free, "sent")
     sender.request_exit()
     if blocks.are_used():
-        # The first attach of a block opens the whole pool, and later attaches send no request. So
-        # attaches cannot show that the sender refuses requests. The test sleeps instead, until the
+        # The first call of attach() opens the whole pool, and later calls send no request. So the
+        # calls cannot show that the sender refuses requests. Instead, the test sleeps until the
         # sender has surely begun its exit.
         time.sleep(1.0)
     else:

@@ -48,8 +48,8 @@ def test_q07_a_dead_consumers_items_are_lost_or_redelivered_as_declared(
     answer = peer.start(queues.get_rest, "queue")
     victim.kill()
     start = time.monotonic()
-    # No buffer is free until this process, the owner, notices the death. This process makes no
-    # other call, so it must notice the death during this call.
+    # No buffer is free until this process, the owner, notices the death. This process waits in
+    # allocate(), so it must notice the death there.
     queue.allocate(timeout=SOON_S).release()
     assert time.monotonic() - start < SOON_S
     assert settle(lambda: _free(queue, 3)) == []
@@ -239,7 +239,7 @@ def test_q08_finish_ends_a_queue_that_not_all_have_come_to(
     producer.call(queues.open_, "queue", queues.handle_of(queue, "produce"))
     queues.put(queue, [0])
     queue.finish()
-    # The queue has not ended, because the other producer has it open.
+    # The queue has not ended, because the other producer has the queue open.
     assert peer.call(queues.get, "queue", timeout=SOON_S).number == 0
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0.05)
@@ -364,8 +364,8 @@ def test_q09_who_waits_hears_of_the_owners_death(
 def test_q09_a_stopped_owner_delays_nobody(peer: Peer, peer2: Peer, fresh_peer: FreshPeer) -> None:
     owner = fresh_peer()
     _share(owner, peer, peer2, prefetch=8)
-    # The producer may leave the first item to the owner. A stopped owner hands out no item, so the
-    # consumer gets this item before the stop.
+    # The producer may leave the first item to the owner. A stopped owner cannot hand out items,
+    # so the consumer gets the first item before the owner is stopped.
     peer.call(queues.put, "queue", [0])
     assert peer2.call(queues.get, "queue", timeout=SOON_S).number == 0
     owner.stop()

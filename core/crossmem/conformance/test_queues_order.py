@@ -120,7 +120,7 @@ def _get_many(name: str, count: int) -> list[bytes]:
     return found
 
 
-# Q2: how often ----------------------------------------------------------------------------
+# Q2: the number of deliveries -------------------------------------------------------------
 
 
 @pytest.mark.crossmem_core
@@ -274,7 +274,7 @@ def test_q03_items_in_hand_are_never_dropped(
         assert peer.call(queues.take, "queue", name).number == number
     queues.put(queue, range(2, 7))
     for number, name in enumerate("ab"):
-        # No producer has written into the buffer.
+        # No producer has overwritten the buffer.
         assert peer.call(_read_again, name) == number
     assert peer.call(queues.take, "queue", "c").number == 6
     with pytest.raises(crossmem.QueueFullError):
@@ -301,7 +301,7 @@ def test_q03_who_has_only_looked_at_an_item_does_not_hold_it(
     mine = numbers_of(peer.call(queues.get_each, "queue", 2))
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0)
-    # The other two items were given to the second consumer, which has not received them.
+    # Two items were given to the second consumer, which has not received these items.
     queues.put(queue, range(4, 8))
     queue.finish()
     received = [numbers_of(one.call(queues.get_rest, "queue")) for one in (peer, peer2)]

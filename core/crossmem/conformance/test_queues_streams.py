@@ -146,7 +146,7 @@ def test_q05_a_put_on_a_stream_waits_on_the_stream(
     peer.call(streams.wait, "gate", 1, "stream")
     # These puts return, although the stream cannot continue.
     peer.call(_issue_and_put, 2)
-    # The last item is ready at once, but arrives after the earlier items, which wait for a stream.
+    # The last buffer is ready at once, but arrives after the earlier ones, which wait for a stream.
     peer.call(streams.new_stream, "free")
     peer.call(_put_on, "free", b"last")
     assert peer2.call(_is_empty), "a buffer arrived before its stream had done the earlier work"

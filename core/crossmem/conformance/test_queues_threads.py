@@ -198,7 +198,7 @@ def test_q15_select_tells_when_to_get(make_queue: MakeQueue, peer: Peer) -> None
 
 
 def _is_readable_after_get(peer: Peer, within_s: float) -> bool:
-    """Check that the peer's queue is empty; return whether its descriptor is readable in time."""
+    """Check that the peer's queue is empty. Return whether the queue's fileno becomes readable."""
     peer.call(actions.call, "queue", "fileno")
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0)

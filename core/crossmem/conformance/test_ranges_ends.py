@@ -182,7 +182,7 @@ def test_c17_what_a_vendor_refuses_to_take_back_it_is_given_later(
 
     assert peer.call(actions.attribute, "p", "closed")
 
-    # The resource of the failed call is deferred work, so the next call of crossmem releases it.
+    # The failed release has become deferred work, so the next call of crossmem tries it again.
     peer.call(actions.free if is_own else actions.close, memory)
     peer.call(actions.call, "r", "release")
     peer.call(actions.collect)

@@ -47,7 +47,7 @@ def host_visible() -> bool:
 
 
 def dies_of_writing(peer: Peer, name: str, offset: int) -> None:
-    """Check that a write to a mapping's address, without a method of crossmem, kills the peer."""
+    """Check that a peer dies if it writes to a mapping by address instead of by a method."""
     pointer = peer.call(actions.attribute, name, "ptr")
     exitcode = None
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law C6: a handle of freed memory opens no memory."""
+"""Law C6: a handle of freed memory cannot open memory."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All laws about lifetimes together: random sequences of calls give the results of a model."""
+"""All laws about lifetimes: random sequences of calls have the results that a model predicts."""
 
 from collections.abc import Callable, Iterator
 
@@ -26,7 +26,7 @@ SETTINGS = settings(
 
 @pytest.fixture
 def machine(pool: PeerPool, guarded: None) -> Iterator[type[SharingMachine]]:
-    """Return a class of state machines whose peers start in this test and end with it."""
+    """Return a class of state machines whose peers live only during this test."""
     peers: dict[int, Peer] = {}
     start: Callable[[], Peer] = pool.new
     yield type("Bound", (SharingMachine,), {"start": staticmethod(start), "peers": peers})

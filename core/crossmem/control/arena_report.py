@@ -15,14 +15,14 @@ __all__ = ["BlockReport", "report_of"]
 
 
 class BlockReport(NamedTuple):
-    """One generation of a block, with its holders.
+    """One generation of a block, with the holders of this generation.
 
     Parameters
     ----------
     handle
         The handle of this generation, for the whole capacity of the block.
     leases
-        The leases of the block's holders, oldest first.
+        The leases of the generation's holders, oldest first.
     is_freed
         Whether the block was freed and waits for the end of these leases.
     is_withdrawn
@@ -36,7 +36,7 @@ class BlockReport(NamedTuple):
 
 
 def report_of(arena: Arena) -> list[BlockReport]:
-    """Return a report of each generation that is live or has a holder, sorted by block."""
+    """Return one report for each generation that is live or has a holder, sorted by block."""
     first, count, pool = arena.at, arena.fresh, arena.core
     with arena.registry.lock:
         found: dict[tuple[int, int], list[Lease]] = {}
@@ -68,7 +68,7 @@ def report_of(arena: Arena) -> list[BlockReport]:
 
 
 def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
-    """Return a pair for each row: the lease of the row's process on the pool, and the row.
+    """Return a pair for each row: a lease on the pool, held by the row's process, and the row.
 
     The caller holds the registry's lock.
     """
@@ -88,5 +88,5 @@ def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
 
 
 def _generation_of(handle: object) -> int:
-    assert isinstance(handle, BlockHandle)  # noqa: S101 - Arena.enter() has made it
+    assert isinstance(handle, BlockHandle)  # noqa: S101 - Arena.enter() made the handle
     return int(handle.generation)

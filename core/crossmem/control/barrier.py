@@ -40,9 +40,9 @@ def _register(environ: Mapping[str, str]) -> str:
 
 
 def is_registered() -> bool | None:
-    """Whether the kernel reports a registration of this process; None if it has no such report.
+    """Whether the kernel reports this process as registered; None if the kernel gives no report.
 
-    The report exists since Linux 6.3.
+    Kernels before Linux 6.3 give no report.
     """
     found: int = _syscall(_NUMBER, _GET_REGISTRATIONS, 0, 0)
     return None if found < 0 else bool(found & _REGISTER_GLOBAL_EXPEDITED)

@@ -101,7 +101,7 @@ class OwnerConnection:
         return link if link is not None and link.is_open else None
 
     def is_owner_dead(self, *, within_s: float) -> bool:
-        """Whether the owner dies in ``within_s``. Without a pidfd: whether no connection exists."""
+        """Whether the owner is dead or dies within ``within_s``. No pidfd: whether unconnected."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
         return self.open_link is None
@@ -137,7 +137,7 @@ class OwnerConnection:
         Raises
         ------
         CrossmemError
-            The request failed, or this process has no descriptor or no room for a mapping left.
+            The request failed, or this process has run out of descriptors or of mappings.
         """
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
@@ -358,7 +358,7 @@ class OwnerConnection:
                 if not alive:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
-                # A server with too many connections closes the oldest, so connect again.
+                # A server with too many connections closes the oldest one, so connect again.
                 left_s = deadline.remaining_s
                 if not left_s:
                     raise deadline.passed(self.owner) from None

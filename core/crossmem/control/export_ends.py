@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of exports: with their memory, or by a withdrawal while the memory lives (law C28).
+"""Ends exports: when their memory is freed, or when the owner withdraws them (law C28).
 
 The caller of each method holds the lock of the lease registry.
 """
@@ -19,7 +19,7 @@ __all__ = ["ExportEnds"]
 
 
 class ExportEnds:
-    """Removes exports that no process holds from the lease registry.
+    """Removes exports from the lease registry if no process holds them.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 if slot.generation % 2:
-                    # For memory that was never granted, no caller has begun an even generation.
+                    # If the memory was never granted, the generation may still be odd.
                     slot.move_on(is_live=False)
                 self._granted.pop(slot.number, None)
                 # No signal handler runs between these statements, so the slot is returned once.
@@ -65,8 +65,8 @@ class ExportEnds:
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()
-            # This step comes last. If a signal handler raises before it, the holder's death still
-            # removes the holder's rows from the export.
+            # This step comes last. If a signal handler raises before this step, the holder's death
+            # still removes the holder's rows from the export.
             for row in export.rows:
                 row.holder.exports.discard(export)
         if withdrawn is None:

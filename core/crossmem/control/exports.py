@@ -24,8 +24,8 @@ class ExportTable:
         entry exists until the memory is released."""
         self._newest_allocation = 0
         self.is_exiting = False
-        """Whether this process is exiting. Then only receivers of messages can lease, by their
-        reservations."""
+        """Whether this process is exiting. From then on, an importer can lease an export only with
+        a reservation."""
 
     def add(self, export: Export) -> None:
         """Add an export."""
@@ -52,7 +52,7 @@ class ExportTable:
         return list({id(one.unit): one.unit for one in exports}.values())
 
     def refusal(self, allocation: int, export: int, *, is_reserved: bool = False) -> Refusal | None:
-        """Return why a request for an export is refused, or None if the export can be leased.
+        """Return the refusal of a request for an export, or None if the export can be leased.
 
         Parameters
         ----------
@@ -77,7 +77,8 @@ class ExportTable:
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
                 # An importer requests a block of a pool only with a reservation, and this table
-                # contains each reserved block. So no reservation is left, and the handle is stale.
+                # contains each reserved block. So the block has no reservation, and the handle is
+                # stale.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
@@ -89,7 +90,7 @@ class ExportTable:
     def refusal_of_reservation(
         self, wanted: Wanted | ShareableHandle, holder: Holder
     ) -> Refusal | None:
-        """Return why a message of ``holder`` may not reserve an export, or None if it may.
+        """Return the refusal of a reservation by a message of ``holder``; None if it is allowed.
 
         A process that holds freed memory may forward this memory. No process may forward a
         withdrawn export, because a withdrawal forbids imports by further processes.

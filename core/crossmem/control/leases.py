@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of leases, and the leases that no row records.
 
-The reservations of messages are in no row. This process's leases on its own memory are in no row,
-either, except for its holds of blocks of its own pools.
+No row records the reservations of messages, nor the leases of this process on its own memory. The
+only exception is a hold of a block of a pool that belongs to this process: a row records it.
 """
 
 import logging
@@ -30,11 +30,11 @@ class Holder:
     Parameters
     ----------
     pid
-        Process id as this process sees it, 0 if it is not visible.
+        Process id as this process sees it; 0 if this process cannot see the holder.
     uid
         User id as this process sees it.
     pidfd
-        Descriptor that reports the process's death. None for this process itself, and if the kernel
+        Descriptor that reports the process's death. None for this process itself, or if the kernel
         gives no pidfd.
     connections
         Number of the process's connections.
@@ -66,13 +66,13 @@ class Holder:
 
     @property
     def holds_something(self) -> bool:
-        """Whether the process has a lease, or a grant by which it may begin to hold."""
+        """Whether the process has a lease, or a grant that lets it begin a hold."""
         return bool(self.leases or self.exports)
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The row in which one program of a process records its holds. The exporter only reads it."""
+    """The row in which a program of a process records holds. The exporter only reads the row."""
 
     holder: Holder
     segment: Segment

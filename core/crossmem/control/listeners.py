@@ -20,8 +20,8 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""Other users cannot connect while the number of delayed closes exceeds the limit of descriptors
-divided by this number."""
+"""The divisor of the process's limit of descriptors. While more closes than the quotient are
+delayed, other users cannot connect."""
 
 
 class Listeners:
@@ -106,6 +106,6 @@ class Listeners:
                 self._path.unlink()
 
     def abandon(self) -> None:
-        """Close the sockets and change nothing else: for a forked child."""
+        """Close the sockets and change nothing else, as a forked child must."""
         for one in self._sockets:
             one.close()

@@ -26,10 +26,10 @@ class EventLoop:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._sockets: list[socket.socket] = []
         self.hung_up: set[int] = set()
-        """The descriptors from the last :meth:`wait` whose peer has closed both directions."""
+        """The descriptors whose peer has closed both directions, as of the last :meth:`wait`."""
         if not hasattr(select, "epoll"):
             msg = "select.epoll is missing, as after a monkey patch of gevent or eventlet"
-            hint = "export memory in a process without that patch; a patched process can import it"
+            hint = "export in a process without that patch; a patched process can import memory"
             raise UnsupportedError(msg, hint=hint)
         self.epoll = select.epoll()
         try:
@@ -72,7 +72,7 @@ class EventLoop:
         return self._handlers.get(descriptor)
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
-        """Let :meth:`wait` return a descriptor whenever it can be read, and store its handler."""
+        """Store the handler of a descriptor, which :meth:`wait` returns if it is readable."""
         # If the kernel refuses the registration, no handler is stored.
         self.epoll.register(descriptor, select.EPOLLIN)
         self._handlers[descriptor] = handler

@@ -10,12 +10,12 @@ __all__ = ["PeerLog"]
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
-"""Maximum number of lines in a second in total. Without this limit, a peer that forks often could
-cause many lines, because each child counts as another peer."""
+"""Maximum number of lines a second about all peers. Without this limit, a peer that forks often
+could cause many lines, because each child counts as another peer."""
 
 
 class PeerLog:
-    """Limits the log lines about each process and in total, and counts the lines that it omits."""
+    """Limits the rate of log lines, for each peer and in total, and counts the omitted lines."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -29,14 +29,14 @@ class PeerLog:
         """Number of omitted lines that the next line about any peer reports."""
 
     def warning(self, pid: int, text: str, error: BaseException | None = None) -> None:
-        """Log a line about a process, or count it as omitted.
+        """Log a line about a peer, or count the line as omitted.
 
         Parameters
         ----------
         pid
-            Pid of the process; 0 if this process does not know the pid.
+            Pid of the peer; 0 if this process does not know the pid.
         text
-            The text of the line, after the name of the process.
+            The text of the line, after the name of the peer.
         error
             The exception; its traceback is logged at debug level.
         """

@@ -37,7 +37,7 @@ class Slot(NamedTuple):
     Parameters
     ----------
     number
-        Number of the slot, over all segments.
+        Number of the slot, counted over all segments.
     words
         The words of the control segment.
     at
@@ -70,7 +70,7 @@ class Slot(NamedTuple):
 class SlotTable:
     """The control segments and their free slots.
 
-    The methods take no lock, so their callers must hold one.
+    The methods take no lock: concurrent callers must hold the lock of the lease registry.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class SlotTable:
         self.descriptors: list[int] = []
         """Descriptors of the control segments, for the replies to importers."""
         self.free: list[int] = []
-        """A heap of free single slots, which no row holds."""
+        """A heap of free single slots. No row has a hold in them."""
         self.free_ranges: list[tuple[int, int]] = []
         """Free ranges of slots, for pools and pages of timelines: first slot and length."""
         self._count = 0
@@ -109,7 +109,7 @@ class SlotTable:
     def take_range(self, count: int) -> Slot:
         """Return the first slot of a range of ``count`` slots, all in one segment.
 
-        The slots keep their even generations. The caller begins new ones.
+        Unlike :meth:`take`, this method begins no odd generation.
 
         Raises
         ------
@@ -125,8 +125,8 @@ class SlotTable:
         else:
             if self._count + count > SLOTS * len(self.segments):
                 self.grow()
-                # A range lies within one segment, here the new one. The unused slots of the
-                # previous segment become a free range.
+                # A range lies within one segment, here within the new segment. The unused slots of
+                # the previous segment become a free range.
                 first = SLOTS * (len(self.segments) - 1)
                 if first > self._count:
                     self.free_ranges.append((self._count, first - self._count))
@@ -153,7 +153,7 @@ class SlotTable:
         Raises
         ------
         DriverError, OutOfMemoryError, OSError
-            This process has no descriptor or no room for a segment, or the kernel lacks memfds.
+            This process lacks a descriptor or memory for the segment, or the kernel lacks memfds.
         """
         try:
             segment = segments.create(

@@ -11,7 +11,7 @@ _LAST: Final = 2
 
 
 def occupy() -> None:
-    """Open the null device at each of the descriptors 0 to 2 that is closed.
+    """Open the null device at each closed descriptor from 0 to 2.
 
     Otherwise a memfd could get the number of standard error, and the next message of a C library
     would overwrite shared data.
@@ -32,4 +32,4 @@ def _open_null_device() -> None:
     if opened > _LAST:
         os.close(opened)
     else:
-        os.set_inheritable(opened, True)  # noqa: FBT003 - as all standard streams
+        os.set_inheritable(opened, True)  # noqa: FBT003 - standard streams are inheritable

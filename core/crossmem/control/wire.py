@@ -130,8 +130,8 @@ class Status(IntEnum):
     NO_ROW = 9
     """The importer has as many rows as one process may have."""
     UNWATCHED = 10
-    """The export is a pool's, and the exporter has no pidfd of the importer. Without a pidfd, the
-    kernel does not report the importer's death."""
+    """The export belongs to a pool, and the exporter has no pidfd of the importer. Without a pidfd,
+    the kernel does not report the importer's death."""
     TAKEN = 11
     """The export is exclusive, and a process holds it already."""
 
@@ -165,10 +165,10 @@ class Wanted(NamedTuple):
 class Request(NamedTuple):
     """One request for 1 to ``MAX_WANTED`` exports of one backend.
 
-    ``reported`` is the importer's number for the vendor's whitelist. ``session`` distinguishes the
-    programs that a process executes one after the other. ``known`` has a bit for each control
-    segment for which the importer has a row. If an importer needs several requests for its exports,
-    ``following`` is the number of exports in the later requests.
+    ``reported`` is the number by which the vendor's whitelist names the importer. ``session``
+    distinguishes the programs that a process executes one after the other. ``known`` has a bit for
+    each control segment for which the importer has a row. If an importer needs several requests for
+    its exports, ``following`` is the number of exports in the later requests.
     """
 
     nonce: bytes
@@ -185,7 +185,7 @@ class Grant(NamedTuple):
 
     The importer holds nothing until it has written ``generation`` into the word of ``slot`` in its
     row. If ``has_row`` is true, the grant's first two descriptors are the control segment and a
-    row. ``descriptor_count`` does not count these two. ``record`` is the received bytes that
+    row. ``descriptor_count`` does not count these two. ``record`` contains the received bytes that
     ``proof`` covers; the importer verifies the proof.
     """
 
@@ -297,7 +297,7 @@ def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
 
 
 def unpack_replies(body: bytes, count: int = 1) -> Iterator[Grant | Refusal]:
-    """Yield the records of a REPLY to a request for ``count`` exports, lazily."""
+    """Lazily yield the records of a REPLY to a request for ``count`` exports."""
     at = 0
     try:
         for _ in range(count):
@@ -338,7 +338,7 @@ def _printable(reason: str) -> str:
 
 
 pack_terms = struct.Struct("<QIQ").pack
-"""Pack the reservation's number, the export and the generation, which proofs cover."""
+"""Pack the reservation's number, the export's number and the generation. Proofs cover all three."""
 
 
 def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:

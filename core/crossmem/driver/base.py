@@ -56,8 +56,8 @@ class Block:
     nbytes, capacity
         The requested size, and the size that the vendor has allocated, in bytes.
     reference
-        The driver's own reference to the vendor's objects, of any type. Core only passes it back to
-        the same driver. The driver may change it.
+        The driver's own reference to the vendor's objects. The reference may have any type. Core
+        only passes it back to the same driver. The driver may change it.
     """
 
     ordinal: int
@@ -266,9 +266,9 @@ class Driver(ABC):
         """
 
     def after_fork_in_child(self) -> None:  # noqa: B027
-        """Close each descriptor of the driver. Called in a forked child, on its parent's driver.
+        """Close each descriptor of the driver. Called in a forked child, on the inherited driver.
 
-        The driver is not used again: a child that imports gets a new driver (law C18). The method
+        That driver is not used again: a child that imports gets a new driver (law C18). The method
         must not make vendor calls. If the capability ``host_visible`` is true, the method leaves
         mappings in place, because the child may have views of them. If the capability is false, no
         memory of the driver may be mapped in the child.
@@ -317,8 +317,8 @@ class Driver(ABC):
         exported
             The result of the exporter's driver.
         home
-            Device of this process that holds the memory. It differs from ``ordinal`` only if the
-            capability ``peer_access`` is true.
+            Ordinal in this process of the device that holds the memory. ``home`` differs from
+            ``ordinal`` only if the capability ``peer_access`` is true.
         nbytes, capacity
             The sizes that the exporter claims. Check them against the descriptor or the vendor, and
             raise ``InvalidHandleError`` on a mismatch.

@@ -79,7 +79,9 @@ class AddressRanges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The vendor's information about memory around an address, allocated by any library.
+    """The vendor's information about the memory around an address.
+
+    Any library may have allocated this memory.
 
     Parameters
     ----------
@@ -90,8 +92,9 @@ class Foreign:
         Start and size of the memory that importers of that allocation can access. If the vendor
         puts several allocations into one block, this memory contains the allocation's neighbours.
     obstacle
-        Why the mechanism cannot share this memory, or None if it can. The text is the predicate of
-        a sentence about the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
+        The reason for which the mechanism cannot share this memory. None if the mechanism can share
+        the memory. The text is the predicate of a sentence about the memory, such as ``"is managed
+        memory, which legacy IPC cannot carry"``.
     generation
         A number that changes if the memory is freed and the address is allocated again; None if the
         vendor has no such number.
@@ -113,8 +116,8 @@ class ForeignMemory(Protocol):
 
         The address is positive and below 2**63, and may be invalid. If the vendor does not know the
         memory, or if the mechanism cannot share it on this device, the method does not raise: the
-        result has an obstacle. Memory that cannot be shared is, for example, managed memory,
-        memory of the host or of another device, or, with some mechanisms, pooled, virtual or
+        result has an obstacle. For example, managed memory, memory of the host and memory of
+        another device cannot be shared. Some mechanisms also cannot share pooled, virtual or
         imported memory.
         """
         ...

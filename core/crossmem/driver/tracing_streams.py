@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of ``TracingDriver`` for the optional groups of methods about streams."""
+"""The part of ``TracingDriver`` that traces the optional groups of stream methods."""
 
 import threading
 from collections.abc import Callable

@@ -32,8 +32,8 @@ class DeviceInfo:
 
     identity: str
     """Unambiguous name of the device: the vendor's UUID, or the PCI bus id if the vendor has no
-    UUID, or any other name if there is no vendor. It has 1 to 128 printable ASCII characters
-    without blanks."""
+    UUID, or any other name if there is no vendor. The identity has 1 to 128 printable ASCII
+    characters without blanks."""
 
     name: str
     """Name to display, 1 to 256 characters."""

@@ -16,8 +16,8 @@ _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 class EmulationRequest:
     """The settings of a requested emulation.
 
-    A field that is None leaves the choice to the environment variable of this setting. If the
-    variable is not set, the emulation uses the setting's default.
+    If a field is None, the environment variable of the setting decides. If the variable is not set
+    either, the emulation uses the setting's default.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ class EmulationRequest:
     faults
         Calls that fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or ``CALL=CODE:SKIP:COUNT``.
         After SKIP calls of the function CALL, the next COUNT calls of the function fail with CODE.
-        SKIP is 0 by default, and COUNT is 1. The faults end with the emulation. A lasting emulation
-        must have no faults.
+        By default, SKIP is 0 and COUNT is 1. ``close`` of the emulation removes the faults. A
+        lasting emulation cannot have faults.
     strict
         Whether the emulation records calls that the vendor forbids, and calls whose behaviour the
         vendor leaves undefined. In a strict emulation, the CPU also cannot access device addresses:
@@ -43,8 +43,8 @@ class EmulationRequest:
         Folder with the state of the emulated host. Emulations with the same folder share devices
         and handles.
     is_lasting
-        Whether the emulation outlives this process. A lasting emulation counts no calls. If the
-        emulation is not lasting, and neither ``state`` nor the environment names a folder, the
+        Whether the emulation outlives this process. A lasting emulation does not count calls. If
+        the emulation is not lasting, and neither ``state`` nor the environment names a folder, the
         emulation gets a new emulated host.
     """
 
@@ -81,8 +81,8 @@ class EmulationReport:
         The breaches of all processes of the emulated host since this emulation was prepared, in
         order of time.
     calls
-        Number of calls of each function by processes that ended normally. The key is the name of
-        the function.
+        How often each function was called. The key is the function's name. Only the calls by
+        processes that ended normally are counted.
     """
 
     violations: tuple[Breach, ...]

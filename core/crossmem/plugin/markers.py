@@ -8,7 +8,7 @@ import pluggy
 __all__ = ["API_VERSION", "PROJECT_NAME", "hookimpl", "hookspec"]
 
 PROJECT_NAME: Final = "crossmem"
-"""Entry-point group of all plugins, and the name under which their hooks are marked."""
+"""Name of the entry-point group of all plugins, and name of the project in pluggy's markers."""
 
 API_VERSION: Final = 1
 """Version of the plugin interface: of the hooks and of :class:`crossmem.plugin.Backend`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends arrays and tensors in memory of crossmem in Ray's arguments, results and objects.
+"""Lets Ray's arguments, results and objects carry arrays and tensors that lie in crossmem's memory.
 
 :func:`crossmem.install` registers serialisers with Ray. Each process that sends must call this
 function. A receiver on the sender's node attaches the memory by its handle. A receiver on another

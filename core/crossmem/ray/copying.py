@@ -48,7 +48,7 @@ def copy_from(origin: str, blob: bytes) -> Any:
         The calling thread is the one on which Ray deserialises awaited objects. That thread must
         not wait for Ray.
     CrossmemError
-        The import on the other node failed, or this node has no memory for the copy.
+        The import on the other node failed, or this node has no room for the copy.
     """
     if is_answering_thread():
         msg = "`await` and ObjectRef.future() use a thread of Ray that must not wait for a copy"
@@ -117,7 +117,7 @@ def _task() -> Any:
 
 
 def _moved(row: Row, ranges: list[list[CopyRange]]) -> Row:
-    """Return the description of an array with the array's offset in the copy."""
+    """Return the description of an array, changed to the offset that the array has in the copy."""
     layout = row.layout
     if row.handle is None or layout.extent is None:
         return row

@@ -7,9 +7,9 @@ the memory. If the receiver sends the memory on, the new message carries the sam
 message and no living process has the token, the sender releases the memory.
 
 Ray counts the references in a message only when the message is complete, and does not report that
-moment to the serialiser. Therefore, the sender keeps the token as long as another object lives, the
-token's ``tie``. The sender holds the tie during the send. Messages with the same tie share one
-token.
+moment to the serialiser. Therefore, each token has a *tie*: another object, which the sender holds
+during the send. The sender keeps the token as long as the tie lives. Messages with the same tie
+share one token.
 """
 
 import logging

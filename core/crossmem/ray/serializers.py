@@ -31,8 +31,8 @@ Reduced = tuple[Any, ...]
 
 _PROTOCOL: Final = 5
 _before: dict[type, Callable[[Any], Reduced] | None] = {}
-"""The serialiser that each class had before crossmem registered another. None: Ray used the class's
-``__reduce_ex__``."""
+"""The serialiser that each class had before crossmem registered its own serialiser. None: Ray used
+the ``__reduce_ex__`` of the class."""
 
 
 def register() -> None:
@@ -50,14 +50,15 @@ def register() -> None:
 
 
 def _register_library(name: str) -> None:
-    """Register a serialiser for the arrays of a library at the library's first use."""
+    """Register a serialiser for the arrays of a library that is now in use."""
     _register(ADAPTERS[name].classes(require(name))[0], _reduce_array)
 
 
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
-    # If another thread has registered the class just now, get() returns crossmem's own serialiser.
-    # In this case, setdefault() keeps the earlier serialiser, which the other thread has stored.
+    # If another thread has just registered the class, get() returns crossmem's own serialiser. But
+    # that thread has stored the serialiser from before crossmem, and setdefault() does not replace
+    # a stored serialiser.
     _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 

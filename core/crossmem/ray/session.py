@@ -7,8 +7,8 @@ one of the first three.
 - Whether Ray is serialising a message. Ray's pickler also writes stored data, such as checkpoints
   and functions. Stored data must not contain handles.
 - A notice when no process of the cluster has a reference to an object any more.
-- The lock that Ray holds while a deserialiser runs. A deserialiser that waits for Ray under this
-  lock blocks Ray and all other deserialisers of the process.
+- The lock that Ray holds while a deserialiser runs. A deserialiser that waits for Ray without
+  releasing this lock blocks Ray and all other deserialisers of the process.
 - Whether this thread is the thread on which Ray deserialises awaited objects. That thread must not
   wait.
 """

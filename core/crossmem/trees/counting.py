@@ -32,9 +32,9 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""A token is one of three: a run of text in which no container with values opens; an opening
-bracket; a closing bracket. The opening bracket of an object of the tree includes the tag of the
-object."""
+"""A token is a run, an opening bracket or a closing bracket. A run is text without the opening or
+closing bracket of a container that has values. The token of an opening bracket includes the tag, if
+the bracket opens an object of the tree."""
 _RUN, _OPENING = 1, 2
 
 _TEXTS: Final = re.compile(_TEXT, re.DOTALL)
@@ -91,8 +91,8 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
     Raises
     ------
     ValueError
-        The tree has more values, the text has more brackets than any writer produces, or the text
-        is not the JSON of a tree.
+        The tree has more than ``most`` values, the text has more brackets than any writer produces,
+        or the text is not the JSON of a tree.
     """
     # The number of commas and opening brackets in the text, even in strings, is an upper bound of
     # the number of values. So most messages pass without the slower count.
@@ -140,7 +140,7 @@ def _count(text: bytes, most: int) -> int:
 
 
 def _role_of(role: int, match: "re.Match[bytes]") -> int:
-    """Return the role of a list or object inside another one."""
+    """Return the role of a list or object. ``role`` is the role of the list or object around it."""
     tag = match["tag"]
     if tag is not None and role in _HOLDS_NODES:
         return _FIRST_TAGGED + tag[0]

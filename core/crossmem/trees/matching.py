@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pairs of arrays at the same paths of two trees, and refuses unwritable arrays."""
+"""Pairs the arrays at equal paths of two trees, and refuses arrays that cannot be overwritten."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -23,14 +23,14 @@ argument."""
 
 
 class Match(NamedTuple):
-    """A pair: a shared array, and the array at the same path of another tree.
+    """A shared array, and the array at the same path of the application's tree.
 
     Parameters
     ----------
     number, row
         Number and description of the shared array in the message.
     leaf
-        The other array, of the same shape and dtype.
+        The array of the application's tree. Shape and dtype are those of the shared array.
     where
         The path, for error messages.
     """
@@ -42,7 +42,7 @@ class Match(NamedTuple):
 
 
 def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
-    """Yield each array of a shared tree with the array at the same path of another tree.
+    """Yield each shared array with the array at the same path of the application's tree.
 
     Readers keep the plain values that they received, because an update changes only arrays. So in
     an update, the plain values of both trees must be equal.
@@ -53,7 +53,7 @@ def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
         The trees differ in a container, a shape, a dtype or, for an update, a plain value. The
         error names the path.
     UnsupportedError
-        Something in the other tree cannot be shared.
+        Something in the application's tree cannot be shared.
     """
     nodes, leaves = collect(tree)
     for number, other, where in pair_arrays(message.tree, nodes, _NAMES[operation], operation):

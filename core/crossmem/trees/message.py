@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The message that describes a shared tree: handles, arrays in their memory, and containers.
+"""The message that describes a shared tree by its handles, arrays and containers.
 
 The wire form is a header (magic, version, flags, length, checksum) and then JSON. No data is ever
 unpickled. Every number is checked before its use, so the bytes may come from an untrusted process.
@@ -60,7 +60,7 @@ class Message(NamedTuple):
         The arrays.
     tree
         Containers and plain values in the JSON form that :mod:`crossmem.trees.nodes` describes.
-        The index of an array's row stands for the array.
+        In this form, the index of an array's row takes the place of the array.
     timeline
         The timeline whose value is the tree's version; None if the tree has no version.
     """
@@ -149,8 +149,8 @@ def _decode(blob: bytes) -> Message:
         from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
-        # This check comes before the parser. For a text full of brackets, the parser needs up to
-        # 85 times as much memory as the text.
+        # This check refuses a text with too many brackets before the parser runs. For such a text,
+        # the parser needs up to 85 times as much memory as the text.
         check_values(text)
         body = read_body(text)
     except ValueError as error:

@@ -52,7 +52,7 @@ def empty(
     device
         The device that holds the memory; ``host`` if None.
     pool
-        The array lies in a block of this pool, on the pool's device. After the end of the array,
+        The array lies in a block of this pool, on the pool's device. When the array has ended,
         the block returns to the pool.
     timeout
         Time limit of the wait for a free block of the pool, in seconds.
@@ -95,8 +95,8 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
     The new containers and plain values equal those of ``tree``. Each new array has the library,
     dtype and shape of the original, and undefined contents. If originals overlap, the new arrays
     overlap, too. The new arrays on one device lie in one allocation, which is freed within a second
-    after the last of them ends. If other processes have received arrays, the allocation stays until
-    these processes have dropped the arrays, too.
+    after the last of these arrays has ended. If other processes have received some of the arrays,
+    the allocation stays until these processes have dropped their arrays, too.
 
     Parameters
     ----------
@@ -163,7 +163,8 @@ def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any
         found, (low, high) = leaf.found, leaf.bounds
         if counts[number] == 1 and high - low != found.layout.nbytes:
             # This array has gaps or repetitions, and overlaps no other array. So the new array is
-            # contiguous. An assumed address after all originals gives it a range of its own.
+            # contiguous. Its assumed address is larger than those of all originals, so
+            # pack_ranges() gives the new array a range of its own.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % alignment
             found = found._replace(pointer=end, layout=layout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pairs of arrays at the same paths of two trees, in the JSON of both trees."""
+"""Pairs each array of a tree with the array at the same path of another tree."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -14,7 +14,7 @@ __all__ = ["pair_arrays"]
 def pair_arrays(
     theirs: Any, mine: Any, where: str, operation: Literal["receive", "update"]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield, for each array, its number in each of the two trees and its path.
+    """For each path to an array, yield the array's number in each of the two trees, and the path.
 
     The trees may differ in the ``_metadata`` of an OrderedDict and in the order of keys. Plain
     values may differ, too, unless the operation is an update.
@@ -78,9 +78,9 @@ def _in_words(tag: str | None, name: str | None) -> str:
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     """Return the tag of a node, its inner nodes, and the name of its class.
 
-    The inner nodes are the values of a dict. If the node is a dict or a dataclass, the keys of this
-    dict are the texts of the node's keys or fields; for other containers, they are indices. For an
-    array, the dict is ``node`` itself. A plain value has the tag None.
+    The second result has a key for each inner node: the text of the key in a dict, the text of the
+    field in a dataclass, and the index in any other container. For an array, the second result is
+    ``node`` itself. A plain value has the tag None.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None
@@ -95,8 +95,8 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     if form is None:
         return None, {}, None
     inner, beside = form.split(content)
-    # A key may be a container, such as a tuple. Its node is not hashable, so the node's text is
-    # used.
+    # A key of a dict may be a container, such as a tuple. The node of this key is not hashable, so
+    # the text of the node is used.
     parts = (
         ((repr(_without_numbers(key)), one) for key, one in inner)
         if form.has_keys

@@ -41,7 +41,7 @@ class Published:
 
     _devices: set[Device]
     """The devices that hold the arrays. :meth:`publish` without a stream waits for all work of this
-    process on them."""
+    process on these devices."""
     _is_own: bool
     """Whether :func:`crossmem.share` made this object, and the tree has versions."""
     _is_taken: bool
@@ -86,8 +86,9 @@ class Published:
     def publish(self, *, stream: Any = None) -> int:
         """Tell readers that the tree has new contents, and return the new version.
 
-        Call it after the last write. A reader that sees the new version sees every earlier write.
-        Publishing does not wait for readers: see :meth:`update` and :meth:`wait_for_readers`.
+        Call this method after the last write. A reader that sees the new version sees every earlier
+        write. Publishing does not wait for readers: see :meth:`update` and
+        :meth:`wait_for_readers`.
 
         Parameters
         ----------
@@ -204,9 +205,9 @@ class Published:
 
         A process counts as one reader of a tree, even if it has several objects for the tree. If
         the writer does not know the number of its readers, each reader calls ``done(0)`` before the
-        first version is published, so that the writer waits for it. A reader that joins later calls
-        ``done(0)``, and then acknowledges the current version without using its contents, because
-        the writer may already be changing the arrays.
+        first version is published. The writer then waits for this reader. A reader that joins later
+        calls ``done(0)``, and then acknowledges the current version without using the contents,
+        because the writer may already be changing the arrays.
 
         Parameters
         ----------
@@ -226,11 +227,10 @@ class Published:
             ``version`` is not a version, or ``stream`` is not a stream.
         ClosedError, ForkedProcessError
             This process has closed the tree, or a forked child made this call. Or the writer has
-            closed the tree, and this call is the first use of versions by this object. A later call
-            has no effect after the writer's end.
+            closed the tree, and this object has not used versions before. If this object has used
+            versions before, a call after the writer's end has no effect.
         OwnerGoneError, OwnerUnresponsiveError
-            This call is the first use of versions by this object, and the writer is dead or does
-            not reply.
+            This object has not used versions before, and the writer is dead or does not reply.
         """
         version, timeline = plain_integer(version), self._look(None)
         if self._is_own:
@@ -239,8 +239,8 @@ class Published:
             raise UnsupportedError(msg, operation="done", hint=hint)
         record = timeline._usable()
         if is_within(version, record.known + 1, _MOST):
-            # A program may pass a version of an earlier tree by mistake. If that number is larger
-            # than the newest version of this tree, it would acknowledge later versions in advance.
+            # A program may pass a version of an earlier tree by mistake. A number that is larger
+            # than the newest version of this tree would acknowledge later versions in advance.
             newest = record.level.issued
             msg = f"version {version} cannot be acknowledged: the newest version is {newest}"
             hint = "acknowledge a version that wait() has returned; each new tree begins at 0"
@@ -250,7 +250,7 @@ class Published:
     def wait_for_readers(
         self, version: int, *, readers: int | None = None, timeout: float | None = None
     ) -> int:
-        """Wait until the readers are done with a version, and return their number.
+        """Wait until the readers are done with a version, and return the number of readers.
 
         Parameters
         ----------

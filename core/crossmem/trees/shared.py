@@ -47,8 +47,9 @@ class Shared(Published, Generic[_T_co]):
     """Nested arrays and tensors, ready to be received by other processes.
 
     :func:`crossmem.share` makes this object; in other processes, :meth:`from_bytes` makes one. The
-    object of :func:`crossmem.share` keeps the shared arrays and owns their copies. Keep it until
-    the other processes have received the tree. Then close it, or use it as a context manager.
+    object that :func:`crossmem.share` returns keeps the arrays that were shared in place, and owns
+    the copies of the other arrays. Keep this object until the other processes have received the
+    tree. Then close it, or use it as a context manager.
     Received arrays stay valid after the close. A pickle of this object contains the bytes of
     :meth:`to_bytes`.
 
@@ -172,8 +173,8 @@ class Shared(Published, Generic[_T_co]):
         contents, found = self._contents, self._value
         message = self.take()
         if found is None:
-            # attach_all() may wait for the exporter. So this runs without the lock, which close()
-            # takes: close() must not wait for the exporter.
+            # close() takes the lock and must not wait for the exporter. attach_all() may wait for
+            # the exporter, so this block runs without the lock.
             with refusing_closed(self):
                 made = contents.tree() if contents else build(message, attach_all(message))
             with self._lock:
@@ -194,12 +195,12 @@ class Shared(Published, Generic[_T_co]):
         Parameters
         ----------
         tree
-            A tree with the same containers, and the same libraries, dtypes and shapes of arrays.
-            Its plain values must be the same too, because readers take them from the bytes of
-            :meth:`to_bytes`, which an update does not change. Arrays of :attr:`value` may be at
-            other places of ``tree``, because every array is read before it is overwritten. If
-            shared arrays overlap in part, each element in the overlap gets the value from the last
-            of the new arrays.
+            A tree with the same containers as the shared tree, and with arrays of the same
+            libraries, dtypes and shapes. The plain values of both trees must be equal, because an
+            update does not change the bytes from which readers take the plain values. Arrays of
+            :attr:`value` may be at other places of ``tree``, because every array is read before it
+            is overwritten. If shared arrays overlap in part, each element in the overlap gets the
+            value from the last of the new arrays.
 
         Raises
         ------
@@ -263,9 +264,10 @@ class Shared(Published, Generic[_T_co]):
     def close(self) -> None:
         """Release the shared memory and free the copies. A second call does nothing.
 
-        Other processes keep what they have received. A process that receives later gets a
-        :class:`crossmem.StaleHandleError` if the memory was copied or adopted for this tree, and
-        no array of :attr:`value` is left.
+        Other processes keep the arrays that they have received. Memory that was copied or adopted
+        for this tree is freed when this object is closed and all arrays of :attr:`value` are
+        deleted. A process that receives the tree after that gets a
+        :class:`crossmem.StaleHandleError`.
         """
         timeline = self._timeline
         has_timeline = timeline is not None and not timeline.closed
@@ -293,8 +295,8 @@ class Shared(Published, Generic[_T_co]):
                 # memory is released.
                 steps.callback(self._timeline.close)
             if self._process.is_inside:
-                # This call runs in a finaliser or signal handler, and its thread holds a lock under
-                # which a release could deadlock. So another thread executes these steps.
+                # This call runs in a finaliser or signal handler. Its thread holds a lock for which
+                # a release in this call could wait forever, so another thread executes these steps.
                 deferred = self._process.deferred
                 deferred.ready[Call(steps.pop_all().close)] = None
                 deferred.start_reaper()

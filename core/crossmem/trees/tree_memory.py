@@ -50,7 +50,8 @@ class TreeMemory:
         of the same user may import, and they may write. For blocks of a pool, None means the
         settings of the pool.
     neighbours
-        Whether importers may reach other memory in the vendor's blocks, beside the arrays.
+        Whether importers may reach the neighbours of the arrays. None: an array that has neighbours
+        is copied or refused.
     copy
         Whether arrays that cannot be shared in place may be copied.
     host
@@ -72,10 +73,10 @@ class TreeMemory:
     """Devices that hold memory of the tree."""
     copied_nbytes: int = 0
     _near: dict[str, ShareWay] = field(default_factory=dict)
-    """The vendor's allocation that was found last on a device. The key is the device's name."""
+    """The vendor's allocation that was found last on each device. The key is the device's name."""
 
     def find(self, leaves: list[Leaf]) -> list[Place]:
-        """Return each array's handle and its layout in the handle's memory, in the arrays' order.
+        """Return the :class:`Place` of each array, in the order of ``leaves``.
 
         Adopt or copy memory that crossmem cannot export as it is.
 
@@ -135,7 +136,7 @@ class TreeMemory:
         return [places[number] for number in range(len(leaves))]
 
     def give_up(self) -> None:
-        """End the adoptions and free the copies of a tree that an error prevents from being shared.
+        """After an error in sharing a tree, end the tree's adoptions and free the tree's copies.
 
         Memory that the error's traceback keeps in use is freed when the traceback is deleted. If
         the vendor refuses to free memory, a later call of crossmem tries again.
@@ -183,7 +184,7 @@ class TreeMemory:
         return adoption
 
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str, str]:
-        """Return the first mechanism that can share the addresses, or why none can."""
+        """Return the first mechanism that can share the addresses; else None, a reason, details."""
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
             # One query of the vendor serves all arrays in the same allocation.

@@ -37,9 +37,9 @@ _NORMAL: Final = 0
 _USER_NBYTES: Final = 96
 _PAUSE_S: Final = 1e-3
 _BUSY_S: Final = 0.02
-"""A call on a busy queue is repeated at least for this time, even if its time limit is 0. If the
-queue is still busy after this time, a process has probably died during a call on the queue: a
-living process keeps a queue busy for microseconds only."""
+"""A call on a busy queue is repeated at least for this time, even if the caller's time limit is 0.
+If the queue is still busy after this time, a process has probably died during a call on the queue:
+a living process keeps a queue busy for microseconds only."""
 
 
 class About(Protocol):

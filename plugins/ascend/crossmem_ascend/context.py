@@ -2,7 +2,8 @@
 """Makes a device current on a thread, and restores the thread's context afterwards (law C19).
 
 crossmem opens a device once in a process, by a call of ``set_device``. The call changes the context
-of its thread. If the thread had no context before, only a reset of the device undoes the change.
+of the calling thread. If that thread had no context before, only a reset of the device undoes the
+change.
 crossmem never resets a device, because torch_npu or the application may be using it. So crossmem
 calls ``set_device`` in a separate thread, which then ends.
 """
@@ -32,8 +33,8 @@ class _Debt:
     current
         The context that crossmem made current.
     previous
-        The thread's previous context. None: the thread had no context. The destruction of
-        ``current`` then leaves the thread without a context.
+        The thread's previous context, or None if the thread had no context. With None, the context
+        ``current`` is destroyed, which leaves the thread without a context again.
     """
 
     current: int
@@ -61,7 +62,8 @@ class Contexts:
 
         If the device is current already, the thread keeps its own context. In all other cases, the
         thread gets the device's default context, to which the streams of torch_npu and of most
-        programs belong. The target of the ``with`` statement is whether the context was replaced.
+        programs belong. The value that the ``with`` statement binds is true if the context was
+        replaced.
         """
         return self._switched(self._enter, ordinal)
 
@@ -94,8 +96,8 @@ class Contexts:
     def _pay_all(self) -> None:
         """Restore this thread's context. If the vendor refuses, raise, and keep the debt.
 
-        :meth:`_settle` retries at the thread's next use of a device. Without the retry, that use
-        would mistake the context that crossmem made current for the application's choice.
+        :meth:`_settle` retries at the thread's next use of a device. Without the retry, crossmem
+        would then mistake the context that it made current for the application's choice.
         """
         debts = self._debts
         while debts:
@@ -121,8 +123,8 @@ class Contexts:
     def _settle(self) -> None:
         """Pay the debts of earlier calls.
 
-        If the application has chosen another context since, do not restore the previous context. A
-        context that crossmem created is destroyed in any case.
+        If the application has chosen another context in the meantime, do not restore the previous
+        context. A context that crossmem created is destroyed in any case.
         """
         debts = self._debts
         while debts:
@@ -136,7 +138,7 @@ class Contexts:
             except CrossmemError as error:
                 # The debt is dropped in two cases. If the code is PARAM_INVALID, the application
                 # has destroyed the context. If `debt.current` is not current, a reset of the device
-                # may have ended it.
+                # may have destroyed that context.
                 if is_current and not (
                     isinstance(error, DriverError) and error.code == PARAM_INVALID
                 ):

@@ -35,8 +35,8 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
             ordinal=ordinal,
             identity=_uuid_of(uuids, ordinal) or f"npu:{_physical_id(ordinal, environ)}",
             name=name,
-            # The size stays unknown. The vendor reports it only for an open device, and an open
-            # device uses memory.
+            # The size stays unknown. The vendor reports the size only for an open device, and an
+            # open device uses memory.
             total_nbytes=None,
         )
         for ordinal in range(count)
@@ -44,13 +44,13 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
 
 
 def _uuid_of(rt: Rt, ordinal: int) -> str | None:
-    """Return a device's identity with its UUID, or None if the driver reports no UUID."""
+    """Return the identity that contains the device's UUID; None if the driver reports no UUID."""
     if not hasattr(rt, "device_get_uuid"):
         return None
     uuid, code = rt.device_get_uuid(ordinal)
     if code != SUCCESS or not any(uuid["bytes"]):
         return None
-    # The vendor's bytes are C's char, which may be signed.
+    # The vendor's bytes have the type char of C, which may be signed.
     return "npu:" + bytes(one & 0xFF for one in uuid["bytes"]).hex()
 
 

@@ -2,9 +2,9 @@
 """Shares memory of ``acl.rt.malloc`` by key.
 
 The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
-the key before it frees the memory. The memory is lost when the exporter ends. If an importer uses
-another device than the memory's, the vendor refuses copies from or to the host. So crossmem imports
-memory only on the device that holds it.
+the key before it frees the memory. The memory is lost when the exporter ends. If an importer opens
+the key on another device than the memory's, the vendor refuses copies between the memory and the
+host. So crossmem imports memory only on the device that holds the memory.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class _Keyed(Reference):
     key: str = ""
     """In the exporter, the open key; empty if there is none. In an importer, the key to open."""
     address: int = 0
-    """The address of the allocation, or of the mapped import; 0 after the free or the unmap."""
+    """The address of the allocation, or of the mapped import; 0 if there is none."""
 
 
 class Key(Mechanism):
@@ -73,8 +73,8 @@ class Key(Mechanism):
         owned: _Keyed = block.reference
         close, key = self._rt.ipc_mem_close, owned.key
         if key:
-            # If the close fails, the memory stays, because a free with an open key is undefined
-            # behaviour.
+            # If the key cannot be closed, the memory is not freed, because freeing memory with an
+            # open key is undefined behaviour.
             owned.key = ""
             code = close(key)
             if code:
@@ -126,8 +126,9 @@ class Key(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # map() opens the key and unmap() closes it, so an import that is not mapped has no
-        # resource. If a map and its undo both failed, only this call can retry the undo.
+        # map() opens the key and unmap() closes the key, so an import that is not mapped has no
+        # resource. If the driver fails after map() has opened the key, and unmap() fails, too, only
+        # this call can close the key.
         self.unmap(imported)
 
     @override

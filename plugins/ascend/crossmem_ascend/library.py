@@ -78,8 +78,8 @@ class _Rt(_Module):
         try:
             return key.value.decode("ascii"), code
         except UnicodeDecodeError:
-            # This interface, like pyACL, cannot return such a key. It need not be closed: the
-            # export ends with the notify.
+            # This interface, like pyACL, cannot return a key that is not text. The key need not be
+            # closed, because the export ends when the notify is destroyed.
             return "", FEATURE_NOT_SUPPORT
 
     def _export_v2(self, handle: int, flags: int, kind: int) -> tuple[int | bytes, int]:

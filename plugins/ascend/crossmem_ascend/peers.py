@@ -35,7 +35,7 @@ class PeerAccess:
         ------
         DriverError
             The vendor refuses the access, or has not enabled it within 3 seconds. The vendor
-            enables it in the background.
+            enables the access in the background.
         """
         if (ordinal, peer) in self._enabled:
             return
@@ -59,7 +59,7 @@ class PeerAccess:
         self._enabled.add((ordinal, peer))
 
     def enable_all(self, ordinal: int) -> None:
-        """Enable access in both directions between a device and each other device that is open."""
+        """Enable access in both directions between a device and all other open devices."""
         for peer in self._contexts.opened:
             if peer != ordinal:
                 self.enable(ordinal, peer)

@@ -71,7 +71,10 @@ class _Text(Parameter):
 
 
 class _Share(Parameter):
-    """The address of a shareable handle. Fabric handles are given as bytes, others as numbers."""
+    """The address of a shareable handle.
+
+    The caller gives a fabric handle as bytes, and every other handle as a number.
+    """
 
     kinds = (ctypes.c_void_p,)
 
@@ -90,7 +93,7 @@ _UINT: Final = In(ctypes.c_uint32)
 _SIZE: Final = In(ctypes.c_size_t)
 _U64: Final = In(ctypes.c_uint64)
 _POINTER: Final = In(ctypes.c_void_p)
-"""An address, or a handle of the vendor, which is an address."""
+"""An address. Most of the vendor's handles, such as streams, are addresses too."""
 
 _INT_OUT: Final = Out(ctypes.c_int32)
 _UINT_OUT: Final = Out(ctypes.c_uint32)
@@ -175,8 +178,8 @@ RT: Final = {
     "value_write": Prototype("aclrtValueWrite", _POINTER, _U64, _UINT, _POINTER),
     "wait_and_reset_notify": Prototype("aclrtWaitAndResetNotify", _POINTER, _POINTER, _UINT),
     # Functions that pyACL lacks, with names in pyACL's style. mem_set_access takes one tuple for
-    # each device: flags, device number, type of location. The device number is the number in the
-    # vendor's driver, which ASCEND_RT_VISIBLE_DEVICES does not change.
+    # each device: flags, device number, type of location. The vendor's driver assigns the device
+    # numbers, and ASCEND_RT_VISIBLE_DEVICES does not change them.
     "mem_export_to_shareable_handle_v2": Prototype(
         "aclrtMemExportToShareableHandleV2",
         _POINTER,

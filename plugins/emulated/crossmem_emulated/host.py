@@ -44,8 +44,8 @@ class HostDriver(MemfdDriver):
         self._limits = limits
         # The bytes that one reading of the limits still permits, and the time at which the reading
         # expires. If two threads allocate at once, an update of these fields may be lost, so the
-        # fields may permit the same bytes to both threads. This is harmless, because all
-        # allocations that share one reading use at most half of the free memory.
+        # fields may permit the same bytes to both threads. This is harmless, because a reading
+        # permits at most half of the free memory to the allocations that do not read the limits.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(

@@ -26,8 +26,8 @@ class Violation(NamedTuple):
 _OF_PROCESS: Final = (
     "(pid IS NULL OR (pid, start_time) = (SELECT pid, start_time FROM process WHERE number = ?))"
 )
-"""A condition in SQL. It selects the faults for all processes, and those for the process with a
-given number in the table ``process``."""
+"""A condition in SQL. It selects the faults that are for all processes, and the faults that are for
+one process. The parameter is the number of that process in the table ``process``."""
 
 
 class Journal:
@@ -66,7 +66,8 @@ class Journal:
 class Faults:
     """The injected faults of one emulated host. A fault makes calls of one function fail.
 
-    Each fault is for one process or for all processes. It ends with the process that added it.
+    Each fault is for one process or for all processes. A fault ends when the process that added the
+    fault ends.
     """
 
     def __init__(self, machine: Machine) -> None:

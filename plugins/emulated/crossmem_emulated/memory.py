@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host memory from the kernel: memfds of a sealed size, and their mappings.
 
-Mappings are made through ctypes, because each of Python's ``mmap`` objects holds a descriptor. An
-address is an integer, and the caller owns the mapping at this address. A function that raises
-leaves no new descriptor and no new mapping behind.
+Mappings are made through ctypes, because each of Python's ``mmap`` objects holds a descriptor.
+Addresses are integers. If a function returns the address of a new mapping, the caller must unmap
+the mapping. A function that raises leaves no new descriptor and no new mapping behind.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ _DEVICE_NAME: Final = "crossmem-device"
 _DEVICE_LINK: Final = f"/memfd:{_DEVICE_NAME} (deleted)"
 _LINKS: Final = frozenset({f"/memfd:{_HOST_NAME} (deleted)", _DEVICE_LINK})
 _SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
-# F_SEAL_SEAL forbids further seals. Without it, an importer could seal the memory so that other
-# importers cannot write.
+# F_SEAL_SEAL forbids further seals. Without F_SEAL_SEAL, an importer could seal the memory so that
+# other importers cannot write.
 _ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
 _TMPFS_MAGIC: Final = 0x01021994
 _STATFS_WORDS: Final = 32
@@ -82,8 +82,8 @@ _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
-# CDLL releases the GIL during a call, so other threads run. Some calls take long: the unmapping of
-# large memory, and a mapping while another thread populates memory.
+# CDLL releases the GIL during a call, so other threads run. Some calls take long, for
+# example unmapping large memory, or mapping memory while another thread populates memory.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _mmap = _libc.mmap
@@ -229,7 +229,8 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     """Reserve consecutive addresses, and return the first address.
 
     The addresses have no memory, so any access faults. A forked child inherits the mappings in the
-    reservation that were made with ``is_inherited``. It does not inherit the other addresses.
+    reservation that were made with ``is_inherited``. The child does not inherit the rest of the
+    reservation.
 
     Parameters
     ----------
@@ -300,7 +301,7 @@ def populate(pointer: int, nbytes: int) -> None:
 
 
 def advise_huge(pointer: int, nbytes: int) -> None:
-    """Request huge pages for a mapping. A refusal of the kernel is no error."""
+    """Request huge pages for a mapping. If the kernel refuses, no error is raised."""
     _madvise(pointer, nbytes, _MADV_HUGEPAGE)
 
 
@@ -355,7 +356,7 @@ def sealed_nbytes(descriptor: int) -> int | None:
         status = (ctypes.c_long * _STATFS_WORDS)()
         if _fstatfs(descriptor, status) or status[0] != _TMPFS_MAGIC:
             return None
-        # lseek() is cheaper than fstat(). It moves the position in the file, which no process uses.
+        # lseek() is cheaper than fstat(). lseek() moves the file position, which no process uses.
         return lseek(descriptor, 0, SEEK_END)
     except OSError:
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words in memory that streams write and wait for.
 
-Other processes write the words with plain stores, which notify no process. So a wait reads its word
-again and again.
+Other processes write the words with plain stores, which do not notify this process. So a thread of
+this process reads the word of each wait again and again.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class Comparison(IntEnum):
 
 
 def load(place: int, nbytes: int) -> int:
-    """Return an aligned word of 4 or 8 bytes, which one access reads whole."""
+    """Read an aligned word of 4 or 8 bytes in one access, and return the word."""
     word: int = _TYPES[nbytes].from_address(place).value
     return word
 
@@ -63,8 +63,8 @@ def is_satisfied(
     """Whether a word of ``nbytes`` bytes satisfies the condition of a wait.
 
     ``value`` is the operand of the wait. ``mask`` is AMD's mask of the word; None for the other
-    vendors. On their devices, a word is at least a value if word minus value, as a signed number,
-    is not negative.
+    vendors. On devices of the other vendors, a word is at least a value if word minus value, as a
+    signed number, is not negative.
     """
     bits = 8 * nbytes
     every_bit = (1 << bits) - 1
@@ -98,7 +98,8 @@ def waiting(
     lock
         The process's lock.
     word
-        Address of the word, and its size in bytes. A release of this memory discards the work.
+        Address of the word, and its size in bytes. If this memory is released, the work is
+        discarded.
     is_over
         Says whether the word satisfies the condition.
     """
@@ -124,7 +125,7 @@ def waiting(
 
 
 def finish_later(lock: threading.RLock, finish: Callable[[], object]) -> None:
-    """Start a thread that calls ``finish`` after ``SLOW_S``, to do the work of a slow stream."""
+    """Start a thread that calls ``finish`` after ``SLOW_S`` seconds, to do a slow stream's work."""
 
     def run() -> None:
         time.sleep(SLOW_S)

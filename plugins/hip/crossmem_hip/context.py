@@ -35,7 +35,8 @@ class Current:
         if previous == ordinal:
             yield
             return
-        # A switch of devices would break a capture by this thread on the previous device.
+        # If this thread is capturing a graph on the previous device, a switch of devices would
+        # break the capture.
         refuse_capture(self._vendor)
         # CPython runs no signal handler between the `try` block and the statements that set `owed`.
         # So no exception of a handler can skip these statements.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing of whole blocks by handles of legacy IPC.
 
-The vendors' rules: the exporter must not free the memory before every import is closed. An importer
-closes the memory once for each open, by the address that the open returned. This address is the
-start of the whole block, even if a part was exported. No work may use the memory during the close.
+The vendors' rules: the exporter must not free the memory before all importers have closed it. An
+importer must close the memory once for each call that opened it, and pass the address that this
+call returned. The address is the start of the whole block, even if only a part of the block was
+exported. No work may use the memory while an importer closes it.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class _Owned(Reference):
     """Memory that this process allocated or adopted."""
 
     base: int
-    """The memory's address; 0 before the allocation and after the free."""
+    """The memory's address; 0 before the memory is allocated, and after it is freed."""
     handle: bytes = b""
     """The vendor's handle, empty before the first export."""
 
@@ -47,7 +48,7 @@ class _Opened(Reference):
     handle: bytes
     home: int
     base: int = 0
-    """The address of the open memory; 0 if it is not open."""
+    """The address at which the memory is open; 0 if the memory is not open."""
     is_checked: bool = False
     """Whether the check of the memory's size has succeeded."""
 
@@ -119,7 +120,7 @@ class Legacy(Mechanism):
 
     @override
     def release_export(self, exported: Exported) -> None:
-        """Do nothing: the vendors' exports end with the memory."""
+        """Do nothing: a vendor's export ends when the memory is freed."""
 
     @override
     def import_(
@@ -130,14 +131,15 @@ class Legacy(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # If `map` and its undo both failed, core knows no mapping. So retry the undo here.
+        # If `map` failed and could not close the memory, core has no record of a mapping. So this
+        # method closes the memory.
         self.unmap(imported)
 
     @override
     def map(self, imported: Imported) -> int:
         opened: _Opened = imported.reference
         if opened.base and not opened.is_checked:
-            # An earlier `map` failed after the open, and the vendor refused to close the memory.
+            # An earlier `map` opened the memory, failed, and could not close the memory.
             self.unmap(imported)
         if opened.base:
             return opened.base
@@ -145,7 +147,7 @@ class Legacy(Mechanism):
         opened.is_checked = False
         if opened.home != imported.ordinal:
             self._peers.enable(opened.home)
-        # The open may take seconds, so it runs without a lock of the driver.
+        # Opening memory may take seconds, so this thread holds no lock of the driver meanwhile.
         made: list[int] = []
         try:
             with self._vendor.calling("ipcOpenMemHandle"):
@@ -191,7 +193,7 @@ class Legacy(Mechanism):
             start, nbytes = self._vendor.rt.memGetAddressRange(base)
         if start != base or nbytes < capacity:
             raise InvalidHandleError(
-                f"the memory has {nbytes} bytes, and not the {capacity} that its exporter claims",
+                f"the memory has {nbytes} bytes at {start:#x}, not {capacity} bytes at {base:#x}",
                 backend=self._vendor.family.backend,
             )
 
@@ -206,4 +208,4 @@ class Legacy(Mechanism):
 
     @override
     def disown(self, block: Block) -> None:
-        """Do nothing: the export ends with the memory, which another library owns."""
+        """Do nothing: the export ends when the library that owns the memory frees it."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of the vendor's library through ctypes, with the interface of ``cupy.cuda.runtime``.
 
-:class:`LibraryRuntime` works without CuPy. :class:`CupyRuntime` is CuPy's runtime, in which the
-library's functions replace those that CuPy lacks or that are unsuitable.
+:class:`LibraryRuntime` works without CuPy. :class:`CupyRuntime` is CuPy's runtime, but with
+functions of the library where CuPy's functions are missing or unsuitable.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,8 @@ _STUBS: Final = ("hostRegister", "hostUnregister", "ipcGetEventHandle", "ipcOpen
 """The functions for which CuPy on HIP has only stubs that return 999."""
 
 _SLOW: Final = ("ipcOpenMemHandle", "ipcCloseMemHandle")
-"""The functions during which CuPy holds the GIL, and ctypes does not. On AMD, an open can take ten
-seconds."""
+"""Slow functions. During these functions, CuPy holds the GIL, and ctypes does not. On AMD, opening
+memory can take ten seconds."""
 
 
 class LibraryError(RuntimeError):
@@ -111,7 +111,7 @@ class _DriverCalls(_Calls):
 class LibraryRuntime:
     """The vendor's libraries with the interface of CuPy's runtime.
 
-    It has only the functions that the libraries export.
+    Functions that the libraries do not export are missing in this class too.
     """
 
     CUDARuntimeError = LibraryError
@@ -130,7 +130,8 @@ class LibraryRuntime:
 class CupyRuntime:
     """CuPy's runtime, in which ``calls`` replaces the functions named in ``added``.
 
-    A function that ``calls`` lacks stays CuPy's. Failures raise CuPy's ``CUDARuntimeError``.
+    If ``calls`` lacks a function, CuPy's function stays in use. Failures raise CuPy's
+    ``CUDARuntimeError``.
     """
 
     def __init__(self, module: Any, calls: _Calls, added: tuple[str, ...]) -> None:
@@ -182,7 +183,7 @@ def open_runtime(family: Family) -> Runtime:
 
 
 def extend(family: Family, module: Any) -> Runtime:
-    """Return CuPy's runtime, in which the vendor's functions replace missing or unsuitable ones.
+    """Return CuPy's runtime, with the vendor's functions where CuPy's are missing or unsuitable.
 
     If the vendor's library cannot be used, return CuPy's runtime unchanged.
     """

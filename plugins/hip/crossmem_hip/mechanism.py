@@ -13,7 +13,7 @@ __all__ = ["Mechanism", "Reference"]
 class Mechanism(Protocol):
     """One mechanism, such as legacy IPC.
 
-    Some methods use the current device. Before the driver calls such a method, it makes the device
+    Some methods use the current device. Before a call of these methods, the driver makes the device
     of the block or import current.
 
     Attributes

@@ -107,10 +107,13 @@ class VirtualMemory(Protocol):
 
 
 class StreamValues(Protocol):
-    """Host memory that devices access, and values in it that streams write and wait for."""
+    """Host memory for devices, and values in host memory that streams write and wait for."""
 
     def hostRegister(self, pointer: int, size: int, flags: int, /) -> None:
-        """Pin memory of the program. With flags 1 and 2 together, every device can use it."""
+        """Pin memory of the program.
+
+        With flags 1 and 2 together, every device can access this memory.
+        """
         ...
 
     def hostUnregister(self, pointer: int, /) -> None: ...
@@ -125,8 +128,8 @@ class StreamValues(Protocol):
     def streamWaitValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
         """Let a stream's later work wait until a word is at least the value (flags 0).
 
-        CUDA compares signed differences, HIP compares unsigned numbers. Both agree for values up to
-        2**63 - 1.
+        CUDA compares signed differences, HIP compares unsigned numbers. Both comparisons have the
+        same result for values up to 2**63 - 1.
         """
         ...
 
@@ -255,8 +258,8 @@ class Vendor:
     def refusal(self, function: str, error: Exception) -> CrossmemError:
         """Return the error for an exception of one of the runtime's functions.
 
-        If the runtime is an emulation that itself failed, the error is the result of its function
-        ``crossmem_fault``.
+        If the runtime is an emulation, and the emulation itself has failed, return the error that
+        the emulation's function ``crossmem_fault`` returns.
         """
         told: Callable[[], CrossmemError | None] | None = getattr(self.rt, "crossmem_fault", None)
         fault = told() if told is not None else None

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_S: Final = 1.0
 _PAUSE_S: Final = 1e-3
-"""The longest wait for releases of other threads, and the pause between two checks, in seconds."""
+"""The longest wait for releases by other threads, and the pause between two checks, in seconds."""
 
 
 class StreamsWaitError(BusyError):
@@ -99,8 +99,8 @@ class DeferredWork:
 
     def __init__(self) -> None:
         self.ready: dict[Record, None] = {}
-        """Records that can be released now, in order. One statement adds a record, so no interrupt
-        loses it."""
+        """Records that can be released now, the oldest first. A single statement adds a record, so
+        an interrupt cannot lose the record."""
         self.waiting: set[Record] = set()
         """Records that the reaper checks periodically, such as freed memory with leases."""
         self.idle: dict[Record, None] = {}
@@ -155,7 +155,7 @@ class DeferredWork:
                 self._try(record, blocking=look and record not in self.ready, patient=patient)
 
     def settle(self) -> None:
-        """Wait up to a second for the ends of the releases that other threads have begun."""
+        """Wait, at most a second, until other threads end the releases that they have begun."""
         begun = {key: one for key, one in list(self.trying.items()) if key != get_ident()}
         end = time.monotonic() + _MOST_S
         while any(self.trying.get(key) is one for key, one in begun.items()):
@@ -194,8 +194,8 @@ class DeferredWork:
             # The caller did not cause this fault of a driver, so the fault is only logged.
             _log.exception("the release of a resource failed")
         finally:
-            # No signal handler runs before this thread's entry is gone. If a handler raised before
-            # that, the entry would stay and keep the record alive.
+            # CPython runs no signal handler before the ``del`` below. If a handler raised there,
+            # this thread's entry would stay and keep the record alive.
             self.trying[me] = outer
             if outer is None:
                 del self.trying[me]

@@ -46,9 +46,9 @@ class Endable:
     """The reason why crossmem itself ended the object. Unset in all other cases."""
 
     _when_ended: ClassVar[Any] = None
-    """The class that an object gets at its end. Its finaliser is a C function that does nothing. In
-    a finaliser written in Python, a signal handler may run, and Python swallows the handler's
-    exception."""
+    """The class that an object gets at its end. The finaliser of this class is a C function that
+    does nothing. In a finaliser written in Python, a signal handler may run, and Python swallows
+    the handler's exception."""
     _when_alive: ClassVar[Any] = None
     """The class of an object that has not ended, or whose end is undone."""
 
@@ -189,8 +189,9 @@ def end_later(one: Endable) -> None:
     """Queue the resources of an object for their release.
 
     A caller that only drops the object could lose the resources: a signal handler may raise at the
-    entry of the finaliser. If the object is in use, this function leaves it to its finaliser. After
-    this call, the caller must call :meth:`Process.drain`, unless deferred work made this call.
+    entry of the finaliser. If the object is in use, this function leaves the release to the
+    object's finaliser. Afterwards, the caller must call :meth:`Process.drain`, unless the caller is
+    itself deferred work.
     """
     process, one._is_left = one._process, True
     with process.state:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mappings that forked children do not inherit. Their addresses stay blocked in the children."""
+"""Mappings that forked children do not inherit. Each child blocks the mappings' addresses."""
 
 import ctypes
 import os
@@ -26,7 +26,7 @@ kept: Final[dict[int, int]] = {}
 
 
 def keep_from_children(pointer: int, nbytes: int) -> None:
-    """Exclude a host mapping from the memory that children of later forks inherit.
+    """Exclude a host mapping from the memory that later forked children inherit.
 
     Parameters
     ----------

@@ -66,11 +66,11 @@ class Part:
     def tend(self) -> None:
         """Do the part's pending work that is not deferred work.
 
-        :func:`crossmem.collect` calls this method of all parts.
+        :func:`crossmem.collect` calls this method for each part.
         """
 
     def prepare_exit(self) -> None:
-        """Do what must come before all releases of a normal exit, such as a wait for streams."""
+        """At a normal exit, do the work that precedes all releases, such as a wait for streams."""
 
     def close_at_exit(self) -> None:
         """Release all resources of the part at a normal exit."""
@@ -121,7 +121,7 @@ class Process:
         self.is_inherited = False
         """Whether this state was made by an ancestor and inherited through fork."""
         self._servers: list[LeaseServer] = []
-        """A list with the lease server, once it is made. The server enters the list before its
+        """Contains the lease server once the server is made. The server enters the list before its
         thread starts, so no interrupt loses the server."""
         self.server: LeaseServer | None = None
         """The lease server, or None before the first call of :meth:`start_server`."""
@@ -259,7 +259,7 @@ class Process:
 
     @property
     def held_for_fork(self) -> list["threading.RLock"]:
-        """The locks that are held during a fork, so that no thread changes what they guard."""
+        """The locks to hold during a fork, so that no other thread changes the data they guard."""
         server = self.server
         return [self.lock] if server is None else [self.lock, server.leases.lock]
 
@@ -269,8 +269,9 @@ def _closing_of(part: Part) -> int:
 
 
 open_pools: Final[dict[bytes, Any]] = {}
-"""The pools of other processes that this process has open. A key is the bytes that all handles of a
-pool share. A fork empties the child's dict, and the exit empties this process's dict."""
+"""The open arenas of pools, for attaches that name no device and do not request read-only access. A
+key is the bytes that all handles of a pool share. A fork empties the child's dict, and the exit
+empties this process's dict."""
 
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
@@ -339,7 +340,7 @@ def is_current(process: Process) -> bool:
 def may_release(process: Process) -> bool:
     """Whether a finaliser of an object with this state may add deferred work.
 
-    It may not if the state was inherited through fork, or once the exit has begun.
+    A finaliser may not do so if the state was inherited through fork, or once the exit has begun.
     """
     return is_current(process) and not process.is_exiting
 
@@ -367,7 +368,7 @@ def refuse_foreign(process: Process, what: object) -> None:
 
 
 def refuse_forked_backend(backend: str) -> None:
-    """Raise ``ForkedProcessError`` if an ancestor used the backend, and it is not fork-safe."""
+    """Raise an error for a backend that an ancestor used, unless the backend is fork-safe."""
     if backend in _forked_backends:
         msg = f"backend {backend!r} was used before this process was forked and cannot be used now"
         raise ForkedProcessError(

@@ -104,8 +104,8 @@ class ForeignAllocation(BlockRecord):
     def disown(self) -> None:
         """Let the driver forget the block, after the end of the last adoption.
 
-        The caller holds the lock of :class:`ForeignAllocations`. A thread must take a block's lock
-        before that lock, so this method does not take the block's lock.
+        The caller holds the lock of :class:`ForeignAllocations`. A thread that holds this lock must
+        not take a block's lock, so this method works without the block's lock.
         """
         if self.blocks:
             self.release_exports(self.blocks[0])

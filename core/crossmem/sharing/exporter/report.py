@@ -24,9 +24,9 @@ class LeaseInfo:
     Parameters
     ----------
     pid
-        Pid of the process in this process's pid namespace; 0 if the process is not visible there.
+        Pid of the holder in this process's pid namespace; 0 if the holder is not visible there.
     uid
-        User of the process.
+        User of the holder.
     since
         Time of the grant, in seconds since the epoch.
     in_message
@@ -54,7 +54,8 @@ class ExportInfo:
     handle
         The handle of the export. The handle of a block names the block's whole capacity.
     nbytes, capacity
-        Requested and reserved size of the memory, in bytes; for a block, both are its capacity.
+        Requested and reserved size of the memory, in bytes. For a block, both are the block's
+        capacity.
     leases
         The leases, the oldest first.
     denied
@@ -64,9 +65,9 @@ class ExportInfo:
     withdrawn
         Whether the export was withdrawn. A withdrawn export is listed until its leases have ended.
     pool
-        The use of the blocks, if this is the export of a pool. In that case, the leases belong to
-        the processes that have the pool open. None for other exports, and for a closed pool after
-        the free of its last block.
+        The use of the pool's blocks, if this is the export of a pool. In that case, the leases
+        belong to the processes that have the pool open. None for other exports, and for a closed
+        pool whose last block was freed.
     """
 
     handle: ShareableHandle

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of the mechanisms that can share memory of another library."""
+"""The report that says which mechanisms can share memory of another library."""
 
 from dataclasses import dataclass
 

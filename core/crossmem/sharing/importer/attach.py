@@ -136,7 +136,8 @@ def attach(
     Parameters and errors are those of :func:`import_handle`.
     """
     if type(handle) is bytes and on_owner_death is KEEP and readonly is False and device is None:
-        # A block of a pool that is open in this process is attached without a message.
+        # If this process has already opened a pool, a block of the pool is attached without a
+        # message.
         arena: ArenaImport | None = open_pools.get(handle[BLOCK_START:])
         if arena is not None:
             if arena.ready or arena.idle:
@@ -370,7 +371,7 @@ def _open(
 
 
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
-    """End the uses of a call that raises. Later calls repeat releases that the vendor refuses now.
+    """End the uses of a call that raises. Later calls repeat releases that fail now.
 
     The deadline of the call may have passed, so this function does not wait for the lock of an
     import. If another thread holds such a lock, the reaper ends the use later.

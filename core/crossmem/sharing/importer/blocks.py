@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports of blocks, which need no request to the owner while the pool's arena is open.
 
-The first attach for each device and access requests the arena from the owner. The arena stays open
-at least until the owner closes the pool, exits or dies. Later attaches send a request only in two
-cases: the connection was lost, or the block was freed while a message reserved it.
+At the first attach for each device and access, this process requests the arena from the owner. The
+arena stays open at least until the owner closes the pool, exits or dies. Later attaches send a
+request only in two cases: the connection was lost, or the block was freed while a message reserved
+the block.
 """
 
 import time
@@ -39,8 +40,8 @@ __all__ = ["PoolImports", "hold_block"]
 _TIDY_S: Final = 0.2
 """Seconds between two checks for pools whose owners have closed them or died."""
 _USUAL: Final = (None, False)
-"""The device, and whether read-only access was requested, in most attaches. These attaches have a
-fast path."""
+"""In most attaches, the caller names no device and does not request read-only access. These
+attaches have a fast path."""
 
 
 class _Holders(Holders):
@@ -77,7 +78,7 @@ class PoolImports(Part):
         timeout: float | None,
         reservation: int = 0,
     ) -> ArenaImport:
-        """Return the arena of a block's pool. The first call for a device and access imports it.
+        """Import a pool's arena at the first call for a device and access. Return the arena.
 
         ``reservation`` is the number of a message's reservation, or 0. An owner that is exiting
         accepts only imports with such a number.
@@ -85,7 +86,7 @@ class PoolImports(Part):
         Raises
         ------
         InvalidHandleError
-            The handle names blocks that its pool does not have, or a wrong access.
+            The handle names blocks that its pool does not have, or the handle's flags are wrong.
         CrossmemError
             As for :func:`crossmem.import_handle`.
         """
@@ -148,7 +149,7 @@ class PoolImports(Part):
     def close_idle(self, *, only_unwanted: bool = False) -> None:
         """Release the arenas of which this process holds no block.
 
-        With ``only_unwanted``, release only those whose owner is dead or waits for the release.
+        With ``only_unwanted``, release only arenas whose owner is dead or waits for the release.
         """
         process = self._process
         for key, arena in list(self.arenas.items()):
@@ -158,8 +159,8 @@ class PoolImports(Part):
             ready = process.deferred.ready
             with process.state:
                 try:
-                    # The flag is cleared before the holds are read. So an attach without the lock
-                    # sees the cleared flag, or this method sees the hold of that attach.
+                    # The flag is cleared before the holds are read. So an attach that takes no
+                    # lock sees the cleared flag, or this method sees the hold of that attach.
                     arena.is_open = False
                     is_held = arena.is_held
                 except BaseException:
@@ -193,7 +194,7 @@ class PoolImports(Part):
         process.part(ImportTable).close_records()
         for arena in list(self.arenas.values()):
             if arena.record.state is not State.CLOSED:
-                # A view, or a vendor's call of another thread, uses the memory.
+                # A view uses the memory, or a vendor's call in another thread uses it.
                 continue
             with process.state:
                 # The words of the holds are unmapped soon, so no further attach may use them.

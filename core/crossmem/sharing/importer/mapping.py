@@ -95,7 +95,7 @@ class Import(Endable):
                 use.record = record
                 children_of(parent).add(use)
                 record.uses.add(use)
-                # A signal handler may have closed the import since.
+                # A signal handler may have closed the import in the meantime.
                 record_of_import(self)
             base = record.map(use, remappable=True)
             mapping = Mapping(use, record, self.handle, base, readonly=self.readonly)
@@ -106,7 +106,7 @@ class Import(Endable):
             process.deferred.ready[use] = None
             # Another thread may hold the import's lock and so delay the release of this use. Until
             # the release, a close() of the import would raise BusyError because of this use. So
-            # this use leaves the set now.
+            # this statement removes the use from the import's children now.
             if parent.children is not None:
                 parent.children.discard(use)
             process.drain()
@@ -133,7 +133,7 @@ class Import(Endable):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        msg = "an Import stays in its process; send its handle, which forwards the original export"
+        msg = "an Import stays in its process; send its handle instead"
         raise UnsupportedError(msg)
 
 
@@ -144,7 +144,7 @@ def _ends(child: object) -> bool:
 def children_of(use: Use) -> set[object]:
     """Return the records of the mappings and pieces that were made through an import object.
 
-    The caller holds the lock of the state.
+    The caller holds the lock of the process's state.
     """
     if use.children is None:
         use.children = set()
@@ -218,7 +218,7 @@ class Mapping(Memory):
         return self._pointer
 
     def _rename(self, handle: ShareableHandle) -> None:
-        """Replace the handle by another one of the same memory."""
+        """Replace the handle by another handle of the same memory."""
         self.handle = handle
 
     @property
@@ -249,7 +249,7 @@ class Mapping(Memory):
         ClosedError, ForkedProcessError
             The memory was unmapped, or a forked child made this call.
         """
-        self.ptr  # noqa: B018 - raises if the memory may not be used
+        self.ptr  # noqa: B018 - raises if this process cannot use the memory
         handle = self.handle
         if isinstance(handle, ReadyHandle):
             self.device._await_ready(handle, stream, timeout)
@@ -294,9 +294,10 @@ class Mapping(Memory):
 
 
 def asked_readonly(mapping: Mapping) -> Readonly:
-    """Return the ``readonly`` argument that gives a new import the access of a mapping.
+    """Return the ``readonly`` argument by which a new import gets the same access as a mapping.
 
-    If the handle itself is read-only, each import of it is read-only, so the argument is False.
+    If the handle itself is read-only, the result is False, because each import of such a handle is
+    read-only without this argument.
     """
     if not mapping.readonly or mapping.handle.access == "ro":
         return False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages with reservations, which keep the memory of the handles until the message is received.
+"""Reservations, which keep the memory of a message's handles until the message is received.
 
 The sender of a handle may free the memory right after sending, because the message's reservation
-keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these functions::
+keeps the memory. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these functions::
 
     numbers = reserve(handles)                  # the sender: one number for each handle
     message = list(zip(handles, numbers))       # each number has 64 bits
@@ -10,9 +10,9 @@ keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these fu
     mappings = attach_reserved(message)         # the receiver (crossmem.sharing.importer.attach)
     discard(message)                            # or the process that drops the message
 
-A reservation is a record in the exporter. It belongs to the sender until a receiver requests the
-memory, and then to that receiver. It ends when the message is received or discarded, or when the
-process to which it belongs dies. Until then, the receiver's
+A reservation is a record in the exporter. The reservation belongs to the sender until a receiver
+requests the memory, and then to that receiver. The reservation ends when the message is received or
+discarded, or when the process to which it belongs dies. Until then, the receiver's
 :func:`~crossmem.sharing.importer.attach.attach_reserved` gets the memory even if the exporter has
 freed the memory, or is exiting and waits for leases to end. Several processes may receive one
 message. All receivers after the first get the memory only if it was not freed.
@@ -82,7 +82,7 @@ def reserve(
     ------
     BusyError
         The handles exceed ``CROSSMEM_MAX_RESERVATIONS`` of an exporter: alone, or together with
-        earlier messages of this process that did not end in time.
+        earlier messages of this process whose reservations did not end in time.
     StaleHandleError, InvalidHandleError, AccessDeniedError
         As for :func:`crossmem.import_handle`.
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError
@@ -106,7 +106,8 @@ def reserve(
     given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
-            # ``given`` gets the numbers before the request, so the ``except`` block ends them all.
+            # ``given`` gets the numbers before the request, so the ``except`` block can end all
+            # reservations.
             numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
             if message is not None:

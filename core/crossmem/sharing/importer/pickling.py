@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pickling of memory. A pickle contains a handle's bytes; unpickling attaches the handle.
 
-The pickled classes are those of allocations, adoptions and mappings. Their modules cannot import
-``attach``, so this module registers their pickling functions. The module of ``attach`` itself
-imports the modules of mappings, and the exporter's modules must not import the importer's.
+This module registers the pickling functions of allocations, adoptions and mappings, because the
+modules of these classes cannot import ``attach``. For mappings, the import would be a cycle: the
+module of ``attach`` imports the modules of mappings. The modules of allocations and adoptions are
+part of the exporter, which must not import modules of the importer.
 """
 
 import copyreg

@@ -231,7 +231,7 @@ class RemoteImport(ImportRecord):
 
     def describe(self) -> str:
         """Return the reason why the memory cannot be adopted."""
-        return f"was imported from process {self.handle.owner.pid}: pass its handle on"
+        return f"was imported from process {self.handle.owner.pid}: pass on the memory's handle"
 
     @override
     def _map(self, *, remappable: bool) -> None:
@@ -243,7 +243,7 @@ class RemoteImport(ImportRecord):
         except (DriverError, StaleHandleError) as error:
             if device.capabilities.survives_owner or not self._has_lost_its_owner():
                 raise
-            msg = "the process that exported the memory is dead, and its memory with it"
+            msg = "the process that exported the memory is dead, so the memory is gone"
             raise OwnerGoneError(
                 msg,
                 operation="map",

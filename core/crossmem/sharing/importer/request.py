@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of an import before the request to its exporter."""
+"""The checks that a process makes before it asks an exporter for an import."""
 
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import shorten
@@ -64,7 +64,7 @@ def request_of(
             chosen = target
         refuse_foreign_device(chosen)
         if chosen.backend != handle.backend:
-            msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
+            msg = f"{chosen.name} cannot import memory of backend {handle.backend!r}"
             hint = f"import on a device of backend {handle.backend!r}"
             raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
     # The mechanism of the device object is a default, which may differ from the handle's mechanism.
@@ -73,7 +73,7 @@ def request_of(
     capabilities = chosen.capabilities
     refused, hint = None, ""
     if chosen.ordinal != home.ordinal and not capabilities.peer_access:
-        refused = f"memory of {home.name} (capability peer_access)"
+        refused = f"imports of memory of {home.name} (capability peer_access)"
         hint = f"import on {home.name}, the device of the memory"
     elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
         refused = "read-only imports (capability readonly_imports)"

@@ -67,7 +67,7 @@ class OwnerWatcher(Part):
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
         """Let the watcher end an object soon after the owner of its memory has died.
 
-        A live view delays the end.
+        If the object has a live view, the object ends after the view.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class OwnerWatcher(Part):
         connection, key = imported.connection, id(record)
         with self._process.state:
             watched = self._watched.setdefault(connection, {})
-            # When a record is garbage, the callback of its weak reference removes its entry. The
+            # When the record is garbage, the callback of the weak reference removes the entry. The
             # callback is C code, so no signal handler can interrupt it.
             gone = weakref.ref(record, partial(watched.pop, key))
             watched[key] = _Watched(gone, weakref.ref(shown))
@@ -106,8 +106,8 @@ class OwnerWatcher(Part):
     def _look(self) -> None:
         """Check each owner once, and end the objects that use memory of dead owners."""
         dead = {one for one in list(self._watched) if _is_owner_dead(one)}
-        # Without a pidfd, an owner also seems to be dead while another thread connects to it again.
-        # So an owner counts as dead only after two checks in a row.
+        # Without a pidfd, an owner also seems to be dead while another thread reconnects to the
+        # owner. So an owner counts as dead only after two checks in a row.
         certain, self._suspects = dead & self._suspects, dead
         for connection in certain:
             self._let_go(connection)
@@ -168,7 +168,7 @@ def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle])
     for handle in handles:
         if handle.raw is not None:
             msg = "the owner of a raw handle cannot be watched: importers have no connection to it"
-            hint = 'import it with on_owner_death="keep"'
+            hint = 'import the handle with on_owner_death="keep"'
             raise UnsupportedError(msg, operation="import", backend=handle.backend, hint=hint)
     return True
 

@@ -89,8 +89,8 @@ class Block(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this block.
 
-        A second export returns an equal handle (C3). Exceptions: the arguments contain a
-        ``stream``, or the first handle was withdrawn.
+        A second export returns an equal handle (C3), unless ``stream`` is passed or the first
+        handle was withdrawn.
 
         Parameters
         ----------
@@ -100,8 +100,8 @@ class Block(Memory):
         lease
             Must be True.
         synchronize
-            Whether to wait for the device work issued so far. Exception: the call does not wait if
-            it returns the handle of an earlier call that has waited (C21).
+            Whether to wait for the device work issued so far. Even if True, the call does not wait
+            if an earlier call has waited and returned the same handle (C21).
         stream
             As for :meth:`crossmem.Allocation.export`.
 
@@ -197,7 +197,7 @@ class Block(Memory):
                 # Another thread has freed the block, and the pool may have allocated it again.
                 raise self._ended()
             if generation == record.generation:
-                # The next generation makes all handles stale, because no handle has it yet.
+                # No handle has the next generation yet, so all handles become stale.
                 record.handle = None
                 view[at] = record.generation = view[at] + 1 | 1
 
@@ -265,8 +265,8 @@ class Block(Memory):
             arena, pool, one = record.arena, record.pool, (record.index,)
             is_full = len(arena.freed) + 1 >= arena.batch
             # One step: no signal handler and no other thread runs before the end of this branch, so
-            # the branch needs no lock. A copy or view records itself and then reads ``_record``: so
-            # this branch sees the copy or view, or the copy or view sees the end of the block.
+            # the branch needs no lock. A thread records a copy or view, and then reads ``_record``.
+            # So if this branch misses the copy or view, that thread sees that the block has ended.
             if not (
                 is_full
                 or self._record is None
@@ -368,7 +368,7 @@ def name_pids(holders: dict[Holder, int], in_messages: int = 0) -> str:
 def check_own_block(
     process: Process, handle: ShareableHandle, allow: object, access: object
 ) -> None:
-    """Refuse settings for an export of this process's own block that differ from the pool's.
+    """Refuse settings other than the pool's, for an export of this process's own block.
 
     Raises
     ------

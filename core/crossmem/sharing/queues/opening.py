@@ -63,7 +63,7 @@ class Queues(Part):
 
 
 def handle_in(text: str) -> ShareableHandle:
-    """Return the handle that a text of a directory encodes."""
+    """Return the handle that a base64 text in a directory encodes."""
     return ShareableHandle.from_bytes(base64.b64decode(text))
 
 
@@ -90,7 +90,12 @@ def refusal_of(error: Exception) -> InvalidHandleError:
 def _check_directory(
     found: dict[str, Any], role: QueueRole
 ) -> tuple[Terms, list[ShareableHandle], list[ShareableHandle]]:
-    """Check a directory. Return its terms, the handles to map, and handles of the role's places."""
+    """Check a directory. Return its terms, its shared handles, and the handles for the role.
+
+    The shared handles are those of the arena, of the control segment and of each ring and place,
+    in this order. The handles for the role are those of all rings (``produce``), or of all places
+    (``consume``).
+    """
     try:
         terms = Terms(**found["terms"])
         named, mine = ([handle_in(one) for one in found[name]] for name in ("shared", "mine"))
@@ -120,7 +125,11 @@ def open_segments(
     device: LocalDevice | str | None,
     timeout: float | None,
 ) -> tuple[Opened, list[ShareableHandle]]:
-    """Map the segments that a directory names. Return them with handles of the role's places."""
+    """Map the arena and the segments that a directory names.
+
+    Return the opened queue, and the handles of all rings (role ``produce``) or of all places
+    (``consume``).
+    """
     terms, (arena_handle, *handles), mine = _check_directory(found, handle.role)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     readonly: Any = False
@@ -143,7 +152,7 @@ def open_segments(
         sizes = [len(one) for one in (control, *segments)]
         is_whole = arena.nbytes >= terms.stride * terms.depth * terms.producers
         if sizes != terms.sizes or len(bells) != len(sizes) or not is_whole:
-            msg = "the segments of the queue have other sizes than its directory says"
+            msg = "the queue's segments do not have the sizes that the queue's directory states"
             hint = "pass the bytes of queue.export(role=...).to_bytes() unchanged"
             raise InvalidHandleError(msg, operation="open_queue", hint=hint)
     except BaseException:

@@ -4,8 +4,8 @@
 The lease server's thread calls :meth:`QueueOwner.tend` when a process rings the owner's bell, and
 when a producer or consumer dies. The method only reads and writes words, and rings bells. An owner
 that is busy with other work delays only the entries that were left to it, and the beginnings and
-ends of sessions. After a change of sessions, the method reads all entries again. So it need not
-know at which step a peer has died.
+ends of sessions. After a change of sessions, the method reads all entries again. So the method
+need not know at which step a peer has died.
 """
 
 import os
@@ -65,7 +65,7 @@ class QueueOwner:
         self.terms = terms
         self._lock = ordered_lock(Rank.STATE)
         self._is_finished = False
-        """Whether :meth:`finish` was called, so that the queue waits for no further producer."""
+        """Whether :meth:`finish` was called. The queue then does not wait for further producers."""
         self._unjoined: set[tuple[int, int]] = set()
         """Pairs (ring, session), for sessions that ended before the producer could allocate."""
         self._revoked: dict[int, int | None] = {}
@@ -183,7 +183,7 @@ class QueueOwner:
             words.store(control, at, wish)
 
     def _has_gone(self, place: int) -> bool:
-        """Whether no process has a ring or place, or the process that has it was revoked."""
+        """Whether a ring or place belongs to no process, or to one whose roles were revoked."""
         export, leases = self.segments.exclusive[place], self.process.start_server().leases
         with leases.lock:
             slot, number = export.slot, export.handle.export
@@ -194,13 +194,16 @@ class QueueOwner:
         return not pids or any(self._is_revoked(pid) for pid in pids)
 
     def _is_revoked(self, pid: int) -> bool:
-        """Whether a process was revoked. Its pid alone may belong to a later process."""
+        """Whether the roles of a process were revoked.
+
+        The start time tells the process from a later process with the same pid.
+        """
         if pid not in self._revoked:
             return False
         try:
             return process_start_time(pid) == self._revoked[pid]
         except OSError:
-            # Without a free descriptor, the processes cannot be told apart.
+            # Without a free descriptor, the start time is unknown. The process counts as revoked.
             return True
 
     def revoke(self, pid: int) -> None:
@@ -342,5 +345,5 @@ class QueueOwner:
 
 
 def _next(turn: int, several: Collection[int]) -> int:
-    """Return the smallest number that is at least ``turn``; if there is none, the smallest."""
+    """Return the smallest of the numbers from ``turn`` on, or else the smallest of all numbers."""
     return min(several, key=lambda one: (one < turn, one))

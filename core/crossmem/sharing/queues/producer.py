@@ -50,8 +50,8 @@ class Producer(Place):
         self._given: Counter[int] = Counter()
         """For each target, the number of its unreleased entries."""
         self._left = 0
-        """The stamp of the last entry that was left to the owner; 0 if the owner has decided about
-        all such entries, and :meth:`_count_handed` has counted them."""
+        """The stamp of the last entry that was left to the owner. 0 if there was none, or if
+        :meth:`_count_handed` has counted the owner's decisions about all of these entries."""
         self._turn = 0
         # Indices of the words that each hand-over uses.
         terms = opened.terms
@@ -61,7 +61,7 @@ class Producer(Place):
         self._released = terms.released(place, 0)
         self._changes = -1
         self._targets: list[int] = []
-        """The targets of the consumers at the time when the word SESSIONS was ``_changes``."""
+        """The targets of the consumers when the word SESSIONS had the value ``_changes``."""
 
     @override
     def begin(self) -> None:
@@ -144,14 +144,15 @@ class Producer(Place):
             raise failure
 
     def _reclaim(self) -> None:
-        """Take back the buffers that all their consumers have released."""
+        """Take back each buffer that no consumer needs any more."""
         opened, released = self.opened, self._released
         control, segments, decision = opened.control, opened.segments, self._decision
         first, count = opened.terms.producers - 1, opened.terms.consumers
         is_plain, flying, given = self._is_one and self.is_plain, self._flying, self._given
         for buffer, (stamp, target) in list(flying.items()):
             consumer = target >> 48
-            # In the usual case, this producer has chosen the consumer, and the check needs no call.
+            # In the usual case, this producer has chosen the consumer. Then this loop sees without
+            # a function call whether the consumer has released the buffer.
             if is_plain and 0 < consumer <= count and control[decision + buffer] >> 8 != stamp:
                 if segments[first + consumer][released + buffer] != stamp:
                     continue
@@ -164,7 +165,7 @@ class Producer(Place):
                 self._take_entry(buffer, target)
 
     def _is_back(self, buffer: int, stamp: int, target: int) -> bool:
-        """Whether all consumers of a buffer's entry have released it."""
+        """Whether no consumer needs a buffer's entry any more."""
         if self._is_one:
             return self._is_released(buffer, stamp, target)
         return self._is_seen(buffer, stamp)
@@ -215,9 +216,9 @@ class Producer(Place):
             words.barrier()
             if not self._is_held(buffer, stamp):
                 if not self._is_back(buffer, stamp, target):
-                    # No consumer has received and released the entry in the meantime. The drop is
-                    # counted before it happens. If the count came later, a kill between the drop
-                    # and the count would lose the count.
+                    # No consumer has received and released the entry in the meantime. The entry is
+                    # counted before it is dropped. In the reverse order, a process that is killed
+                    # in between would drop an entry without counting it.
                     words.store(mine, DROPS, words.load(mine, DROPS) + 1)
                 words.store(mine, at_of(buffer), 0)
                 self._take_entry(buffer, target)
@@ -286,7 +287,7 @@ class Producer(Place):
         # interrupt the step below. So the key is added before the step.
         self._given.setdefault(target, 0)
         # One step on processors that keep stores in order: no signal handler and no other thread
-        # runs before the end of this function. So a handler that puts an entry uses another stamp.
+        # runs before the end of this function. So a handler that puts an entry gets a later stamp.
         if not self.session:
             raise self._no_session()
         stamp = mine[TAIL] + 1
@@ -306,7 +307,7 @@ class Producer(Place):
             words.release()
         if not target:
             self._left = stamp
-        # On each processor, the next assignments are one step.
+        # On every processor, the next four assignments are one step.
         record.is_done = True
         self._flying[buffer] = stamp, target
         mine[TAIL] = stamp
@@ -364,13 +365,14 @@ class Producer(Place):
         place = opened.terms.producers + (target >> 48) - 1
         if target and (opened.terms.is_fenced or opened.segments[place][SLEEPING]):
             opened.wake(place)
-        # The owner ends a session, executes the barrier, and then reads the entries. So either the
-        # owner sees the new entry, or this process sees the end of the session and rings the bell.
+        # The owner ends a consumer's session, executes the barrier, and then reads the entries. So
+        # either the owner sees the new entry, or this process sees that the session has ended and
+        # rings the owner's bell.
         if not target or opened.control[HEADER_WORDS + place] != target & MAX_STAMP:
             ring(opened.owner_bell)
 
     @override
     def waits_for_streams(self) -> bool:
-        """Whether a stream may release a buffer."""
+        """Whether a consumer has let a stream release a buffer."""
         first = self.opened.terms.producers
         return any(words.load(place, STREAMS) for place in self.opened.segments[first:])

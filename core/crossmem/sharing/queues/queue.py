@@ -29,9 +29,9 @@ __all__ = ["Queue"]
 class Queue(Endable):
     """A bounded queue of device buffers between processes.
 
-    :meth:`crossmem.Device.queue` makes it in the owner, and :func:`crossmem.open_queue` in other
-    processes. The owner may put and get, too. The end of a ``with`` block closes the queue.
-    Iteration yields received buffers until the queue ends.
+    The owner makes a queue with :meth:`crossmem.Device.queue`. Other processes open the queue with
+    :func:`crossmem.open_queue`. The owner may put and get, too. The end of a ``with`` block closes
+    the queue. Iteration yields received buffers until the queue ends.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Queue(Endable):
         Parameters
         ----------
         role
-            ``"produce"`` or ``"consume"``: the role of each process that opens the handle.
+            ``"produce"`` or ``"consume"``: the role of each process that uses the handle.
 
         Raises
         ------
@@ -119,8 +119,8 @@ class Queue(Endable):
         BusyError
             All places for producers are taken.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            The owner is dead. This process opened the queue to consume, has lost its role, or has
-            finished or closed the queue. The queue has ended. Or this process is a forked child.
+            In this order: the owner is dead; this process may not produce; the queue has ended, or
+            this process has finished or closed the queue; this process is a forked child.
         """
         record = self._record
         known = None if record is None else record.producer
@@ -221,9 +221,9 @@ class Queue(Endable):
         QueueEmptyError
             No buffer arrived in time.
         ClosedError
-            This object is closed. Or the queue ended or its owner closed it, and all was read.
+            This object is closed. Or the queue ended or was closed, and nothing is left to read.
         OwnerGoneError
-            The owner is dead, and everything readable was read.
+            The owner is dead, and nothing is left to read.
         BusyError
             All places for consumers are taken.
         AccessDeniedError, ForkedProcessError
@@ -246,7 +246,7 @@ class Queue(Endable):
         return found
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
-        """Wait for one buffer. Return it and others that are available, up to ``most`` in all."""
+        """Wait for one buffer. Return the available buffers, at most ``most`` of them."""
         most = waiting.checked_most(most)
         found: list[Any] = []
         try:
@@ -323,17 +323,17 @@ class Queue(Endable):
     def finish(self) -> None:
         """Declare that this process puts nothing more.
 
-        The queue ends when ``Device.queue(producers=...)`` producers have joined, and each of them
-        has finished, closed or died. After a call by the owner, no further producer has to join.
+        The queue ends when all producers of ``Device.queue(producers=...)`` have joined, and have
+        then finished, closed or died. After a call by the owner, no further producer has to join.
         """
         self._usable().finish()
 
     def revoke(self, pid: int) -> None:
         """Revoke the roles of a process. The process cannot open this queue again.
 
-        Later calls of the process on this queue raise :class:`AccessDeniedError`. Consumers get no
-        entry that the process puts later. Entries that it holds are lost or delivered again, as
-        after its death. Its mappings remain, so a hostile process can still write to buffers.
+        Later calls of the process on this queue raise :class:`AccessDeniedError`. Entries that the
+        process puts later reach no consumer. Entries that the process holds are lost or delivered
+        again, as after its death. Its mappings remain, so a hostile process can write to buffers.
 
         Parameters
         ----------
@@ -358,8 +358,8 @@ class Queue(Endable):
         """Give up the places of this process. A second call does nothing.
 
         The owner's call closes the queue for all processes. Consumers still get the entries that
-        were given to them. Entries that wait for a consumer with room are lost. To lose none, the
-        owner first calls :meth:`finish`, and waits until the consumers have read everything.
+        were given to them. Entries that wait for a consumer with room are lost. To lose no entry,
+        the owner first calls :meth:`finish`, and waits until the consumers have read everything.
 
         Raises
         ------

@@ -22,8 +22,8 @@ class Receiver(Place):
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
         self.held: dict[BufferRecord, bool] = {}
-        """The buffers that the application has received and not released. A value says whether a
-        thread is about to let a stream release the buffer."""
+        """The buffers that the application has received and not released. The value of a buffer is
+        True while a thread lets a stream release the buffer."""
         self.kept: list[SharedBuffer] = []
         """Received buffers that no call has returned, because a signal handler raised. The next
         calls of :meth:`Consumer.look` return them first."""
@@ -39,7 +39,7 @@ class Receiver(Place):
         kept, held = self.kept, self.held
         for one in reversed(found):
             if isinstance(one, SharedBuffer) and one._record in held:
-                # No caller has the buffer, so its end without release() must not warn.
+                # No caller has the buffer, so no warning is due if it ends without release().
                 one._is_left = True
                 first = (one,)
                 # No signal handler and no other thread runs between these two statements.
@@ -57,7 +57,7 @@ class Receiver(Place):
     def end_plainly(self, buffer: SharedBuffer, /) -> bool:
         """End and release a buffer on the hot path, and return True.
 
-        If the release needs more than the hot path does, change nothing and return False.
+        If the release needs a step that the hot path lacks, change nothing and return False.
         """
         record, anchor, process = buffer._record, buffer._anchor, self.opened.process
         if not self.is_plain or record is None or record.stream is not None:
@@ -68,8 +68,8 @@ class Receiver(Place):
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
         # A thread that copies or views the buffer first records the copy or view, and then reads
-        # ``buffer._record`` again. So either this step sees the copy or view, or that thread sees
-        # that the buffer has ended.
+        # ``buffer._record`` again. So if this step misses the copy or view, that thread sees that
+        # the buffer has ended.
         if (
             buffer._record is record
             and buffer._anchor is anchor

@@ -92,8 +92,9 @@ class QueueRecord(Places):
             if role == "produce":
                 producer = Producer(self.opened, index, view, mapping.ptr)
                 producer.join(timeout_s)
-                # One step. A thread that ends the queue first sets a flag, and then reads
-                # ``producer``. So that thread sees the producer, or this thread sees the flag.
+                # One step: no other thread runs between the check and the assignment. A thread that
+                # ends the queue sets a flag before it reads ``producer``. So either that thread
+                # sees the producer, or this thread sees the flag.
                 if not (self.is_ending or self.is_finished):
                     self.producer = producer
                     return
@@ -116,7 +117,7 @@ class QueueRecord(Places):
             raise
 
     def tended(self) -> Opened:
-        """Return the queue. In the owner, handle the latest changes of other processes first."""
+        """Return the queue. In the owner, first handle the latest changes by other processes."""
         if self.owner is not None:
             # The lease server's thread may not have handled these changes yet.
             self.owner.tend()

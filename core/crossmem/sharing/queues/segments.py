@@ -26,7 +26,7 @@ __all__ = ["LENGTH_NBYTES", "Segments"]
 
 _HOST: Final = "host"
 LENGTH_NBYTES: Final = 8
-"""Size in bytes of the number before the text of a directory. The number is the text's length."""
+"""Size in bytes of the length field at the start of a directory. The directory's text follows."""
 
 
 class Segments:
@@ -49,7 +49,7 @@ class Segments:
         self._views: list[memoryview] = []
         self._bells: list[int] = []
         self._shared: list[tuple[Export, Exported]] = []
-        """Each export whose descriptors include a bell, with its ``exported`` without the bell."""
+        """The exports to whose descriptors a bell was added, each with its earlier ``exported``."""
         self.exclusive: list[Export] = []
         """The exports by which processes take rings and places. The rings come first."""
         self.directories: dict[QueueRole, ShareableHandle] = {}
@@ -83,8 +83,8 @@ class Segments:
             self._memory,
             lambda: True,
         )
-        # A buffer of this process may outlive the queue, and its release rings a bell. So the bells
-        # stay open until no buffer refers to ``opened``.
+        # A buffer of this process may outlive the queue, and the release of the buffer rings a
+        # bell. So the bells stay open until no buffer refers to ``opened``.
         weakref.finalize(self.opened, _close_all, self._bells).atexit = False
 
     def _add_memory(self, contents: bytes) -> Allocation:
@@ -138,7 +138,7 @@ class Segments:
             The lease server's thread calls this function after the owner's bell has rung.
         on_death
             Called after the death of a process that was granted a ring or place. The argument is
-            the index in ``exclusive``. Any thread may call this function.
+            the index of this ring or place in ``exclusive``. Any thread may call this function.
         """
         for place, export in enumerate(self.exclusive):
             export.on_death = partial(on_death, place)

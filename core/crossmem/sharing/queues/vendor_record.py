@@ -122,7 +122,7 @@ class VendorQueueRecord(Places):
         self.is_owner_alive: Callable[[], bool] = _always
 
     def register(self) -> None:
-        """Let the exit of the process close the queue.
+        """Register the queue, so that it is closed when the process exits.
 
         If this call raises, the caller ends the record.
         """
@@ -165,7 +165,7 @@ class VendorQueueRecord(Places):
             raise OwnerGoneError(msg, hint="make a new queue in a living process")
 
     def _repeat(self, once: Callable[[VendorQueue, float], _T], timeout_s: float) -> _T | None:
-        """Repeat a short wait of the vendor until it has a result; None if the time is up."""
+        """Repeat a short wait of the vendor. Return the result, or None if the time is up."""
         end = monotonic() + timeout_s
         while True:
             self.check_open()

@@ -83,9 +83,10 @@ class AddressRange(Endable):
         Parameters
         ----------
         memory
-            An allocation of this device, or an import of this device's memory that was opened for
-            this device. The import of a part of an allocation is refused. If the first piece of a
-            range maps memory of this process, the range takes no imported memory, and vice versa.
+            An allocation of the range's device, or an import of such an allocation. The import must
+            have been opened for the range's device, and must cover the whole allocation. The first
+            piece of a range decides whether the range takes only memory of this process or only
+            imported memory.
         at
             Offset in bytes from the start of the range, a multiple of the granularity.
 
@@ -102,8 +103,8 @@ class AddressRange(Endable):
         BusyError
             Another piece overlaps these addresses.
         UnsupportedError
-            The range cannot map this memory (see ``memory``), or its capacity is not a multiple of
-            the granularity. Blocks of pools and buffers of queues are refused, too.
+            The range cannot map this memory (see ``memory``), or the memory's capacity is not a
+            multiple of the granularity. Blocks of pools and buffers of queues are refused, too.
         ConfigurationError
             ``memory`` is neither an allocation nor an import.
         DriverError, OutOfMemoryError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function that makes timelines in the process that signals them."""
+"""The function by which a process makes a timeline that it can signal."""
 
 import os
 

@@ -40,9 +40,9 @@ PAGE_NBYTES: Final = 4096
 
 
 class LeftMemory(Part):
-    """Memory that is released with its last view.
+    """Memory that is released when its last view has ended.
 
-    The memory is released even if a signal handler interrupts the finaliser of its object.
+    The release happens even if a signal handler interrupts the finaliser of the memory's object.
     """
 
     def __init__(self, process: Process) -> None:
@@ -50,7 +50,7 @@ class LeftMemory(Part):
         self._watched: set[weakref.ref[Memory]] = set()
 
     def add(self, memory: Memory) -> None:
-        """Let the end of the last view also end the memory's object and release the memory."""
+        """End the memory's object and release the memory when the last view has ended."""
         leave_to_views(memory)
         self._watched.difference_update([one for one in self._watched.copy() if one() is None])
         record = memory._record
@@ -128,7 +128,7 @@ class Pages(Part):
         """The timelines that this process signals and has not closed."""
 
     def take(self, allow: Allow | None) -> Place:
-        """Return the words of a new timeline that the given processes may open."""
+        """Return the words of a new timeline. The processes in ``allow`` may open the timeline."""
         while True:
             page = self._open.get(allow)
             if page is None:
@@ -161,13 +161,13 @@ class Pages(Part):
         """Forget the empty pages of calls that were interrupted before they made a timeline."""
         for allow, page in list(self._open.items()):
             # Another thread may be making a timeline in the page. So the page is only forgotten
-            # here, and its memory is released with the last reference to the page.
+            # here. The page's memory is released when nothing refers to the page any more.
             if allow is not None and not page.users:
                 self._open.pop(allow, None)
 
     @override
     def close_at_exit(self) -> None:
-        """Void the timelines that this process signals, so that the waits of other processes end.
+        """Close the timelines that this process signals, so that the waits of other processes end.
 
         The exit then waits for the leases of these processes.
         """
@@ -215,7 +215,7 @@ class Registrations(Part):
         """Remove a user of several pages; see :meth:`leave`.
 
         The method removes a page from ``pages`` after the user has left the page. So if a call is
-        interrupted, a repeated call continues with the pages that are left.
+        interrupted, a repeated call continues with the remaining pages.
         """
         while pages:
             page = next(iter(pages))

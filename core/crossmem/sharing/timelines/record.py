@@ -61,8 +61,8 @@ class TimelineRecord(Record):
         self.lock = ordered_lock(Rank.ALLOCATION)
         """Held during driver calls for this timeline."""
         self.is_own = isinstance(source, Page)
-        """Whether this record belongs to the object that signals. If the same process opens the
-        timeline with its handle, the opened object does not signal."""
+        """Whether this record belongs to the ``Timeline`` that signals. A ``Timeline`` that was
+        opened from a handle does not signal, even in the same process."""
         self.page = source if isinstance(source, Page) else None
         """The timeline's page, if :attr:`is_own` is true; None after the release."""
         self.mapping = source if isinstance(source, Mapping) else None
@@ -73,8 +73,9 @@ class TimelineRecord(Record):
         self.is_ended = False
         """Whether this process, which signals the timeline, has voided it."""
         self.last = VOID
-        """The current value, if a signal without a stream may be one store; else VOID. Every new
-        value is smaller than VOID, so :meth:`Timeline.signal` then takes the lock."""
+        """The current value, if a signal without a stream may be one store without the lock; else
+        VOID. :meth:`Timeline.signal` takes the lock unless the new value is larger than this
+        attribute. Every valid new value is smaller than VOID."""
         self.allow_stores()
         self.level: Level
         if handle.level == "event":
@@ -103,7 +104,7 @@ class TimelineRecord(Record):
     def _maker(self, device: LocalDevice) -> EventLevel | None:
         """Return the level by which this process signals this timeline with the device's driver.
 
-        None if this process does not signal the timeline, or signals it with another driver.
+        Return None if this process does not signal the timeline, or signals it with another driver.
         """
         for one in list(self.process.part(Pages).signalled):
             if isinstance(one, TimelineRecord) and one.handle == self.handle:
@@ -158,7 +159,7 @@ class TimelineRecord(Record):
             raise OwnerGoneError(msg, operation="wait")
 
     def hold(self, awaited: Awaited, stream: int) -> None:
-        """Hold the later work of a stream until a value is reached."""
+        """Let the later work of a stream wait until a value is reached."""
         level = self.level
         if level.blocks_host:
             # prepare() waits without the lock, because a thread that signals needs the lock.
@@ -185,9 +186,9 @@ class TimelineRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Release the words as soon as no stream uses them.
+        """Release the timeline's resources as soon as nothing uses the resources any more.
 
-        If this process signals the timeline, void it first.
+        If this process signals the timeline, void the timeline first.
         """
         deferred = self.process.deferred
         taken: list[bool] = []

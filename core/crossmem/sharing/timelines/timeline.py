@@ -22,7 +22,7 @@ __all__ = ["Timeline", "open_timeline"]
 
 _MOST_READERS: Final = 2**31 - 1
 _SPINS: Final = () if IS_FENCED else (None,) * 600
-"""One item for each read of the value before a waiting thread sleeps. The reads take some 20
+"""A waiting thread reads the value once for each item, before it sleeps. The reads take some 20
 microseconds in all. Empty if a read needs a fence: then only :meth:`Cell.wait` reads."""
 
 
@@ -160,7 +160,7 @@ class Timeline(Endable):
         level = record.level
         while True:
             with record.lock:
-                # VOID makes signals of other threads leave the hot path and wait for the lock.
+                # VOID makes other threads that signal leave the hot path and wait for the lock.
                 record.last = VOID
                 try:
                     if record.is_ended:
@@ -176,8 +176,8 @@ class Timeline(Endable):
                         return number
                 finally:
                     record.allow_stores()
-            # This wait does not hold the lock. The work of a stream may wait for a signal of
-            # another thread, which needs the lock.
+            # This thread waits without the lock: the work of a stream may wait for a signal that
+            # another thread must issue, and that thread needs the lock.
             level.wait_on_host(self._awaited(record, issued, None))
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
@@ -325,7 +325,7 @@ class Timeline(Endable):
     def close(self) -> None:
         """Release the timeline. A second call does nothing.
 
-        In the process that signals, the call waits for the work that precedes signals on streams.
+        In the process that signals, the call waits until streams have made all issued signals.
         Then all waits end: waits of the host raise :class:`ClosedError`, and streams are released.
         In other processes, the memory stays mapped while streams of the backend await timelines.
         """

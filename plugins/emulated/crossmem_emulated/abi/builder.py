@@ -28,8 +28,8 @@ __all__ = ["build", "compiler", "link"]
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
 # With nodelete, the library stays loaded after a program's dlclose. Without nodelete, the program
-# could load the library again at the same address. Python would not fill the library's new table of
-# functions, because Python remembers that it has filled a table at this address.
+# could load the library again at the same address. Python would then leave the new table of
+# functions empty, because Python remembers that it has filled a table at this address.
 _LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
 _PACKAGES: Final = (
     "crossmem",

@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 
 VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
 """The environment variable that names a folder. A process that has made calls writes its counts to
-the folder when the process ends. Without the variable, no call is counted."""
+the folder when the process ends. Without the variable, calls are not counted."""
 
 _SUFFIX: Final = ".json"
 
 
 def read_calls(folder: Path) -> Mapping[str, int]:
-    """Return the number of calls of each function, by all processes that wrote to a folder.
+    """Return how often each function was called by the processes that wrote to a folder.
 
     Log a warning for each incomplete file, and do not count its calls.
     """

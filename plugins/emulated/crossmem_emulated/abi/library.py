@@ -61,16 +61,17 @@ class Binding(Protocol):
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Return the Python function that implements each C function. The key is the C name.
 
-        A C function without an entry has no effect. If it returns a number, the number is the
-        result of :meth:`refuse`; a function that returns a pointer returns null. A Python function
-        gets cffi's objects for the C arguments, and cffi converts its result. An exception of the
-        Python function is logged. The C function then returns the vendor's unknown error, or 0 if
-        it does not return error codes.
+        A C function without an entry has no effect, and only its first call is logged. If its
+        result is a number, the C function returns the result of :meth:`refuse`. If its result is a
+        pointer, the C function returns null. A Python function gets cffi's objects for the C
+        arguments, and cffi converts the result of the Python function. An exception of the Python
+        function is logged. The C function then returns the vendor's unknown error, or 0 if it does
+        not return error codes.
         """
         ...
 
     def refuse(self, name: str) -> Any:
-        """Return the result of the unsupported function ``name``. Only its first call is logged."""
+        """Return the result of the unsupported C function ``name``."""
         ...
 
 
@@ -96,7 +97,7 @@ class Library:
     code
         C definitions of functions that need no emulation. The library exports them, too.
     node
-        Version of the symbols that ``nodes`` does not list; empty if these symbols have none.
+        Version of the symbols that ``nodes`` does not list; empty if those have no version.
     nodes
         Versions of symbols. The key is the function's name.
     unknown
@@ -109,7 +110,7 @@ class Library:
         Field of :class:`~crossmem_emulated.options.Options` that chooses the edition.
     entry_of
         A function that takes the name of a C function, and returns the emulation's name for this
-        function. It returns None if no fault can be injected into the C function.
+        function. The result is None if no fault can be injected into the C function.
     fault_hint
         The hint of an error about a malformed fault: an example of a fault, and its effect.
     bind

@@ -70,7 +70,7 @@ def installed_users() -> list[Path]:
 
 
 def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
-    """Whether this machine has a real library with that name, which no stand-in may replace."""
+    """Whether this machine has the real library ``soname``, which no stand-in may replace."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for variable in ("ROCM_PATH", "ROCM_HOME"):
         folders += [os.path.join(environ[variable], "lib")] if environ.get(variable) else []  # noqa: PTH118

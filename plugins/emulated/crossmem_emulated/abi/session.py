@@ -203,6 +203,6 @@ def _ask(machine: Machine, question: Callable[[], _Answer]) -> _Answer:
 
 
 def _remove_fault(faults: Faults, number: int) -> None:
-    # If the emulated host's folder was removed, the fault ended with it.
+    # If the emulated host's folder was removed, the fault is gone already.
     with suppress(HostLostError, sqlite3.OperationalError):
         faults.remove(number)

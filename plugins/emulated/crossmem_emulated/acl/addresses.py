@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory at a device address was made, and for which device it is mapped."""
+"""The origin of memory at a device address, and the device for which the memory is mapped."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ __all__ = ["Origin", "device_of"]
 
 
 class Origin(StrEnum):
-    """The function that made memory at an address available."""
+    """The function by which the program obtained the memory at an address."""
 
     MALLOC = "malloc"
     PHYSICAL = "malloc_physical"

@@ -2,8 +2,8 @@
 """Version 2 of the calls for shareable handles, and two calls for keys.
 
 A fabric connects the servers of a super node. The emulation has one server. The calls of version 2
-take shareable handles of two types. One call for keys chooses the link to the memory. The other
-call admits processes.
+take shareable handles of two types. Of the two calls for keys, one chooses the link to a key's
+memory, and one admits processes to the memory.
 """
 
 import struct

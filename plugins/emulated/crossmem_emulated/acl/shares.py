@@ -44,8 +44,8 @@ def export(
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     largest = 0 if process.profile.disables_validation == "no" else _DISABLE_PID_VALIDATION
     if flags > largest:
-        # The use of flag 1 is not recorded as a violation, because programs try this flag to find
-        # out whether the driver knows it.
+        # The use of flag 1 is not recorded as a violation, because programs try flag 1 to find out
+        # whether the driver knows this flag.
         rule = "ACL-E15" if flags > _DISABLE_PID_VALIDATION else None
         raise Refused(Code.RT_PARAM_INVALID, f"flags {flags} are invalid", rule)
     physical = find_physical(process, handle)
@@ -70,7 +70,7 @@ def export(
     if is_late:
         raise Refused(
             Code.RT_FEATURE_NOT_SUPPORT,
-            "this driver cannot switch off the validation of pids: the handle has a whitelist",
+            "this driver cannot switch off the validation of pids, so the handle has a whitelist",
             outputs=(value,),
         )
     return value
@@ -78,7 +78,7 @@ def export(
 
 def pack(physical: Physical) -> int:
     """Return the value that names exported memory."""
-    # The numbers in the table begin at 1. But 0 is a valid shareable handle, as on real devices.
+    # The numbers in the table begin at 1, but shareable handles begin at 0, as on real devices.
     number = (physical.share or 1) - 1
     return (max(physical.device, 0) << _DEVICE_SHIFT) | number
 

@@ -107,7 +107,7 @@ def check_newer(process: AclProcess) -> None:
 
 
 def find_physical(process: AclProcess, handle: int) -> Physical:
-    """Return the physical memory of a handle, or refuse."""
+    """Return the physical memory of a handle, or refuse the call."""
     if not handle:
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     found: Physical | None = process.physical.get(handle)
@@ -117,9 +117,10 @@ def find_physical(process: AclProcess, handle: int) -> Physical:
 
 
 def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, int]:
-    """Return the host-wide index of the memory's device, or ``HOST``, and the attribute.
+    """Return the device and the attribute that the properties name.
 
-    Refuse properties that the product does not offer (ACL-E3).
+    The device is a host-wide index, or ``HOST``. Refuse properties that the product does not
+    offer (ACL-E3).
     """
     location = prop.get("location", {})
     if not isinstance(location, dict):
@@ -152,7 +153,7 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
 def has_small_pages(index: int, attribute: int) -> bool:
     """Whether physical memory has small pages, which have the system's page size.
 
-    Physical memory of a device never has them, although memory from ``aclrtMalloc`` can.
+    Physical memory of a device never has small pages. Memory from ``aclrtMalloc`` can have them.
     """
     return index == HOST and attribute in _NORMAL
 
@@ -251,7 +252,7 @@ def _reserve_mem_address(
 
 
 def reserve(process: AclProcess, nbytes: int, expected: int) -> int:
-    """Reserve addresses for the program, and return the first one.
+    """Reserve addresses for the program, and return the first address.
 
     If ``expected`` is not 0, the result is ``expected``.
     """
@@ -373,7 +374,7 @@ def _unmap_mem(process: AclProcess, pointer: int) -> None:
 
 
 def find_mapping(process: AclProcess, pointer: int) -> Piece:
-    """Return the mapping that begins at an address, or refuse (ACL-E13)."""
+    """Return the mapping that begins at an address, or refuse the call (ACL-E13)."""
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
     piece = process.space.pieces.get(pointer)

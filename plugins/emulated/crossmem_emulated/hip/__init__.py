@@ -130,7 +130,7 @@ class Runtime:
         The injected faults. For example, after ``faults.add("ipcOpenMemHandle", 17)``, the next
         call of this function on the emulated host fails with code 17.
     machine
-        The emulated host's database, which all its processes share.
+        The emulated host's database, which all processes of the host share.
 
     Raises
     ------
@@ -209,7 +209,7 @@ class Runtime:
     def violations(self) -> list[Violation]:
         """The recorded calls that the vendor forbids or leaves undefined.
 
-        They include the calls of all processes of this emulated host.
+        The list includes the calls of all processes of this emulated host.
         """
         return self._process.journal.read()
 

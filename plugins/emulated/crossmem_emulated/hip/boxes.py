@@ -61,13 +61,13 @@ class _Space:
     pointer
         First address.
     pitch
-        Distance between the starts of consecutive rows in bytes. If it is 0, a row ends where the
-        box ends, and the rows have no gaps.
+        Distance in bytes between the starts of consecutive rows. If the pitch is 0, a row ends
+        where the box ends, and the rows have no gaps.
     width
         Bytes in a row of the memory.
     height
-        Rows in a plane of the memory. If it is 0, a plane ends with the box's last row, and the
-        planes have no gaps.
+        Rows in a plane of the memory. If the height is 0, a plane ends with the box's last row,
+        and the planes have no gaps.
     """
 
     pointer: int
@@ -78,9 +78,9 @@ class _Space:
     def check(self, x: int, width: int) -> None:
         """Refuse a null address, and a pitch that is too large or too small.
 
-        ``x`` is the byte of a row at which the box begins, and ``width`` is the box's bytes in a
-        row. A pitch is too small if it is less than the memory's width. A pitch other than 0 is
-        also too small if it is less than ``x + width``.
+        The box begins at the byte ``x`` of a row, and has ``width`` bytes in each row. A pitch is
+        too small if it is less than the memory's width. A pitch other than 0 is also too small if
+        it is less than ``x + width``.
         """
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
@@ -113,7 +113,7 @@ class _Space:
 def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[Work, bool] | None:
     """Check a copy whose parameters, a :class:`_Parms`, lie at the address ``place``.
 
-    Return the copy's work, and whether the host waits for the work if the call is synchronous.
+    Return the copy's work, and whether the host waits for the work if the copy is synchronous.
     Return None if there is nothing to copy.
     """
     if not place:

@@ -15,7 +15,7 @@ def _found(process: HipProcess, pointer: int) -> HostBlock:
     block = find_host_block(process, pointer)
     if block is None:
         raise Refused(
-            Status.INVALID_VALUE, f"{pointer:#x} is in no host memory that devices can access"
+            Status.INVALID_VALUE, f"{pointer:#x} is not in host memory that devices can access"
         )
     return block
 
@@ -68,7 +68,7 @@ def _host_get_flags(process: HipProcess, pointer: int) -> int:
 def _check_managed(process: HipProcess, pointer: int, nbytes: int) -> None:
     block = _found(process, pointer)
     if block.kind is not MemoryType.MANAGED or pointer + nbytes > block.start + block.nbytes:
-        raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not managed")
+        raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all managed")
 
 
 @entry("memAdvise(intptr_t devPtr, size_t count, int advice, int device)")

@@ -53,12 +53,12 @@ class Physical:
     kind
         The requested type of the memory. For imported memory, ``PINNED``.
     handle_type
-        The type of the handles by which the memory is exported. If it is ``NO_HANDLE``, the memory
+        The type of the handles by which the memory is exported. Memory with the type ``NO_HANDLE``
         cannot be exported.
     is_imported
         Whether the memory was imported, from another process or this one.
     references
-        Number of creations, imports and retains that were not released.
+        Number of calls that created, imported or retained the memory, less the number of releases.
     mappings
         Number of the memory's mappings in this process.
     """
@@ -79,7 +79,7 @@ def check_virtual(process: HipProcess) -> None:
 
 
 def granularity_of(process: HipProcess) -> int:
-    """Return the granularity in bytes. The sizes and addresses of mappings are its multiples."""
+    """Return the number of bytes of which the sizes and addresses of mappings are multiples."""
     return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
 
 
@@ -94,8 +94,8 @@ def find_physical(process: HipProcess, handle: int) -> Physical:
 def drop(process: HipProcess, physical: Physical) -> None:
     """Release memory that has neither references nor mappings.
 
-    If references are left, do nothing. If only mappings are left, close the descriptor of imported
-    memory.
+    If references are left, do nothing. If only mappings are left, and the memory was imported,
+    close the memory's descriptor.
     """
     if physical.references:
         return
@@ -118,7 +118,7 @@ def _enter(
 def _check_properties(
     process: HipProcess, kind: int, handle_type: int, location_type: int, device: int
 ) -> int:
-    """Return a device's host-wide index. Refuse invalid properties of memory."""
+    """Refuse invalid properties of memory. Return the device's index among the host's devices."""
     is_known = kind == PINNED or (kind == _UNCACHED and process.profile.has_uncached)
     if not is_known or location_type != ON_DEVICE:
         text = f"there is no memory of type {kind} at a location of type {location_type}"
@@ -126,8 +126,8 @@ def _check_properties(
     if not 0 <= device < len(process.setup.visible):
         raise Refused(process.profile.no_such_device, f"there is no device {device}", "HIP-V1")
     if handle_type not in _HANDLE_TYPES:
-        # This is no violation: a program may request a type to find out whether the runtime
-        # supports the type.
+        # The refused call breaks no rule: a program may request a type to find out whether the
+        # runtime supports the type.
         raise Refused(Status.NOT_SUPPORTED, f"there are no handles of type {handle_type}")
     return process.setup.visible[device]
 
@@ -190,8 +190,8 @@ def _mem_retain_allocation_handle(process: HipProcess, pointer: int) -> int:
             physical: Physical = piece.source.physical
             physical.references += 1
             return physical.handle
-        # For the address of an allocation, AMD's library crashed before ROCm 7.14. The emulation
-        # refuses the call instead.
+        # Before ROCm 7.14, AMD's library crashed if the address belonged to an allocation. The
+        # emulation refuses the call instead.
         raise Refused(
             Status.INVALID_VALUE,
             f"the memory at {pointer:#x} was made by {piece.origin}",
@@ -224,8 +224,8 @@ def _mem_export_to_shareable_handle(
     physical = find_physical(process, handle)
     if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
         text = (
-            f"handle type {handle_type} must be {physical.handle_type} and not 0, "
-            f"and flags {flags} must be 0"
+            f"the call has handle type {handle_type} and flags {flags}; the flags must be 0, "
+            f"and the memory has handle type {physical.handle_type} (0: no exports)"
         )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:

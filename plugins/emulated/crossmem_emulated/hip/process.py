@@ -64,18 +64,18 @@ class Quirk:
     NO_EXPORT: Final = "no-export"
     """``ipcGetMemHandle`` always fails (AMD's legacy IPC on a kernel without AMD's own driver)."""
     SLOW_OPEN: Final = "slow-open"
-    """Each open of a handle of memory takes half a second longer."""
+    """Opening a handle of memory takes half a second longer."""
     IGNORED_FLAG: Final = "ignored-flag"
-    """An open ignores the flag ``IpcMemLazyEnablePeerAccess``, so the current device gets no access
-    to another device's memory (before ROCm 7.0)."""
+    """Opening a handle ignores the flag ``IpcMemLazyEnablePeerAccess``, so the current device gets
+    no access to another device's memory (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
-    """A handle also opens a later allocation at the same address (before ROCm 7.1)."""
+    """An allocation has the same handle as an earlier one at the same address (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
     """Each export of the same memory returns a new handle (releases of 2025 and 2026)."""
     NEW_ADDRESSES: Final = "new-addresses"
-    """A second open of a handle maps the memory at a new address, as AMD's documents allow."""
+    """Opening a handle again maps the memory at a new address, as AMD's documents allow."""
     FOREIGN_NAMESPACE: Final = "foreign-namespace"
-    """Opens fail as if the exporters were in another pid namespace."""
+    """Opening a handle fails as if the exporter were in another pid namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,10 @@ class Context:
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams that are coupled with ``stream``: each waits for the other's earlier work.
+    """Return the streams that are coupled with ``stream``.
 
-    On each device, the legacy stream and every other blocking stream wait for each other.
+    Coupled streams wait for each other's earlier work. On each device, the legacy stream is coupled
+    with every other blocking stream.
     """
     if not stream.is_blocking:
         return []
@@ -236,7 +237,7 @@ class HipProcess:
         return self.call(Entry(name, name, (), function), [])[0]
 
     def _turn(self, called: Entry) -> threading.RLock:
-        """Return the lock under which a call runs.
+        """Return the lock that a call holds while it runs.
 
         If the parent of a forked child has used the library, the child's calls that need a device
         are refused, except CUDA's ``getDeviceCount``. If the parent has not used the library, the
@@ -286,7 +287,7 @@ class HipProcess:
                 continue
 
     def _check_callback(self, called: Entry) -> None:
-        """Refuse or record the call if a host function of a stream makes it.
+        """Refuse or record a call that is made by a function that a stream runs on the host.
 
         The vendors forbid such calls. The emulation of CUDA refuses them, and the emulation of HIP
         only records them.
@@ -317,7 +318,7 @@ class HipProcess:
         return getattr(self.thread, "fault", None)
 
     def last_error(self, *, is_cleared: bool) -> int:
-        """Return the code of this thread's last failure, or 0. If ``is_cleared``, forget it."""
+        """Return the code of this thread's last failure, or 0. Clear the code if ``is_cleared``."""
         if self.profile.is_hip and not self.setup.visible:
             # If no device is visible, AMD's functions for the last error also fail with this code.
             return int(self.profile.no_device)

@@ -22,12 +22,12 @@ class Pool:
     flags: dict[int, int] = field(default_factory=dict)
     access: dict[int, int] = field(default_factory=dict)
     threshold_nbytes: int = 0
-    """The largest number of unused bytes that the pool keeps after a free."""
+    """The largest number of unused bytes that the pool keeps when an allocation is freed."""
     kept: list[Pages] = field(default_factory=list)
     used_nbytes: int = 0
     """The total requested size of the allocations that are not freed."""
     taken_nbytes: int = 0
-    """The total size of the pages in which the allocations that are not freed lie."""
+    """The total size of the pages of the allocations that are not freed."""
     most_used_nbytes: int = 0
     most_reserved_nbytes: int = 0
 

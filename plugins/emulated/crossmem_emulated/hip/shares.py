@@ -36,14 +36,14 @@ class Import:
     pointer: int
     nbytes: int
     device: int
-    """The current device at the last open."""
+    """The device that was current when this process last opened the memory."""
     context: Context
     record: int
     """The number of the import in the table ``hip_import``."""
     pool: Pool | None = None
     """The pool into which the memory was imported; None if ``ipcOpenMemHandle`` opened it."""
     references: int = 1
-    """The number of opens that are not undone."""
+    """The number of calls that opened the memory and that are not undone yet."""
 
 
 @entry("ipcOpenMemHandle(bytes handle, unsigned int flags=cudaIpcMemLazyEnablePeerAccess)")
@@ -75,7 +75,7 @@ def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
 
 
 def open_share(process: HipProcess, token: bytes, pool: Pool) -> int | None:
-    """Open an allocation that another pool exported, and return its address in this process.
+    """Open an allocation that a pool exported, and return its address in this process.
 
     The allocation becomes memory of ``pool``, the pool that this process imported. If no living
     process exports an allocation with the token ``token``, return None.
@@ -157,7 +157,7 @@ def _find(
 
 
 def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
-    """Return the record of the export that has a token, or None."""
+    """Return the record of the export with a token, or None."""
     columns = ("number", "pages", "owner", "device", "pid", "address", "first", "nbytes")
     row = tables.execute(
         f"SELECT {', '.join(columns)} FROM hip_share WHERE token = ?",  # noqa: S608
@@ -167,7 +167,7 @@ def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
 
 
 def _is_same_place(process: HipProcess, opened: Import, context: Context) -> bool:
-    """Whether an open of the same memory in ``context`` returns the mapping of ``opened``."""
+    """Whether opening the memory of ``opened`` again, in ``context``, returns the same mapping."""
     return not process.profile.has_contexts or opened.context is context
 
 
@@ -249,7 +249,7 @@ def check_from_pool(opened: Import) -> None:
 
 
 def close_once(process: HipProcess, call: str, opened: Import) -> None:
-    """Undo one open of memory. Unmap the memory if all its opens are undone."""
+    """Undo one call that opened memory. Unmap the memory if all such calls are undone."""
     opened.references -= 1
     if not opened.references:
         close_import(process, call, opened)

@@ -38,10 +38,10 @@ CAPTURE_MODES: Final = range(3)
 """The modes of captures and threads. A capture forbids calls that may wait for a device. In mode 0,
 it forbids them to all threads; in mode 1, only to the thread that began the capture; in mode 2, to
 no thread. By default, a thread is in mode 0. A thread in mode 1 obeys only the captures that it
-began. A thread in mode 2 obeys none."""
+began. A thread in mode 2 obeys no capture."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
-"""The lowest and the highest priority of a stream, with AMD (True) and with NVIDIA (False)."""
+"""The lowest and the highest priority of a stream. The key is True for AMD, False for NVIDIA."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class Capture:
     graph: int
     """The handle of the resulting graph."""
     is_broken: bool = False
-    """Whether a refused call has broken the capture. The end of a broken capture fails."""
+    """Whether a refused call has broken the capture. The call that ends a broken capture fails."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +147,7 @@ def finish_device(process: HipProcess, device: int) -> None:
 
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
-    """Discard the pending work that uses memory which the program releases.
+    """Discard the pending work that uses the memory, because the program releases the memory.
 
     Record a violation for each discarded task. ``call`` names the function that releases the
     memory.
@@ -181,9 +181,9 @@ def _check_implicit(process: HipProcess, device: int) -> None:
 
 
 def check_wait(process: HipProcess, stream: Stream) -> None:
-    """Refuse a wait for a stream that is captured, and break the capture.
+    """If the stream is captured, break the capture and refuse to wait for the stream.
 
-    Also refuse a wait for the legacy stream if a blocking stream of its device is captured.
+    For the legacy stream, do the same if a blocking stream of the device is captured.
     """
     if stream.is_legacy:
         _check_implicit(process, stream.device)
@@ -191,7 +191,7 @@ def check_wait(process: HipProcess, stream: Stream) -> None:
 
 
 def check_safe(process: HipProcess) -> None:
-    """Refuse a call that may wait for a device if a capture forbids such calls to this thread.
+    """Refuse the call if a capture forbids this thread to make calls that may wait for a device.
 
     The refused call breaks the capture.
     """

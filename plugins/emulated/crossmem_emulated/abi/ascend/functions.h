@@ -248,7 +248,7 @@ aclError acltdtGetBufChainNum(acltdtBuf headBuf, uint32_t *num);
 aclError acltdtGetBufFromChain(acltdtBuf headBuf, uint32_t index, acltdtBuf *buf);
 
 /* Memory groups: functions of the vendor's runtime. The types to which cfg and attr point differ
- * between versions of the runtime. In each version, the lowest four bits at attr are the rights
- * that the process gets. */
+ * between versions of the runtime. In each version, the lowest four bits of the first 32-bit word
+ * at attr are the rights that the process gets. */
 int32_t rtMemGrpCreate(const char *name, const void *cfg);
 int32_t rtMemGrpAddProc(const char *name, int32_t pid, const void *attr);

@@ -182,5 +182,5 @@ CALLED: Final[Mapping[str, str]] = {
     "rtMemGrpCreate": "c.mem_grp_create",
     "rtMemGrpAddProc": "c.mem_grp_add_proc",
 }
-"""The name of the emulation's function that implements a C function. The key is the C function's
-name. One function of the emulation can implement several C functions."""
+"""The key is the name of a C function. The value is the name of the emulation's function that
+implements the C function. One function of the emulation can implement several C functions."""

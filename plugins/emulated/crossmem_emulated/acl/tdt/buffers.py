@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers, which queues hand over: memory with a length and user data."""
+"""The buffers that queues hand over. A buffer is memory with a length and user data."""
 
 import ctypes
 import hashlib
@@ -84,7 +84,7 @@ def check_unwritten(
 ) -> None:
     """Record a violation if the data of a chain changed after the vendor's router took the data.
 
-    All consumers of routed data share the data, so none of them may write it.
+    All consumers of routed data share the data, so no consumer may write to the data.
     """
     for block in {one.block.number: one.block for one in head.chain}.values():
         query = "SELECT digest FROM acl_block WHERE number = ?"
@@ -153,7 +153,7 @@ def _check_user_data(handle: int, pointer: int, size: int, offset: int) -> None:
     if not handle or not pointer:
         raise Refused(Code.INVALID_PARAM, "the buffer or the address is null")
     if size + offset > _VISIBLE_USER_NBYTES:
-        text = f"{size} bytes at {offset} are beyond the {_VISIBLE_USER_NBYTES} bytes of user data"
+        text = f"{size} bytes at offset {offset} exceed {_VISIBLE_USER_NBYTES} bytes of user data"
         raise Refused(Code.INVALID_PARAM, text, "ACL-B7")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the vendor's implementation of TDT that serves a process, and the process's pool.
+"""Chooses, for each process, the vendor's implementation of TDT and the pool.
 
 A pool contains the queues and buffers of one memory group, for all members of the group. A program
-on the host is in no group: it has a pool of its own on each device.
+on the host is not in a group: the program has a pool of its own on each device.
 """
 
 import os
@@ -75,7 +75,7 @@ def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ())
 
 
 def device_of(process: AclProcess) -> int:
-    """Return the device whose queues a call of this thread uses, by its number in this process."""
+    """Return this process's number for the device whose queues a call of this thread uses."""
     return process.current().device if _processor(process) is Processor.HOST else 0
 
 
@@ -88,8 +88,8 @@ def tables_of(
     Before the yield, release the blocks that this process need not keep. From time to time, also
     free the buffers of dead processes; see ``_recycle``.
 
-    For a call that waits, ``device`` is the result of :func:`device_of` before the wait, because
-    another thread may reset the device during the wait.
+    A function that waits must call :func:`device_of` before the wait and pass the result as
+    ``device``, because another thread may reset the device during the wait.
     """
     device = device_of(process) if device is None else device
     with process.machine.transaction() as tables:
