@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["raise_if_of_handler"]
 
 _VARARGS: Final = 4
-"""The flag in ``co_flags`` of a function with ``*args``: the value of ``inspect.CO_VARARGS``."""
+"""The bit ``inspect.CO_VARARGS``. It is set in ``co_flags`` if a function has ``*args``."""
 
 
 def raise_if_of_handler(error: BaseException) -> None:

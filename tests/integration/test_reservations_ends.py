@@ -337,7 +337,7 @@ def test_a_message_that_never_fits_is_refused_at_once(start_peer: "StartPeer") -
     start = time.monotonic()
 
     for one in (exporter, sender):
-        with pytest.raises(crossmem.BusyError, match="3 handles at once; at most 2 are allowed"):
+        with pytest.raises(crossmem.BusyError, match="makes 3 reservations; at most 2 are allowed"):
             one.call(reservation_actions.put, names)
 
     assert time.monotonic() - start < 20

@@ -90,7 +90,7 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
         ``"crossmem"``: ``share(copy=True)`` and ``receive``. ``"mp"``: one process creates
         and fills a segment of ``multiprocessing.shared_memory``, and the other process attaches it.
         ``"ray"``: one actor calls ``put``, and another actor calls ``get``. ``"torch"``:
-        ``torch.multiprocessing`` sends tensors that already lie in shared memory, without a copy.
+        the tensors already lie in shared memory, so ``torch.multiprocessing`` copies no data.
     nbytes, arrays
         Size of the dict in bytes, and its number of arrays.
     rounds
@@ -99,7 +99,8 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
     Returns
     -------
     dict
-        Lists of times, from the first call in the sender until the reader has read every page.
+        Lists of times. Each time begins before the first call in the sender, and ends when the
+        reader has read every page.
         ``"cold"``: the time of the first copy. ``"warm"``: the times of the repetitions.
     """
     if kind == "ray":

@@ -2,12 +2,13 @@
 """The jobs that run for every peer.
 
 A job is a pair of functions: one runs in the producer, the other at the same time in the consumer.
-The two processes communicate over a channel. The process that performs an operation times it, in
-seconds. The job ``"check"`` returns no times: it checks that both processes share the memory.
+The two processes communicate over a channel. Each process measures the seconds that its own
+operations take. The job ``"check"`` returns no times: it checks that both processes share the
+memory.
 
 The producer sends a token for each allocation: the bytes by which the consumer finds the memory.
-Only the time ``"total"`` of the job ``"life"`` and the time of the job ``"churn"`` include this
-transfer and the consumer's reply. All peers transfer the token in the same way.
+All peers transfer the token in the same way. Only two times include this transfer and the
+consumer's reply: the time ``"total"`` of the job ``"life"``, and the time of the job ``"churn"``.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ class Context:
     Parameters
     ----------
     peer
-        The peer's object in this process.
+        The object of the peer's class that this process has made.
     channel
         The channel to the other process.
     kept
@@ -150,7 +151,7 @@ def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any
     """Do each step for all allocations before the next step. Return each step's mean time.
 
     Some peers delay work, and do the work of many allocations in a single call. The mean over all
-    calls includes this work. The median of the calls would not.
+    calls includes the time of this work. The median would not include it.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

@@ -36,9 +36,9 @@ def make_tables(report: Report) -> list[Table]:
         title = f"One allocation of {size_name(nbytes)} at a time, µs"
         tables.append(_peers(report, title, "life", _LIFE_METRICS, _LIFE_HEADS, nbytes=nbytes))
     count = report.settings["plan"]["batch"]
-    held = f"{count} blocks of 4 KiB at once: each step runs for all before the next step, µs each"
+    held = f"{count} blocks of 4 KiB at once: first create all, then export all, ...; µs per block"
     tables += [
-        _peers(report, "Churn of 4 KiB, µs each, with the round trip", "churn", ("each",)),
+        _peers(report, "Churn of 4 KiB, µs per block, round trip included", "churn", ("each",)),
         _peers(report, held, "held", _LIFE_METRICS[:-1], _LIFE_HEADS[:-1]),
         *(
             _peers(
@@ -52,7 +52,7 @@ def make_tables(report: Report) -> list[Table]:
         ),
     ]
     for title, section in (
-        ("Many imports, µs each", "batch"),
+        ("Many imports, µs per import", "batch"),
         ("Repeats and parts, µs", "repeats"),
         ("Bandwidth through NumPy", "bandwidth"),
         ("Scale", "scale"),
@@ -99,7 +99,7 @@ def _peers(
 
 
 def _copies(report: Report) -> Table:
-    """Return the table of the times in which a dict of arrays is shared with a copy and read."""
+    """Return the table of the times to share a dict of arrays and read it in another process."""
     found = [row for row in report.rows if row.section == "copies"]
     sizes = sorted({row.nbytes for row in found if row.nbytes})
     columns = [(nbytes, metric) for nbytes in sizes for metric in ("cold", "warm")]
@@ -110,7 +110,7 @@ def _copies(report: Report) -> Table:
     for title, reason in report.absent.items() if found else ():
         rows.append((title, reason, *[""] * (len(columns) - 1)))
     heads = [f"{size_name(nbytes)}\n{metric}" for nbytes, metric in columns]
-    return Table("Share a dict of arrays with a copy, ms", ("", *heads), tuple(rows))
+    return Table("Share a dict of arrays and read it, ms", ("", *heads), tuple(rows))
 
 
 def _list(report: Report, title: str, section: str) -> Table:

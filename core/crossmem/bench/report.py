@@ -98,8 +98,9 @@ class Report:
     settings
         Device, CPUs and plan of this run.
     absent
-        The ways to share a dict that were not measured, because their package is missing. The key
-        is the way's title. The value, ``"not installed"``, appears in the table instead of times.
+        The ways of sharing that were not measured, because their package is missing. Each way
+        shares a dict of arrays. The key is the way's title. The value, ``"not installed"``, appears
+        in the table instead of times.
     peers
         Title, version and state of each peer. The key is the peer's name. The state is
         ``"measured"``, ``"not installed"`` or ``"failed"``.

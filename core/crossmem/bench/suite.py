@@ -87,8 +87,8 @@ class Suite:
                 self.note(f"{name}: {reason}")
 
     def __enter__(self) -> Self:
-        # The benchmark has its own run directory, so that other programs of this user that use
-        # crossmem do not disturb the measurements.
+        # Other programs of this user may use crossmem. The benchmark has its own run directory, so
+        # that they do not disturb the measurements.
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cmb"))
         os.chmod(folder, 0o700)  # noqa: PTH101
         self.folder = folder
@@ -219,7 +219,10 @@ class Suite:
         return False
 
     def _life(self, nbytes: int) -> None:
-        """Measure lifetimes of allocations, from create to free, one after another."""
+        """Measure the steps in the life of an allocation, from create to free.
+
+        Each allocation is freed before the next is created.
+        """
         plan, size = self.plan, size_name(nbytes)
         self.say(f"allocations of {size}, from create to free")
         peers = [peer for peer in self._peers if self._room(peer, nbytes)]
@@ -251,7 +254,7 @@ class Suite:
         allocations are alive at once.
         """
         plan = self.plan
-        self.say(f"{plan.batch} allocations, one after another and all at once")
+        self.say(f"{plan.batch} allocations of 4 KiB")
         rounds: dict[tuple[str, str, str], list[float]] = {}
         arguments: dict[str, Any] = {"nbytes": 4 * KIB, "count": plan.batch}
         for turn in self._turns(plan.batch_rounds):

@@ -39,7 +39,9 @@ def _trees(suite: Suite) -> None:
         suite.say(f"{plan.tensors} tensors, {size_name(size)} in all, {kind}")
         # PyTorch briefly has two copies of the tensors, so free memory for one copy is not enough.
         if available_nbytes() < 3 * size:
-            suite.note(f"trees of {size_name(size)} by {kind} were not measured: too little memory")
+            suite.note(
+                f"trees with {kind} were not measured: too little memory for {size_name(size)}"
+            )
             continue
         found = run_case(
             suite,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a brief run: crossmem beside the other peers, with ratios but without targets."""
+"""The table of a brief run: the times of each measured peer, and ratios. It has no targets."""
 
 from dataclasses import dataclass
 from typing import Final

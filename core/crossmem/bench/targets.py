@@ -30,7 +30,11 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 
 def compute_targets(report: Report) -> list[Target]:
-    """Return every target with its result in a report."""
+    """Return every target with its result in a report.
+
+    If a target's name is "A, against B", the result is the figure of A divided by the figure of B.
+    If the name is "A, faster than B by", the result is the time of B divided by the time of A.
+    """
     return [
         *_life(report),
         *_pools(report),
@@ -106,7 +110,7 @@ def _pools(report: Report) -> Iterator[Target]:
     many, one = (
         report.value("rows", "pool", f"free, {importers} importers") for importers in (64, 1)
     )
-    yield Target("free of a block, 64 importers, against one importer", _ratio(many, one), 8.0)
+    yield Target("freeing a block, 64 importers, against one importer", _ratio(many, one), 8.0)
 
 
 def _repeats(report: Report) -> Iterator[Target]:

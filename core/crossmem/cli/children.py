@@ -78,7 +78,7 @@ class Child:
         return message
 
     def check(self) -> None:
-        """Raise if the process is dead or failed. Call this while no message is expected.
+        """Raise if the process died or reported a failure. Call this while no message is expected.
 
         Raises
         ------
@@ -176,7 +176,7 @@ def gather(
     Raises
     ------
     ConsumerError, CrossmemError
-        A child is dead or failed, or ``timeout`` has passed.
+        A child died, a child reported a failure, or ``timeout`` has passed.
     """
     deadline = time.monotonic() + timeout
     # The annotation of multiprocessing's wait() allows results of other types than Connection, so

@@ -35,7 +35,7 @@ class Order:
         ``"digest"``: compute the digest of each chunk and reply at the end. ``"time"``: reply to
         each chunk with the seconds since its put.
     timeout
-        The most seconds that the secondary waits in ``open_queue``, and for each chunk.
+        The timeout in seconds of ``open_queue``, and of the receipt of each chunk.
     """
 
     handle: bytes | None
@@ -65,7 +65,7 @@ class _Chunk:
 
 
 def be_secondary(connection: Connection, device: str, other: Any) -> None:
-    """Receive each stream that the parent orders, until the parent closes the pipe.
+    """Receive one stream of chunks for each order, until the parent closes the pipe.
 
     The secondary sends :class:`Ready` when the backend is loaded. For each :class:`Order`, it sends
     :class:`Ready` when it can receive chunks. Then it sends the replies that the order requests.
@@ -85,7 +85,7 @@ def be_secondary(connection: Connection, device: str, other: Any) -> None:
 def _be_secondary(connection: Connection, device: str, other: Any) -> None:
     import crossmem
 
-    # The backend is loaded now, before the time of the stream begins.
+    # The backend is loaded now, so that no measured time of a stream includes the loading.
     crossmem.device(device)
     connection.send(Ready())
     while True:

@@ -30,11 +30,12 @@ from crossmem.errors import DriverError
 __all__ = ["MAX_SECONDARIES", "QueueDemo"]
 
 MAX_SECONDARIES: Final = 64
-"""The largest number of secondaries. It is the largest number of consumers of a queue."""
+"""The largest number of secondaries. Each secondary is a consumer, and a queue of crossmem can have
+up to 64 consumers."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""The prefetch of the queue. Two secondaries can together hold all ``_DEPTH`` buffers. So with two
-or more secondaries, at least one secondary always has room for a chunk in the queue."""
+"""The prefetch of the queue. Two secondaries can together hold all ``_DEPTH`` buffers. So if there
+are two or more secondaries, and the queue contains a chunk, a secondary has room for the chunk."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8

@@ -220,7 +220,7 @@ def _barrier_rows(report: BarrierReport) -> list[tuple[str, str]]:
 
 _LEASE_ENDS: Final[Mapping[str, str]] = {
     "process": "the importer's process",
-    "process-if-visible": "the importer's process; the connection, if that process is not visible",
+    "process-if-visible": "the importer's process if it is visible, else the connection",
     "connection": "the importer's connection",
 }
 

@@ -35,7 +35,8 @@ class Interrupts:
     Parameters
     ----------
     number
-        Number of the place, from 1. With fewer counted places, nothing is raised.
+        Number of the place. The first counted place has the number 1. If the block reaches fewer
+        counted places, nothing is raised.
     counts
         A function that is called with the file of each frame on the stack. It returns True for a
         file under test, False for a file whose calls must not be interrupted, and None for other
@@ -68,9 +69,10 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         # CPython calls the handler, min(), with the signal's number and the frame. min() calls the
-        # key with each of them, and compares the results. If the second result is an ``_Again``,
-        # the comparison triggers the next signal. Only the key is Python code. No signal is pending
-        # while the key runs, so the handler does not interrupt the key.
+        # function _step() with each of them, and compares the results. If the second result is an
+        # ``_Again``, the comparison triggers the next signal. In the handler, only _step() and the
+        # functions that it calls are Python code. No signal is pending while _step() runs, so the
+        # handler does not interrupt it.
         handler: Any = partial(min, key=self._step)
         # No function is traced in this block, because CPython 3.11 would run the handler for ever
         # at one place of a traced function.

@@ -35,8 +35,8 @@ class SharingMachine(RuleBasedStateMachine):
     start
         A function that starts a peer.
     peers
-        The other two processes, by number, shared by all examples of Hypothesis. A killed peer is
-        replaced.
+        The other two processes. The key is the number of the process. All examples of Hypothesis
+        use the same dict. A killed peer is replaced.
     """
 
     start: ClassVar[Callable[[], Peer]]
@@ -270,7 +270,10 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.entries and not self.has_killed)
     @rule(place=st.sampled_from(PLACES[1:]))
     def kill(self, place: int) -> None:
-        """Kill a peer: its memory loses its owner, and its holds end. Start another peer."""
+        """Kill a peer, and start a new peer.
+
+        The holds of the killed peer end, and its memory has no owner any more.
+        """
         self.has_killed = True  # one kill in an example, because a new process starts slowly
         self.peers[place].kill()
         self.peers[place].destroy()

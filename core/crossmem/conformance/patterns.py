@@ -25,7 +25,7 @@ def pattern(nbytes: int, seed: int) -> bytes:
 
 
 def reforged(blob: bytes, *, part: tuple[int, int] | None = None, clear_flags: int = 0) -> bytes:
-    """Return a handle's bytes with another part or fewer flags, and a valid checksum."""
+    """Replace the part of a handle, or clear flags. Return its bytes, with a valid checksum."""
     magic, version, flags, total, _ = _HEADER.unpack_from(blob)
     body = blob[_HEADER.size :]
     if part is not None:

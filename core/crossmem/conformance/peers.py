@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that execute a test's requests within time limits.
 
-A :class:`Peer` is a new interpreter, or a fork of an interpreter that has imported but not used
-crossmem. A peer calls module-level functions, mostly those of :mod:`crossmem.conformance.actions`,
+A :class:`Peer` is a new interpreter, or the fork of a server that has imported crossmem, but never
+used it. A peer calls module-level functions, mostly those of :mod:`crossmem.conformance.actions`,
 one after the other in its main thread, and sends back their results or exceptions.
 """
 
@@ -214,7 +214,7 @@ class Peer:
         function
             The function. The peer imports the function's module.
         within
-            Time limit, in seconds. A call that exceeds it by ``GRACE_S`` seconds ends the peer.
+            Time limit, in seconds. If the call takes ``GRACE_S`` seconds longer, the peer ends.
         """
         return self.start(function, *args, within=within, **kwargs).result()
 

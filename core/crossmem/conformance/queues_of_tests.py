@@ -131,7 +131,7 @@ def read_item(buffer: crossmem.SharedBuffer) -> Item:
     """Check the data of the item in a buffer, and return the item."""
     label = user_data_of(buffer, _LABEL.size)
 
-    assert len(label) == _LABEL.size, f"the buffer has no item, but the user data {label!r}"
+    assert len(label) == _LABEL.size, f"the buffer has no item; its user data is {label!r}"
 
     who, number = _LABEL.unpack(label)
     data = buffer.read(buffer.data_length)
@@ -236,7 +236,7 @@ def disable_polling() -> None:
 
 
 def scribble(name: str, seed: int) -> None:
-    """Write rubbish into the ring and the place of a queue that belong to this process."""
+    """Write rubbish into the ring and the place that this process has in a queue."""
     chosen = random.Random(seed)
     record = actions.objects[name]._record
     for place in filter(None, (record.producer, record.consumer)):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C7 and C8: a process opens imported memory once at the vendor, and never its own memory."""
+"""Laws C7 and C8: how often a process calls the vendor to open memory.
+
+For imported memory, the process makes one such call. For its own memory, it makes none.
+"""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requirements of laws C14 and C27 on drivers."""
+"""What laws C14 and C27 require of drivers."""
 
 from typing import Final
 
@@ -31,8 +31,9 @@ def test_c14_a_driver_refuses_exports_that_do_not_fit(
     before = importer.call(actions.state)
     changes = list(probes.CHANGES)
     if actions.vendor_violations() is not None:
-        # With this change, the driver passes a pipe to the vendor, which refuses the pipe. A strict
-        # emulation records the refusal as a breach of the vendor's rules.
+        # If an export has a pipe in place of a descriptor, the driver passes the pipe to the
+        # vendor, which refuses the pipe. A strict emulation records the refusal as a breach of the
+        # vendor's rules.
         changes.remove("a pipe for a descriptor")
     if not capabilities.host_visible:
         # Not every vendor tells the size of imported device memory, so the driver may be unable to

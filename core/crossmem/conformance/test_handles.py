@@ -180,7 +180,7 @@ def test_c05_handles_of_live_allocations_lead_each_to_its_own(
 
 
 def test_c05_two_exporters_never_make_the_same_handle(fresh_peer: FreshPeer, peer: Peer) -> None:
-    # The two exporters number their allocations from 1, and may use the same addresses.
+    # In both exporters, the next allocation has the number 1. Their addresses can be equal, too.
     one, two = fresh_peer(), fresh_peer()
     for each in (one, two):
         each.call(actions.number_from, 1)

@@ -163,7 +163,8 @@ def test_c20_a_process_exits_with_buffers_in_hand(
     owner = fresh_peer(CROSSMEM_EXIT_WAIT="0.1")
     for role in ROLES:
         leaving.call(queues.open_, role, queues.handle_of(queue, role))
-    # The leaving process puts no item: a vendor's queue loses unread items of an ended producer.
+    # The leaving process puts no item, because a vendor's queue loses a producer's unread items
+    # when the producer ends.
     queues.put(queue, range(2))
     leaving.call(queues.allocate, "produce", "own")
     leaving.call(queues.take, "consume", "buffer")

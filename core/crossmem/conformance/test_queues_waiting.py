@@ -140,9 +140,9 @@ def test_q10_a_drop_makes_room_for_items_that_wait(
     if reads == "before":
         assert sleeper.call(queues.get, "queue").number == 0
         # The owner hands out item 1. An allocation below drops item 1 before the consumer reads.
-        assert settle(lambda: [] if queue.stats().waiting == 2 else ["not 2 items wait"]) == []
+        assert settle(lambda: [] if queue.stats().waiting == 2 else ["2 items should wait"]) == []
     left = [2, 3] if reads == "before" else [1, 2, 3]
-    # The last of these allocations drops the oldest item. No later put can wake the owner.
+    # The last of these allocations drops the oldest item. There is no later put to wake the owner.
     for buffer in [queue.allocate() for _ in range(4 - len(left))]:
         buffer.release()
     answer = sleeper.start(queues.get_each, "queue", len(left))

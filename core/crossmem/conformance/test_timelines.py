@@ -221,10 +221,10 @@ def test_l01_a_value_that_was_issued_is_not_issued_again(
 
 
 def _share_work(timeline: crossmem.Timeline, stream: Any, peer: Peer) -> crossmem.Timeline:
-    """Share a timeline, and the memory that the work writes, with a peer. Return the timeline.
+    """Let a peer open a timeline, and attach memory for the work of a stream. Return the timeline.
 
-    The peer also gets a stream, and memory for a copy. The peer's objects have the names
-    ``"timeline"``, ``"work"``, ``"stream"`` and ``"copy"``.
+    The work writes this memory. The peer also gets a stream, and memory for a copy. The peer's
+    objects have the names ``"timeline"``, ``"work"``, ``"stream"`` and ``"copy"``.
     """
     actions.objects["stream"] = stream
     peer.call(streams.open_, "timeline", timeline.export().to_bytes())

@@ -81,8 +81,8 @@ class Leased:
     """The table in which the importer holds the export. ``OwnerConnection.request`` sets it. None
     for a raw handle."""
     is_recorded: bool = False
-    """Whether the record of an import owns this lease, and so ends the hold. If not, the caller of
-    ``request`` must end the hold."""
+    """Whether the record of an import owns this lease. If so, the record ends the hold. If not, the
+    caller of ``request`` must end the hold."""
 
     def close_descriptors(self) -> None:
         """Close the descriptors that no import owns. An interrupted call can be repeated."""
@@ -93,7 +93,7 @@ class Leased:
 
 
 class LateReplies:
-    """The replies that have not arrived yet, by the numbers of their requests."""
+    """The replies that have not arrived yet. A reply has the number of its request."""
 
     def __init__(self) -> None:
         self._pages: dict[int, int] = {}
@@ -170,7 +170,7 @@ def receive_reply(
     expected
         The expected replies: this reply, and late replies that may arrive before it.
     descriptors
-        Receives the descriptors of the reply, even if this function raises.
+        A list. This function appends the descriptors of the reply, even if it raises.
 
     Raises
     ------

@@ -28,7 +28,7 @@ _NOTHING: Final = bytes(4)
 class InFlight:
     """Counts the descriptors that were sent to processes of other users.
 
-    Only the server's thread calls the methods, except :meth:`abandon`.
+    Threads other than the server's thread call only :meth:`abandon`.
 
     Parameters
     ----------

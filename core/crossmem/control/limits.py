@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors for a process at a limit: on descriptors, on threads, or on the sizes of files."""
+"""The errors for a process that has reached a limit on descriptors, threads or file sizes."""
 
 import errno
 from collections.abc import Iterator

@@ -133,7 +133,10 @@ class Link:
         return True
 
     def send(self, message: bytes, deadline: Deadline) -> None:
-        """Send a message. Wait for room in the socket until the deadline, while the owner lives."""
+        """Send a message.
+
+        If the socket has no room, wait until it has room, the owner dies or the deadline passes.
+        """
         while True:
             try:
                 self._socket.send(message)
@@ -145,7 +148,7 @@ class Link:
                 return
 
     def wait_for_room(self, deadline: Deadline) -> None:
-        """Wait until a message can be sent, while the owner lives."""
+        """Wait until a message can be sent, the owner dies or the deadline passes."""
         if self.is_broken:
             raise EOFError
         writable = select.poll()
@@ -155,7 +158,7 @@ class Link:
         self._wait(writable, deadline)
 
     def receive(self, deadline: Deadline) -> tuple[bytes, list[int]]:
-        """Wait for one message while the owner lives.
+        """Receive one message. Wait until it arrives, the owner dies or the deadline passes.
 
         Returns
         -------
@@ -198,9 +201,9 @@ class Link:
                 # this thread took the message out, the kernel would close the remaining descriptors
                 # in this thread, and closing them may block.
                 raise no_descriptors("recvmsg")
-            # This read takes the message out of the socket, and the kernel drops the message's
-            # references to the files. The read cannot block, because this process has the files
-            # open.
+            # This read takes the message out of the socket. The kernel then drops the message's
+            # references to open files. The read cannot block, because no such reference is a file's
+            # last one: this process has just received descriptors of the same files.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:
@@ -244,8 +247,8 @@ class Link:
         if not is_right_user or (is_visible and pid != owner.pid):
             raise_if_dead(owner, this, _DYING_S)
             msg = (
-                f"the address of process {owner.pid} of user {owner.uid} is held by process {pid} "
-                f"of user {uid}"
+                f"process {pid} (user {uid}) holds the address of process {owner.pid} "
+                f"(user {owner.uid})"
             )
             hint = "end the process that holds the address, or use the exporter's CROSSMEM_RUN_DIR"
             raise AccessDeniedError(msg, hint=hint)

@@ -120,7 +120,7 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def own_uid() -> int | None:
-    """Return this process's effective uid; None if the kernel shows other users with the same uid.
+    """Return this process's effective uid; None if other users appear to have the same uid.
 
     In that case, no peer can be recognised as a process of the same user.
     """
@@ -131,8 +131,8 @@ def own_uid() -> int | None:
 def is_anybody(uid: int) -> bool:
     """Whether a uid is the overflow uid of a user namespace that does not map all users.
 
-    The kernel shows all unmapped users with this uid, so they cannot be distinguished from a mapped
-    user with the same uid.
+    The kernel reports this uid for every unmapped user. So an unmapped user cannot be distinguished
+    from a mapped user that has the same uid.
     """
     try:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
@@ -219,9 +219,10 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     start_time
         Start time of the expected process, in clock ticks after boot.
     dying_s
-        Longest wait, in seconds, for the death of a process that ``/proc`` does not show or shows
-        as a zombie. If the first thread of a killed process ends before its other threads,
-        ``/proc`` shows a zombie, but the pidfd does not report the death yet.
+        If ``/proc`` does not show the process, or shows a zombie, this function waits up to this
+        number of seconds for the death of the process. If the first thread of a killed process ends
+        before its other threads, ``/proc`` shows a zombie, but the pidfd does not report the death
+        yet.
 
     Returns
     -------

@@ -16,8 +16,8 @@ from crossmem.models import ShareableHandle
 __all__ = ["Allow", "Export", "Unit"]
 
 _ALIKE: Final = (
-    "its user has no number of its own in the owner's user namespace; map the users of "
-    "owner and importer there (unshare --map-current-user)"
+    "its user has no number of its own in the owner's user namespace; map both users in it "
+    "(unshare --map-current-user)"
 )
 
 
@@ -28,11 +28,11 @@ class Allow:
     Parameters
     ----------
     pids
-        Only these processes, by their pids as this process sees them. None: any.
+        The pids of the admitted processes, as this process sees the pids. None: any process.
     uids
-        These users in addition to the exporter's own, by their numbers in the exporter's user
-        namespace. None: only the exporter's own. A user without a number in that namespace cannot
-        be admitted.
+        The numbers of the users that are admitted in addition to the exporter's own user. The
+        numbers are those of the exporter's user namespace. None: only the exporter's own user. A
+        user without a number in that namespace cannot be admitted.
     """
 
     pids: Collection[int] | None = None
@@ -95,12 +95,13 @@ class Unit:
     leases: dict[int, Any] = field(default_factory=dict)
     """The leases that no row records, by their numbers. Only the lease table changes this dict."""
     pins: int = 0
-    """Number of exports of the memory in unsent replies. The owner frees the memory only at 0."""
+    """Number of grants of the memory in unsent replies. The owner frees the memory only when this
+    number is 0."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder or a reservation."""
     is_retired: bool = False
     was_granted: bool = False
-    """Whether an export of the memory was ever granted, so that a row may hold the memory."""
+    """Whether an export of the memory was ever granted. If so, a row may hold the memory."""
     is_sealed: bool = False
     """Whether the slots of the memory have new generations that no importer knows, so that no new
     hold can begin."""
@@ -123,7 +124,7 @@ class Export:
     slot: Slot | None = None
     """The slot of the export; None before the first grant and after the end of the export."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
-    """The words of each row whose process was granted this export. The key is the row."""
+    """The words of the row of each process that was granted this export. The key is the row."""
     since: dict[Any, float] = field(default_factory=dict)
     """The time of each grant. The entry is removed when this process sees the end of the lease. The
     key is the row."""
@@ -134,7 +135,7 @@ class Export:
     """Whether this is the export of a pool's whole memory. Its importers must be processes whose
     death the kernel reports."""
     is_exclusive: bool = False
-    """Whether only one process at a time may hold the export, such as a ring of a queue."""
+    """Whether only one process at a time may hold the export. An example is a ring of a queue."""
     on_death: Callable[[], object] | None = None
     """Called after the death of a process that was granted the export. Any thread may call it, and
     holds no lock during the call."""

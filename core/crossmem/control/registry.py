@@ -102,7 +102,7 @@ class LeaseRegistry:
         Parameters
         ----------
         reservation
-            The number of the reservation that came with the handle in a message; 0 without one.
+            The number of the reservation that came with the handle in a message; 0 if none came.
         leases
             Receives the number of the lease. The key is the core of the handle.
         """
@@ -123,7 +123,7 @@ class LeaseRegistry:
             return refusal
 
     def refusal_of(self, handle: ShareableHandle) -> Refusal | None:
-        """Return the refusal of a lease on an export of this process; None if it is possible."""
+        """Return the refusal of a lease on this process's export; None if a lease is possible."""
         with self.lock:
             return self.exports.refusal(handle.allocation, handle.export)
 
@@ -170,9 +170,9 @@ class LeaseRegistry:
         return None
 
     def release_mine(self, numbers: Sequence[int]) -> None:
-        """End this process's leases on its own memory, and reservations of messages, by number.
+        """End the leases and the reservations with these numbers. A second call does nothing.
 
-        A second call does nothing.
+        The leases are this process's leases on its own memory.
         """
         self.end(numbers)
         self.tell()
@@ -287,7 +287,7 @@ class LeaseRegistry:
         Returns
         -------
         Holder or None
-            The former holder, None if nothing was transferred.
+            The former holder, or None if nothing was transferred.
         """
         with self.lock:
             handle = export.handle
@@ -346,13 +346,13 @@ class LeaseRegistry:
     # Methods whose caller holds the lock ---------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
-        """Whether a reservation is for an export or, if that is an arena, for one of its blocks."""
+        """Whether a reservation is for an export or for a block in it. Only an arena has blocks."""
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
 
     def forget(self, unit: Unit) -> None:
-        """Remove the exports of memory without holders."""
+        """Remove the exports of memory that has no holder."""
         self._ends.forget(unit)
 
     def reserve(self, export: Export, holder: Holder, number: int) -> None:
@@ -389,8 +389,8 @@ class LeaseRegistry:
         try:
             is_idle = unit.is_retired and not unit.is_kept and rows.seal(unit)
         except DriverError:
-            # The barrier failed. ``on_idle`` still queues the memory for another attempt to retire
-            # it. If the barrier fails again, that attempt reports the error.
+            # The barrier failed. The memory counts as idle nevertheless, so that ``on_idle`` queues
+            # it for another attempt. If the barrier fails again, that attempt reports the error.
             is_idle = True
         else:
             if is_idle:

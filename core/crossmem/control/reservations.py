@@ -17,12 +17,12 @@ def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> R
     limit
         Largest number of exports that the messages of one process may reserve.
     following
-        Number of exports in later requests of the same message.
+        Number of exports that later requests of the same message will reserve.
     """
     if len(holder.messages) + count + following <= limit:
         return None
     if count + following > limit:
-        reason = f"{count + following} handles at once; at most {limit} are allowed"
+        reason = f"one message makes {count + following} reservations; at most {limit} are allowed"
         return Refusal(Status.TOO_MANY, reason)
     who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
     reason = (

@@ -105,7 +105,8 @@ class TracingDriver(Driver):
     def _note(self, method: str, *rules: tuple[bool, str]) -> None:
         """Count a call, and record each rule that the call breaks. The caller holds ``_lock``.
 
-        A rule is a pair: whether the call breaks the rule, and the text for the violation.
+        Each item of ``rules`` says whether the call breaks one rule, and contains the text for the
+        violation.
         """
         self.calls[method] += 1
         if held := forbidden_ranks():

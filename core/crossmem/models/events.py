@@ -23,9 +23,9 @@ class EventKind(StrEnum):
     LEASED = "leased"
     """The lease server granted a lease to another process."""
     LEASE_ENDED = "lease-ended"
-    """A holder ended its lease. The exporter emits the event later: when it releases the memory or
-    the withdrawn export, when it lists its exports, or when it sees that the former holder has
-    died."""
+    """A holder ended its lease. The exporter emits the event later, in one of these cases: it
+    releases the memory, it releases an export that was withdrawn, it lists its exports, or it sees
+    that the former holder has died."""
     LEASE_LOST = "lease-lost"
     """A lease ended because its holder died. If the exporter has no pidfd of the holder, the end of
     the holder's last connection counts as the holder's death."""
@@ -50,7 +50,7 @@ class EventKind(StrEnum):
     DENIED = "denied"
     """A process requested memory that it may not import."""
     RECLAIMED = "reclaimed"
-    """Freed blocks of a pool can be allocated again; ``detail`` says how many blocks."""
+    """Freed blocks of a pool became available for new allocations. ``detail`` says how many."""
     FREED = "freed"
     """The driver has freed an allocation of this process."""
     GIVEN_UP = "given-up"
@@ -68,7 +68,7 @@ class Event:
     backend, device
         Backend name and device identity.
     allocation
-        Number of the allocation in its owner.
+        The number that the owner gave the allocation.
     nbytes
         Requested size in bytes.
     owner_pid

@@ -22,9 +22,9 @@ _ENVELOPE: Final = Envelope(b"XMQU", 1, "a queue", "queue.export(role=...)", "op
 class QueueHandle:
     """An immutable name for a role in a queue, valid in any process of the queue's host.
 
-    :meth:`crossmem.Queue.export` makes the handle. Send the handle as :meth:`to_bytes` or by
-    pickling. A process that has the handle and passes the owner's access check can take the role,
-    so treat the bytes as a credential.
+    :meth:`crossmem.Queue.export` makes the handle. Send the bytes that :meth:`to_bytes` returns, or
+    pickle the handle. A process that has the handle and passes the owner's access check can take
+    the role, so treat the bytes as a credential.
 
     Attributes
     ----------

@@ -108,8 +108,9 @@ class Offer:
             return self._probed()
 
     def require(self, runtime: str | None) -> None:
-        """Raise if the backend is unusable on this machine, or does not have the given runtime.
+        """Raise if the backend does not have the given runtime.
 
+        If ``runtime`` is None, call the probe; raise if the backend is unusable on this machine.
         If a runtime is named, the probe is not called; see :meth:`Registry.require`.
         """
         with self._lock:
@@ -174,7 +175,7 @@ class Offer:
         if runtime is not None:
             if runtime not in backend.runtimes:
                 choices = ", ".join(map(repr, backend.runtimes))
-                allowed = f"known are {choices}" if choices else "it has no choice of runtimes"
+                allowed = f"it has only {choices}" if choices else "it has no choice of runtimes"
                 msg = f"backend {backend.name!r} has no runtime {shorten(runtime, 40)}"
                 raise ConfigurationError(f"{msg}; {clause(allowed, 90)}", backend=backend.name)
         elif not (availability := self._probed()).available:

@@ -134,7 +134,7 @@ class Registry:
         with PLUGINS, self._lock:
             if self._catalog is None:
                 if self._discovering:
-                    msg = "a plugin called crossmem while plugins were being discovered"
+                    msg = "a plugin used crossmem while plugins were being discovered"
                     raise ConfigurationError(msg)
                 self._discovering = True
                 try:
@@ -174,7 +174,7 @@ class Registry:
         return tuple(sorted(self._discovered().offers))
 
     def backends(self) -> tuple[Backend, ...]:
-        """Return the backends with exactly one faultless offer, sorted by name."""
+        """Return the backends of which exactly one offer has no fault, sorted by name."""
         catalog = self._discovered()
         found = ((name, catalog.contenders(name)) for name in self.names())
         return tuple(offers[0].backend for _, offers in found if len(offers) == 1)
@@ -223,7 +223,7 @@ class Registry:
         BackendNotFoundError
             No plugin offers the backend.
         BackendUnavailableError
-            As for :meth:`backend`, and if the backend cannot be used on this machine.
+            The backend is unusable on this machine, or :meth:`backend` raises this error.
         ConfigurationError
             The backend has no runtime with that name.
         """
@@ -239,15 +239,15 @@ class Registry:
         name
             Name of the backend.
         runtime
-            The runtime of the backend; None: the result of :meth:`runtime_of`. A registry has one
-            driver for each backend and runtime.
+            The runtime of the backend; None: the runtime that :meth:`runtime_of` returns. A
+            registry has one driver for each pair of a backend and a runtime.
 
         Raises
         ------
         BackendNotFoundError, ConfigurationError
             As for :meth:`require`.
         BackendUnavailableError
-            As for :meth:`require`, and if the driver cannot be loaded. The next call tries again.
+            Loading the driver fails, or :meth:`require` raises this error. Each call tries again.
         """
         return self._offer(name).driver(runtime or self.runtime_of(name), lambda: self._wrappers)
 
@@ -286,8 +286,8 @@ class Registry:
         Raises
         ------
         CrossmemError
-            No plugin answers, or the answer is not an ``Emulation``. A BackendNotFoundError is
-            raised only if no plugin raises another CrossmemError.
+            No plugin answers, or the answer is not an ``Emulation``. A BackendNotFoundError of a
+            plugin is raised only if no plugin raises a CrossmemError of another type.
         """
         with PLUGINS:
             from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed only here
@@ -336,7 +336,7 @@ class Registry:
         if contenders:
             blocks = " or ".join(sorted(offer.info.qualified for offer in contenders))
             msg = f"backend {name!r} is {clause(conflict(contenders))}"
-            hint = f"set {_DISABLE} to the plugin to leave out: {clause(blocks)}"
+            hint = f"set {_DISABLE} to the unwanted plugin: {clause(blocks)}"
         elif offers:
             msg = f"backend {name!r} of plugin {offers[0].info} is {offers[0].problem}"
             hint = "install matching versions of crossmem and of the plugin"
@@ -355,7 +355,7 @@ class Registry:
         raise BackendUnavailableError(clause(msg, 200), hint=hint, backend=name)
 
     def _where_to_look(self) -> str | None:
-        """Return a hint to list failed and disabled plugins; None if there are no such plugins."""
+        """Return a hint about failed and disabled plugins; None if there are no such plugins."""
         return "`crossmem devices` lists failed and disabled plugins" if self._left_out() else None
 
     def _left_out(self) -> list[str]:

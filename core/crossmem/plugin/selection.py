@@ -98,8 +98,8 @@ class Candidate:
     plugins
         The plugins that offer the backend.
     priority
-        Priority of the backend. None: the backend must be named, or a plugin's fault makes the
-        backend unusable.
+        Priority of the backend. None if the backend is used only when it is named, or if a
+        plugin's fault makes the backend unusable.
     availability
         Whether the backend can be used on this machine.
     chosen

@@ -98,8 +98,8 @@ class Device(LocalDevice):
 
         A process leases the whole pool when it attaches its first block. After that, it usually
         attaches and unmaps blocks without a message or a system call. The owner reclaims freed
-        blocks in batches, usually of up to 32, because one barrier (``membarrier``) serves a whole
-        batch.
+        blocks in batches, because one barrier (``membarrier``) serves a whole batch. A batch
+        usually has at most 32 blocks.
 
         Parameters
         ----------
@@ -198,10 +198,10 @@ class Device(LocalDevice):
             ``delivery_count``. This needs ``delivery="one"``. False: these buffers are lost, and
             :meth:`Queue.stats` counts them.
         producers, consumers
-            The most processes that can produce, and the most that can consume, at the same time.
+            How many processes can produce at the same time, and how many can consume.
         prefetch
-            The most buffers of one producer that a consumer gets before it must release one of
-            them. None: 2, or ``depth`` if ``consumers`` is 1.
+            How many buffers of one producer a consumer can get before it must release one of them.
+            None: 2, or ``depth`` if ``consumers`` is 1.
         allow
             The processes that may open the queue; None: all processes of the same user (C13).
 
@@ -343,12 +343,12 @@ def device(
     spec
         ``"backend:ordinal"``, or a backend's name for its first device. None: the device in
         ``CROSSMEM_DEVICE``, else the first device of the available backend with the highest
-        priority. The backend ``host`` and emulations have no priority, so they must be named.
+        priority. Emulations and the backend ``host`` have no priority, so they must be named.
     runtime
         Name of the vendor binding. None: the binding in ``CROSSMEM_RUNTIME`` for the backend, else
         the backend's own choice.
     mechanism
-        The mechanism that shares memory allocated on the device: one of the capability
+        The mechanism that shares memory allocated on the device: one of the names in the capability
         ``mechanisms``. None: the preferred one. Imports always use the handle's mechanism.
 
     Raises
@@ -364,5 +364,5 @@ def device(
 
 
 def devices() -> list[Device]:
-    """Return every device of every backend that is usable in this process."""
+    """Return all devices of those backends that this process can use."""
     return cast("list[Device]", list_devices(drain()))

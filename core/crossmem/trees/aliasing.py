@@ -71,7 +71,7 @@ def _refuse_two_contents(copies: Sequence[Copy], operation: Operation) -> None:
             hint = "pass equal arrays at both places, or share a tree with a separate array at each"
         else:
             msg += "but the shared arrays differ"
-            hint = "pass a tree with an array of its own at each of these places"
+            hint = "pass a tree with a separate array at each of these places"
         raise ConfigurationError(msg, operation=operation, hint=hint)
 
 

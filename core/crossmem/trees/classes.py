@@ -60,7 +60,7 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 
 
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
-    """Refuse an object with attributes that are not fields, because a message has only the fields.
+    """Refuse an object with attributes that are not fields: a message contains only the fields.
 
     Cached properties are allowed, because the receiver computes them again. ``__orig_class__``,
     which ``typing`` sets on objects of generic classes, is allowed, because it has no effect.
@@ -109,9 +109,13 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
 
 
 def make_named_tuple(values: list[Any], name: str) -> Any:
-    """Return a named tuple of the class ``name``, or raise UnsupportedError.
+    """Return a named tuple of the class ``name``. ``values`` has the values of its fields.
 
-    The reasons for this error are those of :func:`make_dataclass`.
+    Raises
+    ------
+    UnsupportedError
+        This process has not imported the class, or the class has more or fewer fields, or the class
+        defines ``__del__``.
     """
     kind = _class(name)
     if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):

@@ -72,15 +72,16 @@ class Place(NamedTuple):
 def collect(tree: Any) -> tuple[Any, list[Leaf]]:
     """Return a tree as JSON values, and the list of its arrays.
 
-    In the JSON values, a number stands for each array: its position in the list. An array that
-    occurs twice has one number.
+    The JSON values contain a number in place of each array: the array's position in the list. An
+    array that occurs twice has one number.
 
     Raises
     ------
     UnsupportedError
         Something in the tree cannot be shared; the message names it.
     ConfigurationError
-        The tree is nested too deep, contains itself, or has too many values or a huge integer.
+        The tree contains itself, or is nested too deep. Other causes are too many values and a huge
+        integer.
     ForkedProcessError
         An array lies in a block of a pool of the parent process.
     """

@@ -49,8 +49,8 @@ def obstacle(
     """Return None if processes can use the vendor's queues on a device, else the error."""
     code = "ACL answers 200006 (ACL_ERROR_FEATURE_UNSUPPORTED) to"
     hint = (
-        f"crossmem.device('{BACKEND}:{ordinal}').queue(...) makes a queue of crossmem's own, over "
-        "shareable handles"
+        f"crossmem.device('{BACKEND}:{ordinal}').queue(...) makes a queue of crossmem, which needs "
+        "only shareable handles"
     )
     missing = [f"tdt.{name}" for name in NEEDS if not hasattr(tdt, name)]
     missing += ["rt.get_run_mode"] if not vendor.has("get_run_mode") else []
@@ -60,7 +60,7 @@ def obstacle(
     elif failure != SUCCESS:
         reason = f"acl.rt.get_run_mode failed with {failure}"
     elif mode == _RUNS_ON_HOST:
-        reason = f"{code} calls for buffers in run mode host"
+        reason = f"{code} calls of buffer functions in run mode host"
     elif _SHARE_GROUP not in environ:
         reason = f"{code} acltdtGrantQueue without a share group ({_SHARE_GROUP})"
         # Products that run programs on the device have no shareable handles, so the first hint

@@ -17,11 +17,11 @@ def generation() -> int:
 
 
 def expect() -> None:
-    """Make future forked children close inherited descriptors of memory and unmap device memory.
+    """Let every child that is forked later release the memory that it inherits.
 
-    If a child kept descriptors or mappings, the memory would stay allocated after the parent has
-    released the memory.
-    Descriptors that the application made inheritable stay open.
+    The child closes the inherited descriptors of memory, and unmaps inherited device memory. If the
+    child kept them, the memory would stay allocated even when the parent releases it. Descriptors
+    that the application made inheritable stay open.
     """
     global _is_expected  # noqa: PLW0603 - one value for the process
     _is_expected = True

@@ -31,8 +31,8 @@ _MIN_FILL_NBYTES: Final = 64 << 10
 through a mapping."""
 _NO_ROOM: Final = frozenset({errno.EFBIG, errno.ENOMEM, errno.ENOSPC})
 _ROOM_HINT: Final = (
-    "free memory, or raise the limits on the address space of a process (ulimit -v) and on its "
-    "mappings (sysctl vm.max_map_count)"
+    "free some memory, or raise the limits on the address space of a process (ulimit -v) and on "
+    "its mappings (sysctl vm.max_map_count)"
 )
 _Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap", "write"]
 
@@ -219,13 +219,14 @@ class MemfdDriver(Driver):
         if len(exported.descriptors) != 1 or exported.payloads:
             msg = (
                 f"an export of {self.backend} memory consists of one descriptor and no payloads, "
-                f"not of {len(exported.descriptors)} and {len(exported.payloads)}"
+                f"not of {len(exported.descriptors)} descriptors "
+                f"and {len(exported.payloads)} payloads"
             )
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         (descriptor,) = exported.descriptors
         actual = memory.sealed_nbytes(descriptor)
         if actual is None:
-            msg = "the exporter sent a descriptor that is not a memfd of a sealed size"
+            msg = "the exporter did not send the descriptor of a memfd whose size is sealed"
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         if actual != capacity or not 0 < nbytes <= capacity:
             msg = (
@@ -314,7 +315,7 @@ class MemfdDriver(Driver):
         self.unmap(mapped)
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
-        """Reserve consecutive addresses. Any access to an address without a mapping faults."""
+        """Reserve consecutive addresses. An access faults if nothing is mapped at the address."""
         reserved = Reserved(ordinal, 0, nbytes)
         try:
             reserved.pointer = memory.reserve(nbytes, self._capabilities.granularity_nbytes)

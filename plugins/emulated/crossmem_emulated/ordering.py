@@ -67,19 +67,20 @@ class Ordering:
             return
         for earlier in self._queues.pending_before(work, stream):
             if _overlap(earlier.written, work.ranges):
-                text = f"its memory is still written by an earlier {earlier.call}"
-                self._violate(work.call, f"{text} of another stream")
+                text = f"an earlier, pending {earlier.call} of another stream"
+                self._violate(work.call, f"{text} writes to the same memory")
                 return
         with suppress(HostLostError, sqlite3.OperationalError):
             call = self._pending_elsewhere(work)
             if call is not None:
-                text = f"its memory is still written by a {call} of another process"
+                text = f"a pending {call} of another process writes to the same memory"
                 self._violate(work.call, text)
 
     def _pending_elsewhere(self, work: Work) -> str | None:
-        """Return the vendor function of another process's pending write to memory of ``work``.
+        """Find a pending write of another process to the memory that ``work`` accesses.
 
-        The result is the name of the function, or None if there is no such write.
+        The result is the name of the vendor's function that made the write, or None if there is no
+        such write.
         """
         with self._machine.transaction() as tables:
             me = self._machine.me(tables)

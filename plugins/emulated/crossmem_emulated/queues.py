@@ -26,8 +26,8 @@ class Caller:
     Parameters
     ----------
     thread
-        The identifier of the thread that calls the function, when the thread asks for functions to
-        call. If None, a new thread calls the function.
+        The identifier of the thread that calls the function. The call waits until this thread asks
+        for functions. If None, a new thread calls the function.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -99,7 +99,7 @@ class Queues:
         State of each thread. The attribute ``callback`` is the :class:`Work` whose function the
         thread is running.
     streams
-        All streams of the process, as values.
+        A mapping whose values are all streams of the process.
     is_slow
         Whether the streams are slow.
     coupled

@@ -19,9 +19,9 @@ def refuse_capture(vendor: Vendor) -> None:
 
     The check sees the default stream, every stream that waits for the default stream, and the
     streams that CuPy or PyTorch use in this thread. It misses captures on other streams. With CuPy
-    for ROCm, or a runtime without ``streamIsCapturing``, it misses every capture. If the check
-    misses a capture that forbids the vendor call after the check, the vendor refuses that call, and
-    the capture is lost.
+    for ROCm, or a runtime without ``streamIsCapturing``, it misses every capture. After the check,
+    the caller makes a call of the vendor. If a missed capture forbids this call, the vendor refuses
+    the call, and the capture is lost.
 
     Raises
     ------
@@ -35,7 +35,9 @@ def refuse_capture(vendor: Vendor) -> None:
 
 
 def refuse_captured(vendor: Vendor, stream: int) -> None:
-    """Raise if this stream of CUDA is being captured. The check does not affect the capture.
+    """Raise if the stream is a CUDA stream that is being captured.
+
+    The check does not affect the capture.
 
     During a capture, CUDA records a call for the stream in the graph. Only a launch of the graph
     executes the call, and the program may launch the graph several times or not at all. AMD's
@@ -65,8 +67,8 @@ def _refuse(vendor: Vendor, stream: int, what: str, why: str) -> None:
             raise vendor.refusal("streamIsCapturing", error) from error
         is_capturing = True
     except RuntimeError:
-        # CuPy raises RuntimeError if the capture is already lost. CuPy for ROCm does not offer this
-        # function, and always raises RuntimeError.
+        # CuPy raises RuntimeError if the capture is already lost. In CuPy for ROCm, this function
+        # raises RuntimeError at each call.
         is_capturing = False
     if is_capturing:
         raise BusyError(f"{what}, and {why}", hint=CAPTURE_HINT, backend=vendor.family.backend)

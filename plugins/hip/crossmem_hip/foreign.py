@@ -111,8 +111,8 @@ def _why_of_no_device(
 def _is_hosts(vendor: Vendor, pointer: int) -> bool:
     """Whether memory that CuPy reports as device memory is pinned host memory.
 
-    CuPy translates the numbers of memory types as if every release had the numbers of ROCm 5. Since
-    ROCm 6, host memory has the number that device memory had in ROCm 5.
+    CuPy translates the numbers of memory types as if every release of ROCm had the numbers of
+    ROCm 5. Since ROCm 6, host memory has the number that device memory had in ROCm 5.
     """
     if not vendor.family.is_hip or vendor.family.is_old(vendor.version):
         return False

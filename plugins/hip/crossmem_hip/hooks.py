@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the plugin. Only probing or loading imports CuPy or opens a vendor's library."""
+"""The hooks of the plugin.
+
+Importing this module loads neither CuPy nor a vendor's library. They are loaded when crossmem
+probes a backend or loads its driver.
+"""
 
 from functools import partial
 from importlib.util import find_spec

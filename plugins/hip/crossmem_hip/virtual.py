@@ -2,9 +2,9 @@
 """Sharing of physical memory by file descriptors. The memory can be mapped at any address.
 
 The vendors' rules: sizes and addresses are multiples of a granularity. A mapping starts at the
-memory's beginning, and is unmapped whole. A device may use a mapping only after the program
-has set the device's access. Each export creates a descriptor, which the exporter closes. Memory
-lives until every process has released its handles, mappings and descriptors.
+beginning of the memory. A part of a mapping cannot be unmapped. A device may use a mapping only
+after the program has set the device's access. Each export creates a descriptor, which the exporter
+closes. Memory lives until every process has released its handles, mappings and descriptors.
 """
 
 import logging
@@ -67,8 +67,8 @@ class Virtual(Mechanism):
     devices
         Number of devices.
     reached_by
-        Returns the devices that get access to a device's mappings: the device itself, and all other
-        devices if the device has peer access with each of them in both directions.
+        Returns the devices that get access to a device's mappings. With the capability
+        ``peer_access``, these are all devices. Without it, this is only the device itself.
     """
 
     name = "vmm"

@@ -46,7 +46,7 @@ def test_ambiguous_name(world: Any) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         registry.driver("acme")
     assert caught.value.hint == (
-        "set CROSSMEM_DISABLE_PLUGINS to the plugin to leave out: acme:acme or rival:acme"
+        "set CROSSMEM_DISABLE_PLUGINS to the unwanted plugin: acme:acme or rival:acme"
     )
     assert world.probes == world.loads == []
 

@@ -204,7 +204,7 @@ def test_runtime(registry: Any, world: Any) -> None:
     assert choose("fast", Settings(), registry, runtime="emulated").spec.backend == "fast"
     choose(None, Settings(device="fast"), registry, runtime="emulated")
     assert world.probes == []
-    with pytest.raises(ConfigurationError, match="no runtime 'fake'; known are 'emulated'"):
+    with pytest.raises(ConfigurationError, match="no runtime 'fake'; it has only 'emulated'"):
         choose("fast", Settings(), registry, runtime="fake")
     with pytest.raises(ConfigurationError, match="'emulated' was named without a backend"):
         choose(None, Settings(), registry, runtime="emulated")

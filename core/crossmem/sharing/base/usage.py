@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users of one block of memory in this process: running copies, pieces of ranges, and views.
 
-A read, a write and a copy each count as a copy.
+Calls that read, write or copy the memory are all recorded as copies.
 
 Each user has an entry of its own; there is no count. So an interrupted call can be repeated: a
 second addition or removal of the same entry changes nothing.

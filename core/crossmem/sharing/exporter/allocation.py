@@ -68,7 +68,7 @@ class Allocation(Memory):
     @property
     @override
     def ptr(self) -> int:
-        """Address of the first byte in this process, for calls of the vendor's API."""
+        """Address of the memory's first byte, for calls of the vendor's API in this process."""
         record = self._record
         if record is None or not self._process.is_usable:
             raise self._ended()
@@ -128,7 +128,7 @@ class Allocation(Memory):
         ConfigurationError
             An argument is invalid.
         UnsupportedError
-            The backend does not offer the requested access or raw handles, or cannot admit the
+            The backend cannot give the requested access, offers no raw handles, or cannot admit the
             users in ``allow``. With ``stream``: the device has no streams, or the handle is raw.
         DriverError
             The vendor's call failed.
@@ -224,9 +224,12 @@ class Allocation(Memory):
         Raises
         ------
         BusyError
-            A view of the memory is alive, another thread reads or writes the memory, a piece of an
-            address range maps the memory, or leases remain and ``busy`` is not ``"defer"``. In
-            these cases, nothing has changed.
+            The memory is in use, and nothing has changed. One of these is true:
+
+            - A view of the memory is alive.
+            - Another thread reads or writes the memory.
+            - A piece of an address range maps the memory.
+            - Leases remain, and ``busy`` is not ``"defer"``.
 
             Also raised while a stream is captured into a graph, because the vendor then forbids a
             wait for the device's work. In that case, a later call of crossmem frees the memory.
@@ -262,12 +265,12 @@ class Allocation(Memory):
                     if self._record is not None:
                         leases.retire(unit, even_if_leased=False)
                 finally:
-                    # This thread has held the lock since it called _refuse_if_used(), so no view
-                    # has begun, and this object may end. If a signal handler has raised, the next
-                    # call of crossmem frees the memory.
+                    # This thread has held the lock since it called _refuse_if_used(). So no view
+                    # has begun since then, and this code can end the object. If a signal handler
+                    # has raised, the next call of crossmem frees the memory.
                     if unit.is_retired and self._record is not None:
-                        # These are the statements of _detach(). A call of _detach() would let a
-                        # signal handler raise at its entry.
+                        # These are the statements of _detach(). If this code called _detach(), a
+                        # signal handler could raise before the first of them.
                         self._record = None
                         process.deferred.ready[record] = None
                         self.__class__ = self._when_ended

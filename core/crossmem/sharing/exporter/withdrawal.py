@@ -29,8 +29,8 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         # Adoptions in one allocation of the vendor have the same allocation number, so the export
         # may belong to another adoption.
         if record.allocations.exported.get(export) is record:
-            # This statement comes first. When the record ends, it removes its loose exports from
-            # ``exported``, even if a later statement of this function was interrupted.
+            # This statement comes first. A signal can interrupt the statements after it. The end of
+            # the record then still removes every export in ``loose_exports`` from ``exported``.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:
@@ -44,7 +44,7 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
 
 
 def _forget_gone(record: AllocationRecord, unit: Unit) -> None:
-    """Forget loose exports that the lease registry does not have any more.
+    """Forget the exports in ``loose_exports`` that the lease registry no longer has.
 
     Such an export was withdrawn and has no holder, or the call that made the export was
     interrupted. The caller holds the record's lock.

@@ -52,7 +52,7 @@ class BlockImport(Import):
                 children_of(parent).add(hold)
                 # The import already holds the block, so the result of take() does not matter.
                 hold.take(self.handle.generation)
-                # If a signal handler has closed the import since, this call raises.
+                # If a signal handler has closed the import in the meantime, this call raises.
                 record_of_import(self)
             mapping = mapping_of(hold, self.handle, self.readonly)
             if parent.ends_with_owner:

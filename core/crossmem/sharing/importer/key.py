@@ -27,7 +27,8 @@ class ImportRequest(NamedTuple):
     pool
         The pool, if the handle names the arena of a pool; else None.
     extras
-        Number of descriptors for crossmem. The reply has them after the driver's descriptors.
+        How many of the reply's descriptors are for crossmem itself, not for the driver. They are
+        the last ones of the reply.
     """
 
     handle: ShareableHandle

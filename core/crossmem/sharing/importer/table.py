@@ -75,7 +75,10 @@ class ImportTable(Part):
         return None
 
     def remember(self, shortcut: _Shortcut, record: ImportRecord) -> None:
-        """Let :meth:`join` find an import by these arguments while the import is open."""
+        """Let :meth:`join` find an import by a shortcut while the import is open.
+
+        The shortcut is the core of a handle, and the arguments ``device`` and ``readonly``.
+        """
         with self._process.state:
             if record.state is State.OPEN:
                 record.shortcuts.append(shortcut)
@@ -86,8 +89,8 @@ class ImportTable(Part):
     ) -> None:
         """Add each use to an import, and open the imports that are not open yet.
 
-        The leases of one exporter and one backend are requested together. If the call raises, the
-        caller ends all uses.
+        Leases from the same exporter and for the same backend are requested together. If the call
+        raises, the caller ends all uses.
 
         Raises
         ------
@@ -216,8 +219,9 @@ class ImportTable(Part):
                     raise deadline.passed(connection.owner)
             except BaseException as error:
                 connection.give_back(answers)
-                # After a timeout, the reaper drops the late reply. After an interrupt, the request
-                # may be unsent, so the reaper could look for a reply for ever.
+                # After a timeout, the reaper drops the late reply. After an interrupt, the reaper
+                # gets no work. The request may be unsent, and the reaper could look for its reply
+                # for ever.
                 if isinstance(error, OwnerUnresponsiveError):
                     drop_late_replies(self._process, connection)
                 raise

@@ -28,7 +28,7 @@ class _Terms(Protocol):
 
 
 class Source(Protocol):
-    """The attributes of a queue object that the buffers of the queue use."""
+    """The part of a queue object that the buffers of the queue use."""
 
     @property
     def process(self) -> Process:
@@ -67,7 +67,10 @@ class Holder(Protocol):
     """Whether the application may only read the buffers of this holder."""
 
     def end_plainly(self, buffer: "SharedBuffer", /) -> bool:
-        """End and release a buffer on the hot path. Return False if only a slower path can."""
+        """End and release a buffer on the hot path, and return True.
+
+        If only a slower path can release the buffer, change nothing and return False.
+        """
         ...
 
     def take_back(self, record: "BufferRecord", stream: int | None) -> None:
@@ -81,8 +84,8 @@ class BufferRecord(Record):
     __slots__ = ("buffer", "count", "holder", "producer", "stamp", "stream")
 
     def __init__(self, holder: Holder, producer: int, buffer: int, stamp: int, count: int) -> None:
-        # The constructor of the base class sets only is_done. A call of that constructor would take
-        # as long as all of these lines, so the first line sets is_done instead.
+        # This constructor does not call the constructor of the base class, because that call would
+        # take as long as all assignments below. The base class's constructor sets only is_done.
         self.is_done = False
         self.holder = holder
         self.producer = producer
@@ -110,8 +113,8 @@ class BufferRecord(Record):
 class SharedBuffer(Memory):
     """A buffer of a queue. Made by :meth:`crossmem.Queue.allocate` and :meth:`crossmem.Queue.get`.
 
-    It has the methods of an allocation, but no handle. As a context manager, it is released at the
-    end of the ``with`` block.
+    It has the methods of an allocation, but no handle. A buffer is a context manager: the end of
+    the ``with`` block releases the buffer.
 
     Attributes
     ----------
@@ -164,7 +167,7 @@ class SharedBuffer(Memory):
 
     @property
     def data_length(self) -> int:
-        """Number of valid bytes, which the producer sets for the consumers.
+        """Number of valid bytes. The producer sets this number for the consumers.
 
         In a new buffer, the number is the capacity.
 
@@ -248,8 +251,8 @@ class SharedBuffer(Memory):
         Raises
         ------
         BusyError
-            A view of the buffer is alive, or another thread reads or writes the buffer. Nothing has
-            changed then.
+            A view of the buffer is alive, or another thread reads or writes the buffer. The
+            buffer object stays usable.
         UnsupportedError, ConfigurationError
             The device has no streams, or the value is not a stream.
         """
@@ -262,7 +265,8 @@ class SharedBuffer(Memory):
             self._end()
         finally:
             if self._record is record:
-                # The buffer was not released, and other streams may use it until its release.
+                # The buffer was not released, and other streams may still use it. Without a stream,
+                # a later release waits for all work of the device.
                 record.stream = None
 
     @override
@@ -317,8 +321,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     Raises
     ------
     BusyError
-        A view of the buffer is alive, or another thread reads or writes the buffer. Nothing has
-        changed then.
+        A view of the buffer is alive, or another thread reads or writes the buffer. The
+        buffer object stays usable.
     ClosedError, ForkedProcessError
         The buffer was handed over or released before.
     UnsupportedError
@@ -326,10 +330,10 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     """
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
-    # One step: the condition and the branch call no function, so no signal handler and no other
-    # thread runs before the return. A thread that copies or views the buffer first records the copy
-    # or view, and then reads ``_record`` again. So either this condition sees the copy or view, or
-    # that thread sees that the buffer has ended.
+    # The condition and the branch are one step. They call no function, so no signal handler and no
+    # other thread runs before the return. A thread that copies or views the buffer first records
+    # the copy or view, and then reads ``_record`` again. So either this condition sees the copy or
+    # view, or that thread sees that the buffer has ended.
     if (
         is_plain
         and record is not None
@@ -357,7 +361,7 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
             buffer.__class__ = buffer._when_ended
     except BaseException:
         # A signal handler may have raised at the end of the ``with`` block. The caller gets this
-        # error and keeps the buffer, so the end of the buffer is undone.
+        # error and keeps the buffer, so the buffer object becomes usable again.
         if taken is not None:
             buffer.__class__, buffer._record = buffer._when_alive, taken
         raise

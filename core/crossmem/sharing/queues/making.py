@@ -109,7 +109,7 @@ def make_queue(
     stride = -(-size // alignment) * alignment
     total = stride * counted["depth"] * counted["producers"]
     if total > device.capabilities.max_allocation_nbytes:
-        msg = f"the buffers of all producers have {total} bytes, more than one allocation can have"
+        msg = f"the buffers of all producers have {total} bytes, too much for one allocation"
         hint = "make the queue with fewer or smaller buffers, or for fewer producers"
         raise InvalidSizeError(msg, operation="queue", hint=hint)
     terms = Terms(
@@ -163,8 +163,8 @@ def open_queue(
     AccessDeniedError
         The owner does not admit this process.
     UnsupportedError
-        This process owns the queue, cannot take part in the barriers (``membarrier``) on which the
-        owner relies, or cannot import the buffers for ``device``.
+        This process owns the queue, or cannot import the buffers for ``device``, or the owner
+        relies on barriers (``membarrier``) in which this process cannot take part.
     WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         This process cannot reach the queue.
     """
@@ -183,7 +183,7 @@ def open_queue(
         raise StaleHandleError(msg, operation="open_queue", hint=hint) from error
     except AccessDeniedError as error:
         if error.hint and "allow=" in error.hint:
-            error.hint = "the owner admits processes with device.queue(allow=...)"
+            error.hint = "allow= of device.queue() names the processes that the owner admits"
         raise
     with mapped as directory:
         found = read_directory(directory)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published entries of a queue, as the owner of the queue knows them.
 
-A producer may drop an entry or die at any step, and a hostile producer may write any words. So an
-entry is valid only while the ring has the entry's stamp for the entry's buffer. If the owner sees
-another stamp there, the owner forgets the entry.
+A producer may drop an entry or die at any step, and a hostile producer may write any words. A ring
+has one stamp for each buffer. So an entry is valid only while the stamp of its buffer in the ring
+is the stamp of the entry. If the owner sees another stamp there, the owner forgets the entry.
 """
 
 from collections import Counter, deque
@@ -52,7 +52,8 @@ class Ring:
     given: dict[int, Entry] = field(default_factory=dict)
     """The entries that consumers have, as far as the owner knows. A key is a buffer's number."""
     is_late: bool = False
-    """Whether the owner's last read of all entries found an unready entry of an ended session."""
+    """Whether an entry was not ready when the owner last read all entries, although the session of
+    its producer had ended."""
 
 
 class Published:
@@ -165,7 +166,7 @@ class Published:
         return [one for one in entries if self._is_there(one)]
 
     def _is_there(self, one: Entry) -> bool:
-        """Whether the ring still has an entry's stamp for the entry's buffer."""
+        """Whether the stamp of the entry's buffer in the ring is still the stamp of the entry."""
         segment = self.opened.segments[one.producer]
         return segment[self.terms.entry(one.buffer)] & ~DROPPING == one.stamp
 
@@ -189,7 +190,10 @@ class Published:
         return is_whole and segment[at + READY] >= segment[at + WANTED]
 
     def taken(self) -> Counter[tuple[int, int]]:
-        """Return the number of unreleased entries of each pair of consumer and producer."""
+        """Return how many unreleased entries of each producer each consumer has.
+
+        The key is (consumer, producer).
+        """
         given = (one for ring_ in self.rings for one in ring_.given.values())
         return Counter(((one.target >> 48) - 1, one.producer) for one in given)
 

@@ -18,7 +18,7 @@ class QueueStats:
     Attributes
     ----------
     producers, consumers
-        Number of producers, and of consumers that get new entries.
+        Number of producers, and number of consumers that get new entries.
     put
         Number of entries that were put.
     dropped
@@ -26,11 +26,12 @@ class QueueStats:
     lost
         Number of entries that were lost at the end of their consumers' sessions.
     redelivered
-        Number of entries that the owner took back for another delivery. A consumer had received
-        each of these entries and not released it before the consumer's session ended. Always 0
-        without ``redeliver``.
+        Number of entries that the owner took back for another delivery. The owner takes back an
+        entry if its consumer has received it, and the consumer's session ends before the release.
+        Always 0 without ``redeliver``.
     waiting
-        Number of entries that wait for a consumer with room; 0 with ``delivery="each"``.
+        Number of entries that wait until a consumer has room for them. Always 0 if ``delivery`` is
+        ``"each"``.
     lag
         Number of unread entries of each consumer. The key is the consumer's number.
     """
@@ -46,7 +47,7 @@ class QueueStats:
 
 
 def members_of(opened: Opened) -> tuple[int, int]:
-    """Return the number of producers, and of consumers that get new entries."""
+    """Return the number of producers, and the number of consumers that get new entries."""
     terms, places = opened.terms, opened.segments[opened.terms.producers :]
     producers = sum(opened.member(one) > 0 for one in range(terms.producers))
     consumers = sum(

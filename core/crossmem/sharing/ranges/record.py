@@ -213,14 +213,16 @@ class RangeRecord(Record):
     def _check_memory(self, source: Source, lender: object) -> None:
         device, refused = self.device, None
         if source.device is not device or source.home != device.identity:
-            refused = "only memory of this device, opened for this device with the same mechanism"
+            refused = (
+                "the memory must be on this device, and opened for it with the range's mechanism"
+            )
         elif source.memory.capacity % device.capabilities.granularity_nbytes:
-            refused = "only memory whose capacity is a multiple of the granularity"
+            refused = "the memory's capacity must be a multiple of the granularity"
         elif any(shows_own is not source.is_own for shows_own in self._kinds()):
             kind = "imported" if source.is_own else "this process's own"
-            refused = f"only {kind} memory, like its first piece"
+            refused = f"the range takes only {kind} memory, because its first piece was such memory"
         if refused is not None:
-            msg = f"this range of {device.name} takes {refused}, not {shorten(lender, 65)}"
+            msg = f"this range of {device.name} cannot map {shorten(lender, 65)}: {refused}"
             raise UnsupportedError(
                 msg,
                 operation="map",
@@ -229,7 +231,7 @@ class RangeRecord(Record):
             )
 
     def _kinds(self) -> list[bool]:
-        """Return the values that ``is_own`` of a new piece's memory must equal."""
+        """Return ``is_own`` of the memory in the range. A new piece must have the same value."""
         if self.shows_own is not None:
             return [self.shows_own]
         return [one.source.is_own for one in self.pieces]

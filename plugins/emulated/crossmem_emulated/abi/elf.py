@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the names of the libraries and symbols that an ELF file needs.
 
-The section headers lead to the dynamic loader's tables. :func:`needs_of` reads only 64-bit
+The section headers say where the dynamic loader's tables lie. :func:`needs_of` reads only 64-bit
 little-endian files, because the vendors build no other files for Linux.
 """
 
@@ -33,7 +33,7 @@ _UNDEFINED: Final = 0
 _WEAK: Final = 2
 _HIDDEN: Final = 0x8000
 _UNVERSIONED: Final = 2
-"""The lowest version number. A symbol with the number 0 or 1 has no version."""
+"""The lowest number that refers to a version. A symbol with the number 0 or 1 has no version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class _File:
         return found
 
     def section(self, kind: int) -> tuple[int, ...] | None:
-        """Return the header of the first section of a kind, None if there is no such section."""
+        """Return the header of the first section of a kind, or None if there is no such section."""
         return next((one for one in self.sections if one[1] == kind), None)
 
     def text(self, section: tuple[int, ...], offset: int) -> str:
@@ -131,7 +131,7 @@ class _File:
 
 
 def needs_of(path: Path) -> Needs | None:
-    """Return the dependencies of a file, None if it is not a 64-bit little-endian ELF file.
+    """Return the dependencies of a file, or None if it is not a 64-bit little-endian ELF file.
 
     Raises
     ------
@@ -154,7 +154,9 @@ def needs_of(path: Path) -> Needs | None:
 
 
 def processor_of(path: Path) -> tuple[int, int, int]:
-    """Return the processor for which an ELF file was built: class, byte order, machine number.
+    """Return the class, the byte order and the machine number of an ELF file.
+
+    These three numbers identify the processor for which the file was built.
 
     Raises
     ------

@@ -82,8 +82,8 @@ class Acl:
     profile
         Edition of the rules, one of ``PROFILES``.
     strict
-        Whether the emulation records calls that the vendor forbids or leaves undefined, and denies
-        the host access to device addresses.
+        Whether the emulation records calls that the vendor forbids or leaves undefined, and
+        protects device addresses from the CPU.
     options
         The settings of the emulated host, such as its folder and devices. If None, they are read
         from the environment.

@@ -74,7 +74,7 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
         if not process.queues.changed.wait(
             None if deadline is None else deadline - time.monotonic()
         ):
-            text = f"there was no function to call in {timeout_ms} ms"
+            text = f"no function arrived within {timeout_ms} ms"
             raise Refused(Code.RT_REPORT_TIMEOUT, text)
     stream, work = process.queues.reports[me].pop(0)
     process.thread.callback = work

@@ -26,8 +26,8 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     text
         The reason, for ``get_recent_err_msg``.
     rule
-        Id of the violated rule, such as ``"ACL-E8"``. If None, no violation is recorded: a program
-        that breaks no rule can also get this code.
+        Id of the violated rule, such as ``"ACL-E8"``. If a program can get this code without a
+        violation, the rule is None, and no violation is recorded.
     outputs
         Outputs that the call returns with the code. If None, a Python program gets the blanks of
         the function's :class:`Entry`, and a C program's variables stay unchanged.

@@ -138,7 +138,7 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
 
 
 def _is_far(process: AclProcess, side: Side) -> bool:
-    """Whether ``side`` was imported by key for one device, and its memory lies on another one."""
+    """Whether ``side`` was imported by key for one device, but its memory is on another device."""
     return Origin.KEY in side.origins and any(
         piece.pages.device != side.device for piece in process.space.overlapping(side.pointer, 1)
     )
@@ -198,8 +198,8 @@ def check(
 ) -> tuple[Side, Side] | None:
     """Return the target and the source of a copy. Refuse an invalid copy.
 
-    ``target`` is the target's address and size, and ``source`` the source's address and the number
-    of bytes. The result is None if there are no bytes to copy, or if both addresses are equal.
+    ``target`` is the target's address and size. ``source`` is the source's address and the number
+    of bytes to copy. The result is None if this number is 0, or if both addresses are equal.
     """
     (to_pointer, largest), (from_pointer, nbytes) = target, source
     if not nbytes:

@@ -22,7 +22,8 @@ _SWITCHED: Final = 1
 
 @entry("init", "|s")
 def _init(process: AclProcess, path: str = "") -> None:
-    if not process.initialized and path and not os.path.isfile(path):  # noqa: PTH113 - any text
+    # For a path that is too long, os.path.isfile() returns False, but Path.is_file() raises.
+    if not process.initialized and path and not os.path.isfile(path):  # noqa: PTH113
         raise Refused(Code.INVALID_FILE, f"there is no file {path}")
     process.init_references += 1
     if process.initialized:
@@ -98,7 +99,8 @@ def _reset_device_force(process: AclProcess, device: int) -> None:
 def _finish_default(process: AclProcess, state: DeviceState) -> None:
     """Finish the work of the default context. The caller then drops the work of the other contexts.
 
-    If this function waited, raise :class:`Again`, because other calls may have changed the state.
+    If this function has waited, it raises :class:`Again`, because other calls may have changed the
+    state during the wait.
     """
     default = state.default
     if default is not None and process.finish(

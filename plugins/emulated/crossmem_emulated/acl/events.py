@@ -118,7 +118,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. In a stream that waits for an event, this work begins after the event."""
+    """Do nothing. A stream's wait for an event calls this function after the event is complete."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -179,7 +179,7 @@ def _query_event_status(process: AclProcess, handle: int) -> int:
 def _query_event_wait_status(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.is_reusable or not event.flags & _SYNC:
-        _refuse(event, "queries of its waits")
+        _refuse(event, "queries about waiting streams")
     event.waits = [(stream, work) for stream, work in event.waits if work in stream.queue]
     # This function returns 0 if no stream waits, and 1 otherwise.
     return int(bool(event.waits))
@@ -246,7 +246,7 @@ def _get_event_id(process: AclProcess, handle: int) -> int:
 
 def _check_ipc(process: AclProcess) -> None:
     if not process.profile.ipc_events:
-        text = "this product or driver has no events between processes"
+        text = "this product or driver cannot share events between processes"
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
 
 
@@ -324,5 +324,6 @@ def _wait_for_another(process: AclProcess, event: Event, pending: int, timeout_m
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while _pending(process, event) == pending:
         if deadline is not None and time.monotonic() > deadline:
-            raise Refused(Code.RT_EVENT_SYNC_TIMEOUT, f"the work is not done in {timeout_ms} ms")
+            text = f"the event did not become complete within {timeout_ms} ms"
+            raise Refused(Code.RT_EVENT_SYNC_TIMEOUT, text)
         process.queues.changed.wait(_LOOK_AGAIN_S)

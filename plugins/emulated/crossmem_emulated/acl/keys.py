@@ -97,7 +97,7 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
     pieces = process.space.overlapping(pointer, size)
     wrong, rule = None, None
     if len(pieces) != 1 or not pieces[0].start <= pointer <= pointer + size <= pieces[0].end:
-        wrong = "are not all allocated"
+        wrong = "do not lie in one allocation"
     elif pieces[0].origin is Origin.KEY:
         wrong = "were imported by key"
     elif pieces[0].origin is Origin.IMPORTED:

@@ -52,7 +52,8 @@ class Stream:
     """0 if the stream continues after a failed task, 1 if it stops. No emulated task fails."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
-    """The thread for the functions that ``rt.launch_callback`` adds to the stream, or None."""
+    """The identifier of the thread that calls the functions which ``rt.launch_callback`` adds to
+    the stream. None if the program has chosen no thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +161,7 @@ class AclProcess:
 
     @property
     def recent_error(self) -> str:
-        """The reason of the latest failure of a call in this thread."""
+        """The text of this thread's latest error."""
         text: str = getattr(self._errors, "text", "")
         return text
 

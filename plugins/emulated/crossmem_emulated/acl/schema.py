@@ -6,7 +6,7 @@ from typing import Final
 __all__ = ["BARE_TGID_BASE", "SCHEMA"]
 
 BARE_TGID_BASE: Final = 1 << 22
-"""The vendor calls the pid that a process has outside its container the bare tgid. In the
+"""The bare tgid is the vendor's name for the pid that a process has outside its container. In the
 emulation, the bare tgid is the pid inside the container plus this number, which is the maximum pid
 of Linux."""
 

@@ -47,8 +47,8 @@ class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     text
         The reason, for the record of a violation.
     rule
-        Id of the violated rule, such as ``"HIP-E6"``. None if the program has broken no rule, or
-        if the emulation cannot know whether it has. If None, no violation is recorded.
+        Id of the violated rule, such as ``"HIP-E6"``. If None, no violation is recorded: the
+        program has broken no rule, or the emulation cannot know whether a rule is broken.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context functions of the vendors' driver APIs, and the reset of a device.
 
-``cupy.cuda.runtime`` lacks the context functions: CUDA's ``cuCtx...`` and HIP's ``hipCtx...``.
+The context functions are CUDA's ``cuCtx...`` and HIP's ``hipCtx...``. C programs call
+them. ``cupy.cuda.runtime`` does not have them.
 """
 
 from crossmem_emulated.hip.blocks import HostBlock, free_piece, release_host
@@ -88,7 +89,7 @@ def _ctx_destroy(process: HipProcess, handle: int) -> None:
         raise Refused(Status.INVALID_VALUE, "the context is null", "HIP-X3")
     if process.profile.has_contexts and (context is None or context.is_primary):
         raise Refused(
-            Status.INVALID_CONTEXT, f"{handle:#x} is unknown or a primary context", "HIP-X3"
+            Status.INVALID_CONTEXT, f"{handle:#x} is no context, or is a primary context", "HIP-X3"
         )
     if stack and stack[-1] == handle:
         stack.pop()

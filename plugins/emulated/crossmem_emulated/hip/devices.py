@@ -22,8 +22,9 @@ _ABOUT_VALUES: Final = {
     # CAN_USE_STREAM_WAIT_VALUE_NOR.
     False: {98: 0, 122: 1, 123: 1},
 }
-"""The values of the device attributes that say how streams can write values and wait for values.
-The outer key is True for HIP, and False for CUDA's driver API."""
+"""Results of ``deviceGetAttribute`` for some attributes. These attributes describe the functions by
+which a stream writes a number to memory or waits for a number in memory. The outer key is True for
+HIP, and False for CUDA's driver API. The inner key is the number of the attribute."""
 
 
 def _bus_of(index: int) -> tuple[int, int, int]:

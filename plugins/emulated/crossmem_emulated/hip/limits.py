@@ -92,5 +92,5 @@ def _get_device_flags(process: HipProcess) -> int:
 def _set_device_flags(process: HipProcess, flags: int) -> None:
     schedule = flags & _SCHEDULE_BITS
     if schedule not in _SCHEDULES or flags & ~(_SCHEDULE_BITS | _OTHER_BITS):
-        raise Refused(Status.INVALID_VALUE, f"there are no flags {flags}", "HIP-X10")
+        raise Refused(Status.INVALID_VALUE, f"the flags {flags} are not valid", "HIP-X10")
     process.device_flags[process.current().device] = schedule

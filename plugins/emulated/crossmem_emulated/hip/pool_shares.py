@@ -94,10 +94,11 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Read the file that describes a pool. Return the pool's device, and each device's access.
+    """Read the file that describes a pool. Return the pool's device, and a dict of accesses.
 
-    The devices are host-wide indices. The access of a device is the one that the exporter set. The
-    result is None if the file describes no pool of this emulated host.
+    The key of the dict is a device that the file names. The value is the access that the exporter
+    gave this device. All devices are host-wide indices. The result is None if the file describes no
+    pool of this emulated host.
     """
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None

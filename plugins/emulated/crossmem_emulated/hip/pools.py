@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory pools. ``mallocAsync`` allocates memory at once; ``freeAsync`` is work of a stream."""
+"""Memory pools.
+
+``mallocAsync`` allocates memory at once. ``freeAsync`` gives a stream the work to free the memory.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,7 +45,7 @@ _FLAGS: Final = range(Attribute.REUSE_FOLLOW_EVENTS, Attribute.RELEASE_THRESHOLD
 
 @dataclass(frozen=True, slots=True)
 class MemPoolProps:
-    """The properties of a new pool, in the form of CuPy's class with this name."""
+    """The properties of a new pool. This class replaces ``cupy.cuda.runtime.MemPoolProps``."""
 
     allocType: int  # noqa: N815 - CuPy's names
     handleType: int  # noqa: N815
@@ -69,10 +72,11 @@ def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> 
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse an imported pool, because the call would allocate from the pool, now or later.
+    """Refuse an imported pool.
 
-    AMD's runtimes allow allocations from imported pools. So the profiles that follow a runtime
-    record a violation, and do not refuse the call.
+    ``call`` is a call that would allocate from the pool, or that would make the pool the source of
+    later allocations. AMD's runtimes allow allocations from imported pools. So the profiles that
+    follow a runtime record a violation, and do not refuse the call.
     """
     if pool.is_imported:
         text = f"the pool {pool.handle:#x} was imported"
@@ -209,7 +213,9 @@ def _mem_pool_set_access(
 ) -> None:
     pool, wanted = find_pool(process, handle), list(access)
     if len(wanted) > len(process.setup.visible):
-        raise Refused(Status.INVALID_DEVICE, f"{len(wanted)} entries, more than there are devices")
+        raise Refused(
+            Status.INVALID_DEVICE, f"there are fewer devices than accesses ({len(wanted)})"
+        )
     for kind, device, flags in wanted:
         if kind != ON_DEVICE or flags not in ACCESS:
             text = f"access {flags} for location {device} of type {kind} cannot be set"
@@ -270,15 +276,16 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     # Imported memory is not marked as freed: a program that opened the memory several times must
     # free it the same number of times.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # Even a slow stream does its work now. It stops at work that must wait for a function of the
-    # program.
+    # Even a slow stream does its work now, up to the first work that must wait for a function of
+    # the program.
     process.queues.drain([where])
 
 
 def _give_back(process: HipProcess, piece: Piece) -> None:
-    """Free an allocation, or close imported memory once, as work of a stream.
+    """Free an allocation, or undo one call that opened imported memory.
 
-    Do nothing if another call has released the memory in the meantime.
+    This is the work that ``freeAsync`` gives to a stream. If another call has released the memory
+    in the meantime, do nothing.
     """
     if process.space.pieces.get(piece.start) is not piece:
         return

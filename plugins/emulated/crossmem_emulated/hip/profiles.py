@@ -19,7 +19,9 @@ __all__ = ["PROFILES", "Profile", "profile_named"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The behaviour of one edition. An open is a call of ``ipcOpenMemHandle``.
+    """The behaviour of one edition.
+
+    In the texts below, "an open" means a call of ``ipcOpenMemHandle``.
 
     Parameters
     ----------
@@ -39,7 +41,7 @@ class Profile:
     foreign
         The error code of an open if the exporter is in another pid namespace.
     not_descriptor
-        The error code of importing physical memory if the descriptor is not one of exported memory.
+        The error code of importing physical memory by a descriptor that no export made.
     unreachable
         The error code of an open if the current device cannot access the memory's device.
     no_device
@@ -62,7 +64,7 @@ class Profile:
     has_contexts
         Whether a device can have several contexts. If not, its primary context is the only one.
     knows_exportable
-        Whether the edition can report whether memory can be exported.
+        Whether the edition supports the attribute that says if memory can be exported.
     has_virtual
         Whether the edition supports the functions for virtual memory.
     no_such_device

@@ -171,7 +171,7 @@ def _mem_unmap(process: HipProcess, pointer: int, size: int) -> None:
 
 
 def _check_location(process: HipProcess, location_type: int, device: int) -> int:
-    """Return the host-wide index of a location's device. Refuse an invalid location."""
+    """Return the index that a location's device has on the host. Refuse an invalid location."""
     if location_type != ON_DEVICE:
         text = f"there is no location of type {location_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V5")

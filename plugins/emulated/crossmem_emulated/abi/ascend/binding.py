@@ -84,9 +84,11 @@ class AclBinding:
     def _convert(self, name: str) -> Callable[..., int]:
         """Return the Python function for a C function. The C types determine the conversions.
 
-        Each parameter that points to a number or to a pointer receives one output of the emulation,
-        in the order of the parameters. For ``char *``, the emulation gets the text. For any other
-        pointer, the emulation gets the address. For a number, the emulation gets the number.
+        - A number: the emulation gets the number.
+        - ``char *``: the emulation gets the text.
+        - Another pointer to a number, or a pointer to a pointer: the parameter receives the next
+          output of the emulation.
+        - A pointer to anything else: the emulation gets the address.
         """
         ffi = self.ffi
         shapes = self._shapes[name].type.args

@@ -43,7 +43,7 @@ class _Streams:
             status, is_active = self._call("streamIsCapturing", stream)
         except RuntimeError:
             # The capture is invalidated. The emulated function raises an exception, as CuPy's does.
-            # HIP's C function succeeds, and writes that the capture is invalidated.
+            # HIP's C function succeeds, and writes the status "invalidated" to ``place``.
             place[0] = _INVALIDATED
             return 0
         if not status:

@@ -21,7 +21,7 @@ class Header(NamedTuple):
 
 
 def is_full(tables: sqlite3.Connection, number: int, depth: int) -> bool:
-    """Return whether a queue is full. A queue holds at most one element less than its depth."""
+    """Return whether a queue is full. A queue has room for ``depth - 1`` elements."""
     query = "SELECT count(*) FROM acl_mbuf WHERE queue = ? AND place = 0"
     count: int = tables.execute(query, (number,)).fetchone()[0]
     return count >= depth - 1

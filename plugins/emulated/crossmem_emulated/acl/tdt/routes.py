@@ -111,7 +111,7 @@ def _query_queue_routes(process: AclProcess, info_handle: int, handle: int) -> N
     routes: list[Route] = find_object(process, handle, list)
     routes.clear()
     if query.mode not in set(_Mode):
-        raise Refused(Code.INVALID_PARAM, f"there is no mode {query.mode} of a query")
+        raise Refused(Code.INVALID_PARAM, f"the mode {query.mode} of the query is invalid")
     mode = _Mode(query.mode)
     if (mode in {_Mode.SOURCE, _Mode.BOTH} and query.source is None) or (
         mode in {_Mode.TARGET, _Mode.BOTH} and query.target is None

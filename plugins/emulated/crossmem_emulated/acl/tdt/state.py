@@ -82,7 +82,7 @@ class Buffer:
     user: bytearray = field(default_factory=lambda: bytearray(USER_NBYTES))
     is_user_set: bool = False
     chain: list["Buffer"] = field(default_factory=list)
-    """The buffers of the chain, from the head on. All buffers of a chain refer to one list."""
+    """The buffers of the chain, from the head on. All buffers of a chain share the same list."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +96,7 @@ class QueueAttr:
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A route from one queue to another, by their ids."""
+    """A route from one queue to another. ``source`` and ``target`` are the ids of the queues."""
 
     source: int
     target: int
@@ -116,7 +116,8 @@ class TdtState:
     buffers: dict[int, Buffer] = field(default_factory=dict)
     """The buffers of this process. The key is the handle."""
     handed_over: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """The handles of the buffers that this process enqueued last, and may not use any more."""
+    """The handles of the buffers that this process enqueued most recently. The process must not use
+    these buffers any more."""
     objects: dict[int, Any] = field(default_factory=dict)
     """The attributes, routes, lists and queries that the program created. The key is the handle."""
     dequeuing: set[int] = field(default_factory=set)

@@ -43,7 +43,7 @@ class Queue(NamedTuple):
     """The queue's number on the host."""
     depth: int
     busy: int
-    """The kinds of use, as bits, during which a process died. The queue refuses these kinds."""
+    """The kinds of use during which a process died, as bits. The queue refuses these kinds."""
     bits: int | None
     """The permissions that were granted to this process, as bits; None if there was no grant."""
 
@@ -113,7 +113,7 @@ def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
     """Kill this process while it uses a queue, if the fault ``CALL.inside`` was injected.
 
     ``CALL`` stands for the name of the call. The fault's code is the number of the signal. Before
-    its death, the process marks the queue as busy for this kind of use.
+    its death, the process marks the queue as busy for the kind of use ``bit``.
     """
     number = process.faults.take(f"{call}.inside")
     if number is not None:
