@@ -46,8 +46,8 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = f"crossmem {version}"
 
-# Users import the API from these modules. The reference documents each name as a member of the
-# module in this list that exports the name.
+# Users import the API from these modules. In the reference, each name is a member of the module
+# that has the name in its ``__all__``.
 PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
 
 

@@ -97,7 +97,7 @@ def _home(named: Device | None, current: str) -> Device:
         raise ConfigurationError(
             msg,
             operation="allocate",
-            hint="make the allocator with allocator(), which follows the current device",
+            hint="call allocator() without a device: the result then follows the current device",
         )
     return named
 

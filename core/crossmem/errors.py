@@ -84,7 +84,7 @@ class CrossmemError(Exception):
 
     Notes
     -----
-    All errors survive pickling with their fields, so a worker can send an error to its parent.
+    Every error can be pickled and keeps its fields, so a worker can send an error to its parent.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class BusyError(CrossmemError, RuntimeError):
 
 
 class ClosedError(CrossmemError, ValueError):
-    """The object was closed, unmapped or freed, a queue has ended, or this process is exiting."""
+    """The object was closed, unmapped or freed; the queue has ended; or this process is exiting."""
 
 
 class ForkedProcessError(CrossmemError, RuntimeError):

@@ -191,14 +191,14 @@ def check_wait(timeout: Any, *, default_s: float) -> float:
     if timeout is None:
         return default_s
     if not is_number(timeout) or not timeout >= 0:
-        msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more, or None"
+        msg = f"timeout is {shorten(timeout)}; it must be None or at least 0 seconds"
         raise ConfigurationError(msg, hint="pass 0 to return at once")
     # min() comes first, because an integer can be too large for a float.
     return float(min(timeout, _FOREVER_S))
 
 
 def clause(text: str, most: int = _MAX_CLAUSE) -> str:
-    """Return a text of any origin as one line of at most ``most`` characters."""
+    """Return an untrusted text as one line of at most ``most`` characters."""
     return _cut(" ".join(text.split()), most)
 
 

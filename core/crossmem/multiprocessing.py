@@ -10,9 +10,9 @@ Each message reserves the memory of its arrays until a process receives or disca
 until the sender has exited. A sender may therefore drop an array as soon as ``put`` of a queue has
 returned. The receiver holds a lease on the memory of a received array as long as the array exists.
 The setting ``CROSSMEM_MAX_RESERVATIONS`` of an exporter limits the number of the exporter's exports
-that the messages of one sender may reserve at a time. At the limit, the sender waits up to
-``CROSSMEM_TIMEOUT``, and then raises :class:`crossmem.BusyError`. :func:`crossmem.exports` shows
-the reservations.
+that the messages of one sender may reserve at a time. At the limit, the sender waits until a
+message is received or discarded. If this takes longer than ``CROSSMEM_TIMEOUT``, the sender raises
+:class:`crossmem.BusyError`. :func:`crossmem.exports` shows the reservations.
 """
 
 import io
@@ -372,7 +372,7 @@ def _default(array: Any) -> _Reduced:
 
 
 _unregistered = set(ADAPTERS)
-# _extra_reducers is private, and _dump() replaces a method of ForkingPickler. The standard library
-# has no public way to find registered reducers, such as PyTorch's, or to notice the end of the
-# pickling of a message.
+# This module uses the private _extra_reducers to find registered reducers, such as PyTorch's. It
+# replaces ForkingPickler.dump to notice the end of the pickling of a message. The standard library
+# has no public way to do either.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

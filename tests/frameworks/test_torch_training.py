@@ -95,7 +95,7 @@ def test_an_array_of_another_library_updates_no_tensor() -> None:
     with crossmem.share({"w": torch.zeros(3)}, copy="allow") as shared:
         with pytest.raises(
             ConfigurationError,
-            match=r"tree\['w'\] is an array of numpy, but one of torch was shared",
+            match=r"tree\['w'\] is an array of numpy; the shared array is of torch",
         ):
             shared.update({"w": np.ones(3, "float32")})
         assert shared.version == 0

@@ -28,7 +28,7 @@ class Adapter(Protocol):
         """
 
     def describe(self, array: Any, /) -> ArrayInfo:
-        """Return the address and layout of an array whose class :meth:`classes` returns.
+        """Return the address and layout of an array. Its class is in the result of :meth:`classes`.
 
         Raises
         ------
@@ -37,7 +37,7 @@ class Adapter(Protocol):
         """
 
     def empty(self, layout: Layout, /) -> Any:
-        """Return a new array, in private memory, with a layout that has no elements."""
+        """Return a new array without elements, in private memory."""
 
     def copy_to(self, target: Any, source: Any, /) -> None:
         """Overwrite an array with another array of the same shape and dtype."""

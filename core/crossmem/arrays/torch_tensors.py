@@ -86,9 +86,14 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        The tensor has no memory, has a storage that is smaller than its elements, is a lazy
-        conjugate or a lazy negative, or has more data than plain elements, as sparse and quantised
-        tensors have. The error is also raised if crossmem does not support the dtype or the device.
+        There are these causes:
+
+        - The tensor has no memory.
+        - The tensor's storage is smaller than its elements.
+        - The tensor is a lazy conjugate or a lazy negative.
+        - The tensor has other data besides plain elements, for example because it is sparse or
+          quantised.
+        - crossmem does not support the dtype or the device.
     """
     torch = require("torch")
     refused, hint = None, "share the plain tensors that it consists of"

@@ -5,14 +5,15 @@ Each way to share memory, crossmem included, is a peer. Each peer has two proces
 a consumer. Each process is bound to one CPU. A round measures the peers in turn.
 
 In most rows of the report, each round gives one number, and the row has the median of these
-numbers. The number of a round is the median of its repetitions. If many allocations are timed
-together, the number is the mean of the repetitions. The 99th percentiles (p99) are computed from
-the samples of all rounds together. Some tables, such as ``Scale``, have only one round.
+numbers. The number of a round is the median of its repetitions. Some rows time many allocations
+together. In these rows, the number of a round is the mean over the allocations. The 99th
+percentiles (p99) are computed from the samples of all rounds together. Some tables, such as
+``Scale``, have only one round.
 
-In the tables that compare all peers, each operation is timed in the process that performs it. Of
-these times, only those in the column ``round trip`` and in the table ``Churn`` include the transfer
-of the token to the consumer, and the consumer's reply. The times for trees, copies, timelines and
-queues may begin in one process and end in another.
+In the tables that compare all peers, each operation is timed in the process that performs it. Most
+of these times exclude the transfer of the token to the consumer, and the consumer's reply. Only the
+column ``round trip`` and the table ``Churn`` include both. The times for trees, copies, timelines
+and queues may begin in one process and end in another.
 """
 
 from collections.abc import Callable, Sequence

@@ -89,11 +89,11 @@ class Channel:
         self.end()
 
     def receive_all(self) -> list[bytes]:
-        """Return the packets of one :meth:`send_all`."""
+        """Return the packets that the other process sent with one call of :meth:`send_all`."""
         return list(self.stream())
 
     def end(self) -> None:
-        """End the :meth:`stream` of the other process."""
+        """End the iteration of :meth:`stream` in the other process."""
         self.send(_END)
 
     def stream(self) -> Iterator[bytes]:

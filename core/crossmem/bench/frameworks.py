@@ -255,7 +255,10 @@ CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxy
 
 
 def main(arguments: list[str]) -> None:
-    """Measure one case. ``arguments`` are the case's name, and its keywords as JSON."""
+    """Measure one case.
+
+    ``arguments`` are the name of the case, and a JSON object with the arguments of its function.
+    """
     name, given = arguments
     sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
 

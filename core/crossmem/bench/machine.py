@@ -51,7 +51,7 @@ def choose_cpus() -> Cpus:
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the version of a distribution, None if the distribution is not installed."""
+    """Return the version of a distribution, or None if the distribution is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -59,7 +59,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def _field(path: str, name: str) -> str:
-    """Return the value of the first line ``name: value`` of a file, ``""`` if no line is found."""
+    """Return the value of the first line ``name: value`` of a file, or ``""`` without such a line."""
     with suppress(OSError), Path(path).open() as file:
         for line in file:
             key, _, value = line.partition(":")
@@ -79,7 +79,7 @@ def available_nbytes() -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return facts about this machine, by which a reader judges the numbers of a run."""
+    """Return facts about this machine. They help a reader to judge the numbers of a run."""
     huge_pages = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     shmem = ""
     with suppress(OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's peer for pools of crossmem, through crossmem's public interface."""
+"""The benchmark's peer that shares blocks of pools. It uses crossmem's public interface."""
 
 from typing import Any, ClassVar, Final
 
@@ -17,7 +17,7 @@ _MOST_NBYTES: Final = 1 << 30
 class PoolPeer(Peer):
     """Shares blocks of pools. A token is the handle of a block, as bytes.
 
-    The first :meth:`create` of a size makes the pool for this size.
+    The first call of :meth:`create` with a size makes the pool for this size.
     """
 
     title: ClassVar[str] = "crossmem pool"

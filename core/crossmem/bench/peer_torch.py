@@ -69,7 +69,7 @@ class TorchPeer(Peer):
 
     @override
     def free(self, memory: Any) -> None:
-        # PyTorch frees a storage with the storage's last reference. This call drops the reference
+        # PyTorch frees a storage when its last reference is dropped. This call drops the reference
         # that the tensor has.
         memory.set_()
 

@@ -133,7 +133,7 @@ def _polling(ends: _Ends) -> Way:
 
 
 def _order_memory() -> None:
-    """Act as a full fence: the release and the next acquisition of one lock order all accesses."""
+    """Act as a full fence: to release a lock and then acquire it puts all accesses in order."""
     lock = threading.Lock()
     lock.acquire()
     lock.release()

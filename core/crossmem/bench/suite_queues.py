@@ -11,7 +11,7 @@ __all__ = ["ROOM_NBYTES", "run"]
 
 _LARGE: Final = "queue 1073741824"
 ROOM_NBYTES: Final = 5 << 30
-"""The free memory, in bytes, for the measurement with buffers of 1 GiB. Each of the two processes
+"""The measurement with buffers of 1 GiB needs this number of free bytes. Each of the two processes
 makes a queue of two such buffers. The processes touch only the first page of each buffer, but some
 kernels count all pages as used."""
 

@@ -136,14 +136,14 @@ def conformance(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="How memory is shared, one of the device's mechanisms.  "
+            help="The mechanism with which the tests share memory.  "
             r"\[default: the device's first]",
         ),
     ] = None,
     select: Annotated[
         str | None,
         typer.Option(
-            "-k", metavar="EXPRESSION", help="Run only tests whose names match, as pytest does."
+            "-k", metavar="EXPRESSION", help="Run only tests that match; the syntax is pytest's."
         ),
     ] = None,
     everything: Annotated[
@@ -164,7 +164,7 @@ def conformance(
     included. Each run takes some minutes. At the end, the command lists the backends and runtimes
     that this machine cannot run.
 
-    Exits with 0 if no test failed, 1 if one failed, 2 if the device cannot be used, 4 if the
+    Exits with 0 if no test failed, 1 if a test failed, 2 if the device cannot be used, 4 if the
     expression of -k is invalid, 5 if no test was selected.
     """
     with reporting("conformance", as_json=as_json):
@@ -203,7 +203,7 @@ _command(*BENCH_EXAMPLES)(bench)
 @_command(
     ("crossmem emulate hip -- python test.py", "an unmodified program, on two emulated GPUs"),
     ("crossmem emulate hip --devices 8 --report -- ./test", "with a list of its calls"),
-    ("crossmem emulate hip --fault hipMalloc=2:3 -- ./test", "its fourth hipMalloc fails with 2"),
+    ("crossmem emulate hip --fault hipMalloc=2:3 -- ./test", "its fourth hipMalloc returns 2"),
     ('eval "$(crossmem emulate hip --print-env)"', "for all programs of this shell"),
 )
 def emulate(
@@ -244,16 +244,16 @@ def emulate(
         bool | None,
         typer.Option(
             "--strict/--lax",
-            help="Strict: report API misuse, and let CPU accesses to device addresses fault. Lax: "
-            r"do neither.  \[default: strict]",
+            help="Strict: report API misuse, and protect device addresses from the CPU. Lax: do "
+            r"neither.  \[default: strict]",
         ),
     ] = None,
     slow_streams: Annotated[
         bool | None,
         typer.Option(
             "--slow-streams/--fast-streams",
-            help="Slow: do a stream's work only when the program waits for it. Fast: at once.  "
-            r"\[default: fast]",
+            help="Slow: do a stream's work only when the program waits for it. Fast: do it at "
+            r"once.  \[default: fast]",
         ),
     ] = None,
     state: Annotated[

@@ -46,7 +46,7 @@ class Task:
     """A consumer's task: to attach the whole memory, and each tensor in this memory.
 
     ``handle`` is the handle of the whole memory, and ``parts`` are the handles of the tensors.
-    ``timeout`` is the longest time of each attach, in seconds.
+    ``timeout`` is the time limit of each attach, in seconds.
     """
 
     handle: bytes
@@ -267,8 +267,9 @@ def obey(connection: Connection, work: Callable[[], None]) -> None:
         parent = parent_process()
         if parent is not None and parent.pid is not None:
             # A child sees the end of its pipe only while it reads the pipe. In the demo of queues,
-            # a child does not read the pipe while it waits for the rest of a chunk of
-            # multiprocessing.Queue. So the kernel kills each child when its parent ends.
+            # a child also reads chunks from a multiprocessing.Queue. While it waits for the rest of
+            # a chunk, it does not read the pipe. So each child asks the kernel to kill it when the
+            # parent ends.
             end_with(parent.pid, signal.SIGKILL)
         try:
             work()

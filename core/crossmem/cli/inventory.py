@@ -15,8 +15,8 @@ __all__ = ["take_inventory"]
 def take_inventory(*, verbose: bool = False) -> DevicesReport:
     """Return the usable devices, and the backends and plugins that are not usable.
 
-    If ``verbose``, the report also says how this process and each exporter in the run directory
-    order their accesses to shared words.
+    If ``verbose``, the report also says how accesses to shared words are ordered: in this process,
+    and between this process and each exporter that has a socket in the run directory.
 
     Raises
     ------

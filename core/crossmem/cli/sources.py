@@ -38,7 +38,7 @@ _POOL_NBYTES: Final = 2**20
 
 
 class Source(Protocol):
-    """A known number of bytes, which can be read once, from the first to the last."""
+    """A source of ``nbytes`` bytes. They can be read once, from the first to the last."""
 
     name: str
     path: str | None

@@ -78,8 +78,8 @@ def _guarded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    # If a call takes longer than ``limit_s``, the peer ends itself. ``Peer.start`` sends a limit
-    # that is ``GRACE_S`` longer than the test waits. So the test reports the missing reply first.
+    # If a call takes longer than ``limit_s``, the peer ends itself. ``Peer.start`` adds
+    # ``GRACE_S`` to the test's limit. So the test reports a missing reply before the peer ends.
     faulthandler.dump_traceback_later(limit_s, exit=True)
     pid = os.getpid()
     is_result, trace = True, ""
@@ -88,8 +88,8 @@ def _guarded(
     except Exception as error:  # noqa: BLE001 - it is raised again in the test process
         is_result, value, trace = False, error, traceback.format_exc()
     if os.getpid() != pid:
-        # The function has forked, and this child must end. Here, a call of faulthandler would wait
-        # for ever for the thread of the timer, which does not exist in a child.
+        # The function has forked, and this child must end. Here, a call of faulthandler would never
+        # return: it would wait for the timer's thread, which a forked child does not have.
         os._exit(70)
     faulthandler.cancel_dump_traceback_later()
     try:

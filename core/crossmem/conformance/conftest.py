@@ -209,7 +209,7 @@ def tracer(kit: Kit) -> TracingDriver:
 
 @pytest.fixture
 def allocate(device: crossmem.Device) -> Iterator[Allocate]:
-    """Return the function ``allocate(nbytes, data=b"")``; its memory is freed after the test."""
+    """Return the function ``allocate(nbytes, data=b"")``. After the test, free the allocations."""
     made: list[crossmem.Allocation] = []
 
     def make(nbytes: int, data: bytes = b"", **options: Any) -> crossmem.Allocation:
@@ -226,7 +226,7 @@ def allocate(device: crossmem.Device) -> Iterator[Allocate]:
 
 @pytest.fixture
 def make_pool(device: crossmem.Device, guarded: None) -> Iterator[MakePool]:
-    """Return the function ``make_pool(blocks)``; its pools are closed after the test."""
+    """Return the function ``make_pool(blocks)``. After the test, close the pools."""
     made: list[crossmem.Pool] = []
 
     def make(blocks: int, nbytes: int = NBYTES) -> crossmem.Pool:
@@ -249,7 +249,7 @@ def level(request: pytest.FixtureRequest, capabilities: crossmem.Capabilities) -
 
 @pytest.fixture
 def word(capabilities: crossmem.Capabilities) -> TimelineLevel:
-    """Return the level ``"word"``, at which streams wait without the host."""
+    """Return the level ``"word"``. Skip the test if the device has no timelines of this level."""
     if "word" not in capabilities.timeline_levels:
         pytest.skip("the device has no timelines of level 'word'")
     return "word"
@@ -257,7 +257,7 @@ def word(capabilities: crossmem.Capabilities) -> TimelineLevel:
 
 @pytest.fixture
 def make_timeline(device: crossmem.Device, guarded: None) -> Iterator[MakeTimeline]:
-    """Return the function ``make_timeline(level)``; its timelines are closed after the test."""
+    """Return the function ``make_timeline(level)``. After the test, close the timelines."""
     made: list[crossmem.Timeline] = []
 
     def make(
@@ -273,7 +273,7 @@ def make_timeline(device: crossmem.Device, guarded: None) -> Iterator[MakeTimeli
 
 @pytest.fixture
 def make_queue(device: crossmem.Device, guarded: None) -> Iterator[MakeQueue]:
-    """Return the function ``make_queue(depth)``; its queues are closed after the test.
+    """Return the function ``make_queue(depth)``. After the test, close the queues.
 
     A test must name this fixture before the fixtures of peers, so that the peers close the queue
     before its owner does.
@@ -300,7 +300,7 @@ def named(guarded: None) -> Iterator[None]:
 
 @pytest.fixture
 def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
-    """Return the function ``make_stream()``; its streams are destroyed after the test.
+    """Return the function ``make_stream()``. After the test, destroy the streams.
 
     A test must name this fixture after ``make_timeline`` and the fixtures of memory, so that each
     stream is destroyed before the timelines and the memory.
@@ -339,7 +339,7 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 
 @pytest.fixture
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
-    """Return an object that makes imports and address ranges, which end after the test."""
+    """Return an object that makes imports and address ranges. After the test, end them."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
         # pytest ends fixtures in the reverse order of their set-up, and this call sets up the peer.
         # So this process closes its imports of the peer's memory before the peer is checked for

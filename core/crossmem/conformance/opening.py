@@ -50,8 +50,8 @@ def refuse(config: pytest.Config) -> int | None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    # If that process failed with another error than ``CrossmemError``, the run continues. The tests
-    # then show the error with a traceback.
+    # If that process failed, but not with a ``CrossmemError``, the run continues. The tests then
+    # show the error with a traceback.
     if done.returncode != _UNUSABLE:
         return None
     sys.stderr.write(done.stderr)

@@ -65,7 +65,7 @@ class PeerPool:
     device, runtime, mechanism
         As for :class:`crossmem.conformance.peers.Peer`.
     forks
-        Whether peers are forked. Vendors' libraries may not survive a fork.
+        Whether peers are forked. Some vendors' libraries do not survive a fork.
     environment
         Environment variables for every peer.
     """
@@ -185,7 +185,10 @@ def leftovers(before: State, after: State) -> list[str]:
 
 
 def settle(check: Any, *, within: float = SOON_S) -> list[str]:
-    """Repeat a check for ``within`` seconds or until it finds nothing; return the last findings."""
+    """Repeat a check until it finds nothing, or until ``within`` seconds have passed.
+
+    Return the findings of the last check.
+    """
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
         # The clock is read before the check, so that the last check begins after the time limit,

@@ -17,7 +17,8 @@ __all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
 
 ABOUT_LAW: Final = "crossmem_about_law"
 """Name of the attribute that the kit adds to pytest's report of a test. The attribute is a tuple:
-the law, the name of the test, and the reason for a skip or an expected failure, else ``""``."""
+the law, the name of the test, and a reason. The reason says why the test was skipped, or why its
+failure is expected. For all other outcomes, the reason is ``""``."""
 CAPABILITIES: Final = "crossmem_capabilities"
 """The key under which a worker sends the device's pickled capabilities."""
 _recorder: Final = pytest.StashKey[Recorder]()

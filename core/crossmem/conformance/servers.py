@@ -53,6 +53,6 @@ def _close_servers() -> None:
         _servers.popitem()[1].close()
 
 
-# A server ends when no process has this process's end of the connection open. A forked child
-# inherits this end and closes it, so that the servers end when this process ends.
+# A server ends when all descriptors of its client's socket are closed. The client is this process.
+# A forked child inherits these sockets, and closes them, so that the servers end with this process.
 os.register_at_fork(after_in_child=_close_servers)

@@ -48,7 +48,7 @@ def took(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
 
 
 class Stranger:
-    """Memory that the test allocates by a direct call of the driver, unknown to crossmem.
+    """Memory that crossmem does not know. The test allocates it by a direct call of the driver.
 
     Parameters
     ----------

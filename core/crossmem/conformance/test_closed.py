@@ -163,7 +163,7 @@ def test_c17_nothing_is_unmapped_under_a_live_view(allocate: Allocate, peer: Pee
 
 
 def dropped(make: Callable[[], object]) -> None:
-    """Call a function that creates or drops objects, and collect garbage."""
+    """Call a function that creates or drops objects. Then collect garbage."""
     make()
     gc.collect()
 

@@ -43,14 +43,15 @@ def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]
 def is_closed(name: str) -> bool:
     """Whether a named object is closed.
 
-    Reading ``closed`` continues no deferred work, so this function does not close the object.
+    Most calls of crossmem continue deferred work, which may close the object. Reading ``closed``
+    does not, so this function changes nothing.
     """
     closed: bool = actions.objects[name].closed
     return closed
 
 
 def held(tracer: TracingDriver, before: dict[str, int]) -> list[str]:
-    """Return a line for each kind of driver object with another count than in ``before``."""
+    """Return a line for each kind of driver object whose count differs from ``before``."""
     live = tracer.live
     return [f"{live[name] - before[name]} {name}" for name in live if live[name] != before[name]]
 
@@ -255,10 +256,10 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # The vendor's threads live as long as the process, so they are among the threads that are left.
-    # report_threads_at_exit() counts only threads of the vendor that start during its call, so none
-    # may start earlier. A tracer uses crossmem earlier, and this use might start threads of the
-    # vendor. So the importer has no tracer.
+    # At its exit, the importer prints the number of its threads. The vendor's threads count, too,
+    # because they live as long as the process. report_threads_at_exit() returns the number of the
+    # vendor's threads that start during its call. It does not count threads that started earlier. A
+    # tracer uses crossmem earlier, which might start such threads. So the importer has no tracer.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     vendors = importer.call(report_threads_at_exit)

@@ -39,7 +39,7 @@ def _reached(tracer: TracingDriver) -> list[int]:
 
 
 def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHandleError) -> str:
-    """Check that every function for imports refuses a value without a call in ``_REACHING``.
+    """Check that every import function refuses a value, and makes no driver call of ``_REACHING``.
 
     Return the message of the error that :func:`crossmem.attach` raised.
     """
@@ -56,7 +56,7 @@ def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHan
 
 
 def _sealed(blob: bytes) -> bytes:
-    """Return the changed bytes of a handle with the checksum corrected."""
+    """Return the changed bytes of a handle with a new checksum, which fits the bytes."""
     return blob[:_CHECKSUM_AT] + struct.pack("<I", checksum_of(blob)) + blob[_CHECKSUM_AT + 4 :]
 
 

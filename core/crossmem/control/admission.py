@@ -54,8 +54,7 @@ class Admission:
     registry
         The exports and leases.
     log
-        Receives a line about each exception that a driver raises, except a
-        :class:`CrossmemError`.
+        Receives a line about each exception of a driver that is not a :class:`CrossmemError`.
     """
 
     def __init__(self, registry: LeaseRegistry, log: PeerLog) -> None:
@@ -142,9 +141,9 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # The export is a block. An importer requests a block only if the control segment has
-            # another generation than the handle. A freed block was refused above, so the handle was
-            # withdrawn.
+            # The export is a block. An importer requests a block only if the generations in the
+            # control segment and in the handle differ. A freed block was refused above, so the
+            # handle was withdrawn.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
@@ -227,9 +226,9 @@ class Admission:
         """
         key = request.session, which
         row = holder.rows.get(key)
-        # A request lists the importer's rows in ``known``. The numbers of a program's requests grow
-        # over all its connections. So a request with a number below ``row.request`` is older than
-        # the row, and cannot list the row.
+        # A request lists the importer's rows in ``known``. A program gives each request a larger
+        # number than the request before it, on any connection. So a request with a number below
+        # ``row.request`` is older than the row, and cannot list the row.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:

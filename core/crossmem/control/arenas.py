@@ -34,7 +34,7 @@ _FRESH: Final = 64
 _LOOK_S: Final = 1e-3
 """The longest wait, in seconds, between two checks whether the work of a stream is complete."""
 _SPREAD: Final = 4
-"""A range with at most this many words per checked block is compared with zeros as a whole."""
+"""If a range has at most this many words per checked block, one comparison with zeros checks it."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
@@ -86,8 +86,8 @@ class Arena:
         """The lease unit of each block that a message has reserved. The key is the block. The unit
         leaves this table when the block is free again."""
         self.waiting: dict[object, None] = {}
-        """Calls that wait for a block or for its holders. While a call waits, each thread that
-        frees a block takes the lock of the process's state."""
+        """Calls that wait for a free block, or until the holders of a block release it. While a
+        call waits, each thread that frees a block takes the lock of the process's state."""
         self.is_closing = False
         """Whether the pool was closed, and allocates no more blocks."""
         self._reclaims = 0
@@ -162,7 +162,7 @@ class Arena:
                         unit.is_retired = False
 
     def reclaim(self, *, all_of_them: bool = False) -> int:
-        """Move freed blocks without holders or running work to the free list; return their number.
+        """Move the freed blocks that nothing uses any more to the free list; return their number.
 
         Parameters
         ----------
@@ -172,8 +172,8 @@ class Arena:
         Raises
         ------
         DriverError, BusyError
-            The kernel refuses the barrier, or the device's work cannot be awaited now. The blocks
-            do not become free, and a later call checks them again.
+            The kernel refuses the barrier, or this process cannot wait for the device's work now.
+            The blocks do not become free, and a later call checks them again.
         """
         while (moved := self._reclaim(all_of_them=all_of_them)) is None:
             pass
@@ -291,7 +291,7 @@ class Arena:
                     at = self.at + index
                     words.store(self.words, at, words.load(self.words, at) + 2)
                 # An importer that ended its hold before it saw the new generation sends no hint.
-                # After the barrier, the next read of the row sees the 0.
+                # After the barrier, the next read of the row sees the 0 that ended the hold.
                 words.barrier()
             limit_s = min(timeout_s, _LOOK_S) if self.streamed else timeout_s
             self.registry.wait(self._is_something_idle, limit_s)
@@ -356,8 +356,8 @@ class Arena:
         is_live = now == generation
         is_held = is_live or generation in self._words_of(holder, at)
         if now % 2 and not is_live:
-            # The block has a later odd generation. While ``holder`` holds the block, the owner does
-            # not allocate it again, so the handle was withdrawn.
+            # The block has a later odd generation. The owner does not allocate a held block again.
+            # So if ``holder`` holds the block, the generation shows that the handle was withdrawn.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn") if is_held else _STALE
         known = self.reserved.get(index)
         if known is not None:
@@ -380,7 +380,7 @@ class Arena:
         self.registry.exports.add(export)
         self.reserved[index] = unit
         # This load comes after the unit is added. A thread that frees the block stores the new
-        # generation and then reads ``reserved``. So at least one of the two sees the other's store.
+        # generation and then reads ``reserved``. So at least one thread sees the other's store.
         unit.is_retired = words.load(self.words, at) != generation
         return None
 

@@ -109,8 +109,8 @@ class ServerConnection:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # If the peer closes with unread replies, the kernel reports ECONNRESET once, before
-                # the data that the peer had sent.
+                # If the peer closes the connection before it has read all replies, the kernel first
+                # reports ECONNRESET once, and then returns the data that the peer had sent.
                 continue
             except OSError as error:
                 raise EOFError from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses descriptors from peers, and closes received descriptors on threads that may block.
+"""Refuses descriptors from peers, and closes received descriptors on separate threads.
 
 If a descriptor is the last one of a TCP socket, ``close`` blocks for the ``SO_LINGER`` time of the
 socket. The sender of the descriptor chooses this time. If a descriptor belongs to a file on FUSE,
@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 _SO_PASSRIGHTS: Final = 83
-"""A socket option of Linux 6.16, which Python's socket module lacks. x86-64 and aarch64 have the
-same number."""
+"""The number of a socket option. Linux has the option since version 6.16. Python's socket module
+does not define the number, which is the same on x86-64 and on aarch64."""
 
 _MAX_CLOSERS: Final = 8
 _CREDENTIALS: Final = socket.CMSG_SPACE(12)
@@ -64,7 +64,7 @@ def refuses(connection: socket.socket) -> bool:
 
 
 def admit(connection: socket.socket) -> None:
-    """Allow the peer to send descriptors again."""
+    """Undo :func:`refuse`, so that the kernel accepts descriptors from the peer."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 1)
 
@@ -81,7 +81,7 @@ def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close_each(descriptors: list[int], kept: int = 0) -> None:
-    """Close all descriptors but the first ``kept``. Remove each from the list before closing it."""
+    """Remove each descriptor from the list, then close it. Keep the first ``kept`` descriptors."""
     while len(descriptors) > kept:
         descriptor = descriptors[-1]
         del descriptors[-1]
@@ -114,7 +114,7 @@ def close_connection(connection: socket.socket) -> None:
 
 
 def is_behind(most: int) -> bool:
-    """Whether more than ``most`` lists of descriptors or connections wait to be closed.
+    """Whether the queue of :func:`close_aside` contains more than ``most`` lists.
 
     Callers then delay new connections, so that peers cannot fill the descriptor table.
     """
@@ -146,7 +146,7 @@ _closing: deque[list[int] | list[socket.socket]] = deque()
 # the kernel closes them after the exit.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_closing))
 _closers: set[object] = set()
-"""One object for each running closer: a thread that closes descriptors."""
+"""One object for each closer. A closer is a running thread that closes descriptors."""
 _in_work: dict[object, list[int] | list[socket.socket]] = {}
 """The list that each closer empties. The key is the closer."""
 

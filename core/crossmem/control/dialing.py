@@ -22,8 +22,8 @@ __all__ = ["dial"]
 _CONNECT_RETRY_S: Final = 0.005
 _DYING_S: Final = 0.2
 _MAX_CLOSING: Final = 8
-"""While more calls of :func:`close_aside` than this have descriptors left to close, :func:`dial`
-makes no new connection."""
+""":func:`dial` waits while :func:`close_aside` has more than this number of lists of descriptors
+left to close."""
 
 
 def dial(
@@ -131,7 +131,7 @@ def _connect(
     if (refused[0] and path.is_socket()) or (is_alive and is_silent(owner)):
         raise owner_gone(owner, "closed its lease server")
     state = (
-        "lives, but it is exiting, or its lease server cannot be reached from here"
+        "lives; either it is exiting, or its lease server cannot be reached from here"
         if owner.pid_namespace == this.pid_namespace
         else "is in another pid namespace; it is dead, or cannot be reached from here"
     )
@@ -154,8 +154,8 @@ def _connect_to(
         try:
             connection.connect(address)
         except BlockingIOError:
-            # The backlog is full. Either the owner does not accept now, or the owner is dead and
-            # another process has taken the owner's address.
+            # The backlog is full. Either the owner accepts no connections at the moment, or the
+            # owner is dead and another process has taken the owner's address.
             raise_if_dead(owner, this, 0.0)
             if not deadline.remaining_s:
                 raise deadline.passed(owner) from None

@@ -29,7 +29,7 @@ _SUFFIX: Final = ".sock"
 _UNFINISHED: Final = ".new"
 _ATTEMPTS: Final = 10
 _MOST_PATH_NBYTES: Final = 107
-"""The longest path at which a process can connect to a socket, in bytes."""
+"""The largest number of bytes in the path of a socket to which a process can connect."""
 _BACKLOG: Final = 4096
 _MODE: Final = 0o700
 """The mode of a run directory."""
@@ -128,9 +128,10 @@ def _listen_at_path(path: Path) -> socket.socket:
     """Listen at a temporary name, then rename the socket to the final name.
 
     Until ``listen`` returns, the kernel may refuse a connection as if the process of the socket
-    were dead. Importers know only the final name. If the socket already had this name, an importer
-    might think that the server has ended. For the same reason, a sweep by another process may
-    remove the temporary name. In this case, the rename fails, and the function tries again.
+    were dead. If the socket already had its final name, an importer might think that the server has
+    ended. Importers do not know the temporary name. A sweep by another process may think that the
+    server has ended, and remove the temporary name. Then the rename fails, and this function tries
+    again.
     """
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"

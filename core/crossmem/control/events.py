@@ -13,8 +13,8 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""The kinds of events about the end of a lease (item 0) or of a reservation (item 1): ``LOST`` if
-the holder has died, else ``ENDED``."""
+"""``LOST`` has the kinds of events for ends by the death of the holder. ``ENDED`` has the kinds for
+other ends. Item 0 of each is the kind for a lease, and item 1 is the kind for a reservation."""
 
 
 class EventQueue:

@@ -28,20 +28,21 @@ def claim(export: Export) -> Refusal | None:
     is_held = any(one.export == number for one in list(export.unit.leases.values()))
     if not is_held and slot is not None:
         slot.move_on(is_live=True)
-        # If a process still found the old generation valid, the barrier makes its row visible.
+        # A process writes its row before it checks the generation. If the process found the
+        # earlier generation, this process sees the row after the barrier.
         words.barrier()
         is_held = words.any_of(export.rows.values(), slot.at)
     return Refusal(Status.TAKEN, "another process holds it") if is_held else None
 
 
 class Deaths:
-    """Exports that were granted to processes now dead, until ``Export.on_death`` is called."""
+    """Keeps exports that were granted to dead processes, until ``on_death`` is called."""
 
     def __init__(self) -> None:
         self._exports: dict[Export, None] = {}
 
     def note(self, exports: Iterable[Export]) -> None:
-        """Remember exports that a dead process was granted, except exports without ``on_death``."""
+        """Remember exports that were granted to a dead process, if they have an ``on_death``."""
         self._exports.update((one, None) for one in exports if one.on_death is not None)
 
     def tell(self) -> None:

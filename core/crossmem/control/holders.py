@@ -31,9 +31,9 @@ class HolderTable:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """The known processes. The key is the pid, a number and the user. If the pid is visible,
-        the number is 0. If not, the pid is 0, and the number is the result of :func:`pidfd_number`,
-        or the session if the kernel does not number pidfds."""
+        """The known processes. Each key has a pid, a number and a user. If the pid is visible, the
+        number is 0. Otherwise, the pid is 0, and the number identifies the process: it is the
+        result of :func:`pidfd_number`. If that is 0, the number is the process's session."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold memory."""
 
@@ -65,7 +65,7 @@ class HolderTable:
         return holder
 
     def _known(self, connection: ServerConnection, number: int = 0) -> Holder | None:
-        """Return the process of a connection if the process lives and is known already, or None.
+        """Return the process of a connection, or None if the process is unknown or dead.
 
         A process that has changed its user counts as another process, which is admitted separately.
         """
@@ -73,11 +73,11 @@ class HolderTable:
         return None if holder is None or self.lose_if_dead(holder) else holder
 
     def _meet(self, connection: ServerConnection, request: Request, pidfd: int | None) -> Holder:
-        """Return the holder of a connection's process. If there is a pidfd, watch the process."""
+        """Return the record of a connection's process. If there is a pidfd, watch the process."""
         number = 0
         if not connection.pid:
-            # The pidfd's number is preferred to the session, because a request can contain any
-            # session.
+            # The result of pidfd_number is preferred to the session, because a request can contain
+            # any session.
             number = pidfd_number(pidfd) or request.session
             known = self._known(connection, number)
             if known is not None:
@@ -98,7 +98,7 @@ class HolderTable:
     def lose_if_dead(self, holder: Holder) -> bool:
         """Return whether a process is dead. Report a dead process to ``on_death``."""
         # An event of epoll alone does not prove the death. Earlier in the same batch of events, the
-        # server may have closed the pidfd, and the pidfd's number may now belong to another pidfd.
+        # server may have closed the pidfd, and the descriptor may now be that of another pidfd.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)
         if dead:
             self._on_death(holder)
@@ -124,7 +124,7 @@ class HolderTable:
         _close_pidfd(holder)
 
     def forget_unused(self) -> None:
-        """Stop watching processes without a connection that hold nothing any more."""
+        """Stop watching the processes that have no connection and hold nothing any more."""
         for holder in list(self._detached):
             self.forget_if_unused(holder)
 

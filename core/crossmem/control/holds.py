@@ -30,11 +30,11 @@ class HoldTable:
         self.known = 0
         """One bit for each control segment: whether this process has a row for it."""
         self._segments: dict[int, tuple[Segment, Segment, bool]] = {}
-        """A control segment, this process's row for it, and whether this process uses fences. The
-        key is the segment's number."""
+        """Each key is the number of a control segment. The value is the control segment, this
+        process's row for it, and whether this process uses fences."""
         self._holders: dict[int, set[object]] = {}
-        """The objects of this process that hold a slot. While there is such an object, the slot's
-        word in the row is not 0. The key is the slot."""
+        """Each key is a slot. The value is the objects of this process that hold the slot. While
+        there is such an object, the slot's word in the row is not 0."""
 
     def add(self, number: int, descriptors: Sequence[int]) -> None:
         """Map a control segment and the row that belongs to it. The caller closes both descriptors.
@@ -137,7 +137,7 @@ class HoldTable:
         return which[:2]
 
     def close(self) -> None:
-        """Unmap the segments. Holds that have not ended stay written in the rows."""
+        """Unmap the segments. The rows keep the words of the holds that have not ended."""
         for control, row, _is_fenced in self._segments.values():
             control.close()
             row.close()

@@ -32,13 +32,13 @@ FAULTY_OWNER: Final = "import from a process that runs the same release of cross
 """The hint of errors about an exporter that breaks the lease protocol."""
 
 _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_NAME))
-"""The names of control segments and of rows in ``/proc``."""
+"""The names that ``/proc`` shows for control segments and for rows."""
 
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
 BLOCKS_AT: Final = 2
-"""Number of slots of a pool before the slots of its blocks. The first slot is the arena's. The
-second slot's word in the control segment is the distance between blocks, in bytes."""
+"""Number of slots that precede the slots of a pool's blocks. The first of them is the slot of the
+arena. For the second, the word in the control segment is the distance between blocks, in bytes."""
 HEADER_WORDS: Final = 8
 """Number of words at the beginning of a segment, before the words of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS
@@ -115,7 +115,7 @@ class Segment:
         return self._mapped[0] or 0
 
     def close(self) -> None:
-        """Unmap the words. No thread may read them any more. A second call does nothing."""
+        """Unmap the words. The caller ensures that no thread uses them. A second call does nothing."""
         self.words.release()
         mapped, self._mapped = self._mapped, []
         # In a forked child, the segment is not mapped, and other memory may lie at its address.
@@ -146,8 +146,8 @@ def _after_fork_in_child() -> None:
 def _unmap_inherited() -> None:
     """Unmap segments for which MADV_DONTFORK failed or was not called yet.
 
-    The segments are found by name. If the fork happened just after a thread of the parent had
-    mapped a segment, that thread has not stored the address yet.
+    The function finds the segments by name, because an address can be unknown: if the fork happened
+    just after a thread of the parent had mapped a segment, the thread had not stored the address.
     """
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():

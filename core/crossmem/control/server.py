@@ -56,7 +56,7 @@ _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _MAX_UNREAD: Final = 300
-"""The most messages read from a connection that is about to be closed; a socket holds fewer."""
+"""Limit on the messages that are read before a connection is closed. A socket holds fewer."""
 
 
 class LeaseServer:
@@ -78,8 +78,8 @@ class LeaseServer:
     ConfigurationError
         The run directory cannot be used.
     DriverError, OutOfMemoryError
-        This process lacks a free descriptor, or memory for a segment of words. :meth:`start` raises
-        the error if it cannot start the thread.
+        This process has no free descriptor, or no memory for a control segment. :meth:`start` also
+        raises DriverError, if this process can start no more threads.
     UnsupportedError
         A monkey patch has removed ``select.epoll``.
     """
@@ -163,7 +163,7 @@ class LeaseServer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close every descriptor and change nothing else: for a forked child."""
+        """Close every descriptor, and change nothing else, as a forked child must."""
         for connection in list(self._connections.values()):
             connection.socket.close()
             connection.finish()
@@ -228,7 +228,7 @@ class LeaseServer:
             # All other peers need this thread, so a fault that one peer causes must not end it.
             connection = self._connections.get(descriptor)
             pid = connection.pid if connection is not None else 0
-            text = f"a fault in the lease server, which continues: {type(error).__name__}"
+            text = f"the lease server continues after a fault: {type(error).__name__}"
             self._peer_log.warning(pid, text, error)
             if connection is not None:
                 self._drop(connection)
@@ -300,7 +300,7 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(1):
-                # Only a message counts as served: the end of a connection takes little time.
+                # At the end of a connection, the process is not added: an end takes little time.
                 self._served.add(process)
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
@@ -311,7 +311,7 @@ class LeaseServer:
         except EOFError:
             self._drop(connection)
         except ProtocolError as error:
-            self._peer_log.warning(connection.pid, f"its connection is dropped: it sent {error}")
+            self._peer_log.warning(connection.pid, f"it is disconnected, because it sent {error}")
             self._drop(connection)
 
     def _answer(
@@ -362,7 +362,7 @@ class LeaseServer:
             self._peer_log.warning(
                 connection.pid,
                 "a reply to this importer waits, because peers have left too many descriptors of "
-                "earlier replies unread (ulimit -n)",
+                "earlier replies unread; a larger `ulimit -n` allows more",
             )
         self._unsent.add(connection)
         self._loop.change(connection.number, write=connection.is_full)
@@ -389,8 +389,8 @@ class LeaseServer:
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 # The peer may have discarded a message, and sent an END for the reservation of the
-                # message. If the sender still holds the reservation, leases.lose() does not end the
-                # reservation. So the server reads the END first.
+                # message. If the reservation still belongs to the process that sent the message,
+                # leases.lose() does not end it. So the server reads the END first.
                 self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

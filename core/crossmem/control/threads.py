@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How threads start and wait. A signal handler may raise meanwhile without harm (law C30)."""
+"""How threads start and wait. An exception from a signal handler does no harm here (law C30)."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from crossmem.driver.recording import call_into
 __all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
 
 LOOK_AGAIN_S: Final = 0.5
-"""A waiting thread checks its condition again after this time, because it may get no hint. A
+"""After this time, a waiting thread checks its condition again, because a hint can be lost. A
 :class:`PassingThread` pauses for the same time after a fault."""
 _STOP_S: Final = 5.0
 _log = logging.getLogger(__name__)
@@ -90,8 +90,8 @@ class PassingThread:
                 try:
                     self._turn()
                 except BaseException:  # noqa: BLE001 - logged with its traceback
-                    # Work is left, so a fault must not end the thread. No signal handler has raised
-                    # the exception, because signal handlers run only in the main thread.
+                    # Work is left, so a fault must not end the thread. The fault is a fault of the
+                    # work: signal handlers, which can also raise, run only in the main thread.
                     _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
@@ -167,8 +167,8 @@ def start_thread(thread: threading.Thread) -> None:
         try:
             thread.start()
         except RuntimeError as error:
-            # thread.start() also raises if an earlier call of start_thread() was interrupted after
-            # it had started the thread.
+            # An earlier call of start_thread() can have started the thread before a signal handler
+            # interrupted that call. Then thread.start() raises, too.
             if thread.ident is None:
                 failures.append(error)
         finally:

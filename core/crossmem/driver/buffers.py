@@ -143,14 +143,14 @@ class ViewAnchor:
         return buffer
 
     def note(self, view: Any) -> None:
-        """Record an array or tensor, for the error that names the users of the memory."""
+        """Record an array or tensor of the memory, so that :meth:`describe_views` can name it."""
         # The callback is C code, because Python drops the exception of a signal handler that raises
         # during a callback in Python code.
         key, views = id(view), self._views
         views[key] = weakref.ref(view, partial(views.pop, key))
 
     def describe_views(self) -> str:
-        """Return a text that names the live arrays and tensors; empty if there are none."""
+        """Return a text that names the live arrays and tensors, or ``""`` if there are none."""
         alive = [view for one in list(self._views.values()) if (view := one()) is not None]
         if not alive:
             return ""

@@ -71,7 +71,7 @@ class RangeLedger:
             return [(True, f"bytes [{pointer:#x}, {end:#x}) are not reserved")]
         is_own = isinstance(memory, Block)
         rules = [
-            (memory.ordinal != one.ordinal, "the range is another device's"),
+            (memory.ordinal != one.ordinal, "the range belongs to another device"),
             (one.shows_own not in {None, is_own}, "the range has both own and imported memory"),
             (
                 any(

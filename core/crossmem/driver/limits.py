@@ -19,5 +19,5 @@ def descriptor_hint() -> str:
         )
     return (
         f"the limit is {hard} open files, and only root can raise it (LimitNOFILE= of a service, "
-        "--ulimit nofile= of a container); or share parts of a few large allocations"
+        "--ulimit nofile= of a container); without root, share parts of a few large allocations"
     )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limits on the memory of this process, and the memory that it can still allocate.
 
-The kernel allocates a page at its first access. If no page is free then, the kernel returns no
-error but kills a process. So a caller reads the limits before it accesses new memory.
+The kernel allocates a page when a program first accesses the page. If the kernel then has no free
+page, it returns no error but kills a process. So a caller reads the limits before it accesses new
+memory.
 """
 
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ class Limits:
             return
         yield Limit(
             "the machine's memory",
-            "free memory on this machine, or ask for less",
+            "free some memory on this machine, or ask for less",
             total_nbytes,
             free_nbytes + swap_nbytes,
         )
@@ -110,8 +111,8 @@ class Limits:
     def _own_cgroups(self) -> Iterator[tuple[Path, _Files]]:
         """Yield the folder of each cgroup that limits this process: its own and all ancestors.
 
-        Some folders may not exist: in a container, ``/proc/self/cgroup`` may have the path on the
-        host, although the container sees its own cgroup as the root.
+        Some folders may not exist: in a container, ``/proc/self/cgroup`` may name the path that the
+        cgroup has on the host, although the container sees its own cgroup as the root.
         """
         try:
             lines = (self._proc / "self/cgroup").read_text("utf-8").splitlines()
@@ -146,7 +147,7 @@ def _read_cgroup(
         return None
     return Limit(
         str(folder / files.limit),
-        "free memory in this cgroup, raise its limit, or ask for less",
+        "free some memory in this cgroup, raise its limit, or ask for less",
         total_nbytes,
         max(0, free_nbytes),
     )

@@ -35,7 +35,10 @@ _PERMISSIONS: Final = 1
 def candidates(
     names: Sequence[str], folders: Sequence[str], stem: str, maps: str
 ) -> tuple[str, ...]:
-    """Return paths to load, in order: loaded copies, names for the loader, paths in folders.
+    """Return the paths and names to load, in order.
+
+    First come the paths of copies that the process has loaded, then the names alone, for which the
+    loader searches, and then the paths in the folders.
 
     If the process has loaded a copy already, it must call that copy, because another copy does not
     know the memory that the process has allocated.
@@ -94,8 +97,8 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            # The loader's text begins with the file at fault: this path, or a dependency of the
-            # library. For a missing dependency, that text is the reason: it names the dependency.
+            # The loader's text begins with the name of the faulty file: this path, or a dependency
+            # of the library. If a dependency is missing, the reason must name it.
             reason = str(error).removeprefix(f"{path}: ")
             if reason.startswith("cannot open shared object file: No such"):
                 reason = "no such file" if "/" in path else "not on the library search path"
@@ -254,7 +257,7 @@ class Functions:
     Parameters
     ----------
     prototypes
-        The key is the name that callers use.
+        The C functions. The key is the name by which :meth:`call` calls the function.
     """
 
     def __init__(self, library: ctypes.CDLL, prototypes: Mapping[str, Prototype]) -> None:
@@ -295,8 +298,8 @@ class Functions:
         function = self._bound.get(name)
         if function is None:
             prototype = self._prototypes[name]
-            # Each subscript of the library makes a new function object. Attribute access returns a
-            # cached object, whose types a second prototype of the same symbol would overwrite.
+            # Each subscript of the library makes a new function object. Attribute access returns
+            # the same object again, so two prototypes of one symbol would share their types.
             function = self._library[prototype.symbol]
             function.restype = prototype.restype
             function.argtypes = tuple(kind for one in prototype.parameters for kind in one.kinds)

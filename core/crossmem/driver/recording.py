@@ -7,7 +7,7 @@ call and the assignment. :func:`call_into` stores the result in a list before th
 run a handler.
 
 The release of a resource needs no helper. No handler can run between a statement that clears a
-reference and the C call that follows at once::
+reference and a C call in the next statement::
 
     descriptor, block.descriptor = block.descriptor, None
     os.close(descriptor)
@@ -30,9 +30,9 @@ def call_into(box: list[_T], call: Callable[..., _T], *arguments: object) -> _T:
     box
         The list in which the caller finds the result even if this function raises.
     call, arguments
-        A function that returns a resource or the resource's number, and the function's arguments.
-        If the function is written in Python and raises before its ``return``, the function itself
-        must release the resource.
+        ``call`` is a function that returns a resource or the resource's number. ``arguments`` are
+        the arguments of this function. If the function is written in Python and raises before its
+        ``return``, the function itself must release the resource.
     """
     box.extend(starmap(call, (arguments,)))
     return box[-1]

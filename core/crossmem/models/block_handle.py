@@ -91,14 +91,14 @@ class BlockHandle(ShareableHandle):
     __slots__ = ("_parts",)
 
     _parts: list[Any]
-    """The pool, the numbers of this block and part, and the wire form or None. One list holds all
+    """The pool, the :data:`Fields` of this handle, and the wire form or None. One list holds all
     three, because each write to an attribute of an immutable object costs a call."""
 
     def __init__(self, pool: PoolCore, fields: Fields, blob: bytes | None = None) -> None:
         """Make a handle of a part of a block.
 
-        Only the owner of the pool begins generations. Another process takes the generation in
-        ``fields`` from a handle that the owner made.
+        Only the owner of the pool gives a block a new generation. Another process takes the
+        generation in ``fields`` from a handle that the owner made.
         """
         _set_parts(self, [pool, fields, blob])
 

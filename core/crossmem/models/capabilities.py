@@ -68,7 +68,7 @@ class Capabilities:
     """The optional group :class:`crossmem.driver.ForeignMemory` works with this mechanism."""
 
     other_users: bool = True
-    """Processes of other users that ``Allow(uids=...)`` admits can open the memory (C13)."""
+    """If ``Allow(uids=...)`` admits other users, their processes can open the memory (C13)."""
 
     cuda_array_interface: bool = False
     """Pointers are CUDA or HIP addresses, so CuPy can have arrays at these addresses."""
@@ -77,12 +77,14 @@ class Capabilities:
     """DLPack's number for the type of device. If it is None, ``__dlpack__`` raises BufferError."""
 
     timeline_levels: tuple[TimelineLevel, ...] = ("host",)
-    """The levels of timelines that the device offers, the strongest first. ``"word"``: streams
-    write and await a 64-bit word in host memory. A device without streams, whose work is complete
-    when the issuing call returns, has this level, too. ``"event"``: streams record and await events
-    that processes share. ``"host"``: the host waits in place of the streams. A signal on a stream
-    blocks the host until the stream's work is complete. A wait on a stream blocks the host until
-    the value is reached."""
+    """The levels of timelines that the device offers, the strongest first.
+
+    - ``"word"``: streams write a 64-bit word in host memory, and wait for it. A device without
+      streams has this level, too, if each call returns after the work that it issued is complete.
+    - ``"event"``: streams record events that processes share, and wait for them.
+    - ``"host"``: the host waits in place of the streams. A signal on a stream blocks the host until
+      the stream's work is complete. A wait on a stream blocks the host until the value is reached.
+    """
 
     vendor_queues: bool = False
     """The mechanism shares only queues of the vendor, and has no allocations. The driver offers the
@@ -92,11 +94,15 @@ class Capabilities:
     lease_end: LeaseEnd = "process"
     """The event that ends a lease if the importer does not release it (C11).
 
-    ``"process"``: the importer's death. ``"process-if-visible"``, on kernels older than Linux 6.5:
-    the importer's death, if the importer has a pid in the exporter's pid namespace. The lease of
-    any other importer ends when the importer's last connection ends. ``"connection"``, on kernels
-    without pidfds: the end of the importer's last connection. :func:`crossmem.exports` shows the
-    event of each lease. crossmem sets this field; a backend does not."""
+    - ``"process"``: the lease ends with the importer's death.
+    - ``"process-if-visible"``: the lease ends with the importer's death, if the importer has a pid
+      in the exporter's pid namespace. The lease of any other importer ends with the importer's last
+      connection. Kernels older than Linux 6.5 have this value.
+    - ``"connection"``: the lease ends with the importer's last connection. Kernels without pidfds
+      have this value.
+
+    :func:`crossmem.exports` shows the event of each lease. crossmem sets this field; a backend does
+    not."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)

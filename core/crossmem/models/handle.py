@@ -169,7 +169,10 @@ class ShareableHandle:
         return _fill(object.__new__(ShareableHandle), self._core, self.offset + start, length, None)
 
     def to_bytes(self) -> bytes:
-        """Return the wire form: at most 1 KiB, equal for all handles of one part of an export."""
+        """Return the wire form, which has at most 1 KiB.
+
+        Two handles have the same wire form if they name the same part of the same export.
+        """
         blob = self._bytes
         if blob is None:
             core = self._core.wire
@@ -289,10 +292,11 @@ def _fill(
 
 
 block_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""The decoder of block handles, after :mod:`crossmem.models.block_handle` was imported."""
+"""Contains the decoder of block handles. The import of :mod:`crossmem.models.block_handle` adds the
+decoder to this list."""
 ready_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""The decoder of handles with a timeline, after :mod:`crossmem.models.ready_handle` was
-imported."""
+"""Contains the decoder of handles with a timeline. The import of
+:mod:`crossmem.models.ready_handle` adds the decoder to this list."""
 
 
 def arena_handle(core: bytes, flags: int) -> ShareableHandle:

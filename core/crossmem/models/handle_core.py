@@ -28,7 +28,7 @@ Access = Literal["rw", "ro"]
 """The access of importers to an export: read and write, or read only."""
 
 MAX_RAW_NBYTES: Final = 512
-"""The most bytes of the vendor in a raw handle."""
+"""The largest number of vendor bytes in a raw handle."""
 
 FLAG_READONLY: Final = 1
 FLAG_RAW: Final = 2
@@ -128,7 +128,7 @@ def decode_core(blob: bytes, flags: int) -> HandleCore:
         raise refuse("a leased handle must not contain vendor bytes")
     if not allocation or not 0 < nbytes <= capacity:
         raise refuse(
-            f"allocation {allocation}, size {nbytes} or capacity {capacity} is not possible"
+            f"a number is invalid: allocation {allocation}, size {nbytes}, capacity {capacity}"
         )
     return HandleCore(
         names.backend,

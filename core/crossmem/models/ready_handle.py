@@ -86,7 +86,7 @@ class ReadyHandle(ShareableHandle):
         return f"{self.base!r:.1000}"[:-1] + f", ready at value {self.value}>"
 
 
-# A handle refuses attribute assignments, so these functions set its attributes in ``__slots__``.
+# A handle refuses assignments to its attributes. These functions set the attributes.
 _set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
 _set_base: Final = ReadyHandle.__dict__["base"].__set__
 _set_timeline: Final = ReadyHandle.__dict__["timeline"].__set__
@@ -100,7 +100,7 @@ def _decode(blob: bytes) -> ReadyHandle:
     *fields, checksum = HEADER.unpack_from(blob)
     if fields[3] != len(blob) or fields[2] & ~(FLAG_READY | FLAG_READONLY):
         raise refuse(
-            f"the header's length is not {len(blob)}, or its flags {fields[2]:#x} are invalid"
+            f"the length in the header is not {len(blob)}, or the flags {fields[2]:#x} are invalid"
         )
     if crc32(blob[HEADER.size :], crc32(HEADER.pack(*fields, 0))) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
@@ -108,7 +108,7 @@ def _decode(blob: bytes) -> ReadyHandle:
     base = ShareableHandle.from_bytes(blob[_START : _START + size])
     if isinstance(base, ReadyHandle) or base.raw is not None or not 0 < value < 2**63 - 1:
         raise refuse(
-            f"value {value} is invalid, or the memory's handle is raw or contains a timeline"
+            f"value {value} is invalid, or the handle of the memory is not an ordinary handle"
         )
     handle = ReadyHandle(base, TimelineHandle.from_bytes(blob[_START + size :]), value)
     _set_bytes(handle, blob)

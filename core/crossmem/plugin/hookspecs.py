@@ -3,11 +3,11 @@
 
 After a driver is loaded, crossmem calls the driver directly, without hooks.
 
-A plugin is a module, or an instance of a class, with some of these functions. crossmem finds the
-plugin through an entry point in the group ``crossmem``, through the variable ``CROSSMEM_PLUGINS``,
-or through a call of :meth:`Registry.register`. The plugin marks each function with
-:data:`crossmem.plugin.hookimpl`. A function may leave out parameters that it does not need. Rules
-for all hooks:
+A plugin is a module or an instance of a class. Its functions or methods implement some of the
+hooks. crossmem finds the plugin through an entry point in the group ``crossmem``, through the
+variable ``CROSSMEM_PLUGINS``, or through a call of :meth:`Registry.register`. The plugin marks each
+function with :data:`crossmem.plugin.hookimpl`. A function may leave out parameters that it does not
+need. Rules for all hooks:
 
 - The import of a plugin's module must not import a vendor's package, load a vendor's library or
   touch a device, because a process that uses one backend imports the modules of all plugins.
@@ -46,8 +46,8 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
 
     When: during discovery, which the first use of any backend starts, or in the call of
     :meth:`Registry.register` that adds the plugin.
-    How often: once per process. Again in a child that was forked during discovery, and after a
-    discovery that failed because ``CROSSMEM_RUNTIME`` is invalid.
+    How often: once per process, and again in two cases: in a child that was forked during
+    discovery, and after a discovery that failed because ``CROSSMEM_RUNTIME`` is invalid.
     Thread: the thread that starts discovery or calls ``register``. Other threads that need a
     backend wait for the end of discovery.
     Must not: import a vendor's package, load a library, touch a device, call crossmem or call
@@ -92,10 +92,13 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     Must not: return a binding for an unknown name, return another runtime than the requested one,
     or return an emulation whose name does not say that it is an emulation.
 
-    crossmem calls one plugin after the other, until an answer is not None. The plugins that were
-    passed to :meth:`Registry.register` come first, in reverse order of these calls. The plugins in
-    ``CROSSMEM_PLUGINS`` follow in reverse order, and then the entry points in reverse order of
-    distribution and name. ``@hookimpl(tryfirst=True)`` and ``trylast=True`` change the order.
+    crossmem calls one plugin after the other, until an answer is not None. The order is:
+
+    1. the plugins that were passed to :meth:`Registry.register`, the last one first
+    2. the plugins in ``CROSSMEM_PLUGINS``, the last one first
+    3. the plugins of entry points, sorted by distribution and name, the last one first
+
+    ``@hookimpl(tryfirst=True)`` and ``trylast=True`` change the order.
 
     Parameters
     ----------
@@ -170,11 +173,11 @@ def crossmem_event(event: Event) -> None:
     """Observe an event of this process, such as an allocation, an import or the end of a lease.
 
     When: right after the event, so an observer cannot prevent the event.
-    How often: once for each event of this process. There is no event if the process imports memory
-    that it has open already, or makes a slice of a handle.
-    Thread: for an action of the application, the thread that acts. For an action of another
-    process, such as the end of a lease, the lease server's thread or a thread that calls crossmem.
-    For a deferred free, the thread that frees the memory. Several threads may call the hook at
+    How often: once for each event of this process. There is no event if the process makes a slice
+    of a handle, or imports memory again before it has closed the first import.
+    Thread: for an action of the application, the thread that calls crossmem. For an action of
+    another process, such as the end of a lease, the lease server's thread or a thread that calls
+    crossmem. For a deferred free, the thread that frees the memory. Several threads may call the hook at
     once.
     Must not: block, wait for another process, call crossmem, or raise. While an observer runs on
     the lease server's thread, importers get no reply. An observer that calls crossmem may deadlock,

@@ -23,8 +23,9 @@ _Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 class Body(BaseModel):
     """The fields of the JSON.
 
-    An item of ``arrays`` has the array's library, the index of its handle, and its dtype, shape,
-    strides and offset. Other modules check the names of dtypes and the tree itself.
+    An item of ``arrays`` describes one array. Its values are the array's library, the index of the
+    array's handle, and the array's dtype, shape, strides and offset. Other modules check the tree
+    and the names of the dtypes.
     """
 
     # If the model refused unknown keys, pydantic would create one error for each, and a text may

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of a tree that this process shares, for reads and updates in this process."""
+"""The arrays of a tree that this process shares. This process can read and update the arrays."""
 
 from typing import Any, Final, cast
 
@@ -74,7 +74,7 @@ class Contents:
             target = arrays[number]
             if leaf.found.kind != row.kind:
                 place = clause(where, 60)
-                msg = f"{place} is an array of {leaf.found.kind}, but one of {row.kind} was shared"
+                msg = f"{place} is an array of {leaf.found.kind}; the shared array is of {row.kind}"
                 raise ConfigurationError(msg, operation="update")
             if target is not leaf.value:
                 name = f"the array that is shared as {clause(where, 50)}"
@@ -83,7 +83,7 @@ class Contents:
             assert to is not None  # noqa: S101 - the target was shared
             if to.pointer != self._pointers[number]:
                 msg = f"the array that is shared as {clause(where, 50)} has got other memory"
-                hint = "write into the array; `tensor.data = ...` gives it memory that readers lack"
+                hint = "write into the array; readers do not have the memory of a new tensor.data"
                 raise ConfigurationError(msg, operation="update", hint=hint)
             copies.append(Copy(where, target, to, leaf.value, leaf.found))
         copy_all(copies, "update")
@@ -92,8 +92,8 @@ class Contents:
         """Return the arrays in the shared memory.
 
         For each array that was copied, the first call makes a new array in the memory of the copy.
-        The new array keeps this memory in use, so the tree can be closed before the array ends. The
-        new array can also be shared again.
+        The new array keeps this memory in use, even after the tree was closed. The new array can
+        also be shared again.
         """
         copies, rows = self._copies, self._message.rows
         if copies:

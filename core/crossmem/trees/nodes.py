@@ -4,7 +4,8 @@
 ============== ==================================================================================
 in JSON        means
 ============== ==================================================================================
-null, true, 1  None, True, 1; Unicode strings and finite floats are also usual JSON
+null, true, 1  None, True, 1
+1.5, "text"    a finite float, a str that is valid Unicode
 [...]          a list
 {"a": n}       the array with the number n
 {"t": [...]}   a tuple
@@ -17,10 +18,11 @@ null, true, 1  None, True, 1; Unicode strings and finite floats are also usual J
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
-{"i": [n, x]}  a repeated mutable container: its number (0 for the first completed), its JSON
+{"i": [n, x]}  a mutable container that occurs again: its number, then its JSON
 ============== ==================================================================================
 
-The module ``classes`` describes the lookup of classes.
+Mutable containers are numbered from 0, in the order in which their JSON is finished. The module
+``classes`` describes the lookup of classes.
 """
 
 import math
@@ -43,12 +45,11 @@ MAX_DEPTH: Final = 32
 """The largest depth of nested containers."""
 _MAX_INTEGER_BITS: Final = 4096
 """The largest number of bits of an integer. The JSON parser takes long for larger integers."""
-
 _MAX_COLLISIONS: Final = 256
-"""The most hash collisions in one dict. The fill time grows with the square of their number."""
+"""The largest number of hash collisions in one dict. n collisions cost time in proportion to n²."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
-"""Returns an array's number, and None for any other value. Argument 2 names the value."""
+"""Takes a value and a function that names it. Returns an array's number, None for other values."""
 
 
 def write(value: Any, add_array: AddArray) -> Any:
@@ -59,7 +60,7 @@ def write(value: Any, add_array: AddArray) -> Any:
     UnsupportedError
         The value contains something other than containers, arrays and plain values.
     ConfigurationError
-        The value contains itself, is nested too deep, or has too many values or a huge integer.
+        The depth, the number of values or an integer is too large. A cycle counts as too deep.
     """
     return _Writer(add_array).write(value, ())
 
@@ -250,7 +251,7 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         ((tag, content),) = node.items()
         if tag == "a":
             if type(content) is not int or content < 0:
-                msg = f"array {shorten(content)}"
+                msg = f"an array cannot have the number {shorten(content)}"
                 raise ValueError(msg)
             return known.arrays[content]
         if tag == "i":
@@ -362,7 +363,6 @@ FORMS: Final = {
     "c": _Form(make_dataclass, has_keys=True, is_named=True),
     "n": _Form(make_named_tuple, is_named=True),
 }
-
 
 _CHANGEABLE: Final = frozenset({"c", "d", "o"})
 """The tags of mutable containers. A list has no tag and is mutable, too."""

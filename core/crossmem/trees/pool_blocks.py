@@ -72,7 +72,7 @@ def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: floa
 
 
 def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
-    """Refuse a pool of another device than ``home``, to which an array must be copied.
+    """Refuse a pool that is not on ``home``, the device to which an array must be copied.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def let_go(memory: Exportable) -> None:
 def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None:
     """In a forked child, refuse an array in a block of a pool or in a buffer of a queue.
 
-    The parent had this memory mapped, but the child does not.
+    This memory was mapped in the parent at the fork. It is not mapped in the child.
 
     Raises
     ------

@@ -50,22 +50,23 @@ def share(
 ) -> Shared[_T]:
     """Make arrays and tensors receivable by other processes, in place if possible.
 
-    Memory of crossmem is shared in place. Memory received from another process is shared with its
+    Memory of crossmem is shared in place. For memory from another process, this call sends the
     original handle. Memory that a framework allocated on a device is adopted.
 
     Parameters
     ----------
     x
-        A NumPy or CuPy array, a PyTorch tensor, or nested dicts, lists, tuples, named tuples and
-        dataclasses of them, with plain values. Arrays that overlap in ``x`` also overlap in the
-        receiver. An array that occurs twice in ``x`` is one array in the receiver.
+        A NumPy or CuPy array, a PyTorch tensor, or a tree. A tree consists of nested dicts, lists,
+        tuples, named tuples and dataclasses, which contain arrays, tensors and plain values. Arrays
+        that overlap in ``x`` also overlap in the receiver. An array that occurs twice in ``x`` is
+        one array in the receiver.
     copy
         ``"allow"`` or True: this call copies each array that cannot be shared in place. Unless
-        ``neighbours`` is ``"expose"``, this call also copies each array that lies in one of the
-        vendor's blocks together with other memory. Readers get the copy, and do not see later
-        changes of the original. To give readers new data, change the arrays in
-        :attr:`crossmem.Shared.value`, or copy again with :meth:`crossmem.Shared.update`. None or
-        False: this call copies nothing, and refuses each array that ``"allow"`` would copy.
+        ``neighbours`` is ``"expose"``, this call also copies each array whose block of the vendor
+        contains other memory too. Readers get the copy, and do not see later changes of the
+        original. To give readers new data, change the arrays in :attr:`crossmem.Shared.value`, or
+        copy again with :meth:`crossmem.Shared.update`. None or False: this call copies nothing, and
+        refuses each array that ``"allow"`` would copy.
     device
         The device to which host memory is copied. None: the pool's device, or ``host`` if there is
         no pool. The CPU must be able to address the device's memory.
@@ -77,8 +78,8 @@ def share(
         they may write. For arrays in blocks of a pool, None means the settings of the pool. Arrays
         from another process keep the settings of that process.
     neighbours
-        ``"expose"`` allows importers to reach other memory in the blocks of the vendor that contain
-        the arrays; see :meth:`crossmem.Device.adopt`.
+        ``"expose"`` allows importers to reach other memory that lies in the same block of the
+        vendor as an array; see :meth:`crossmem.Device.adopt`.
 
     Returns
     -------

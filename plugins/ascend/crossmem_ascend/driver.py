@@ -47,12 +47,13 @@ _MAX_TGID: Final = (1 << 31) - 1
 class AscendDriver(VendorDriver):
     """Memory of Ascend NPUs, through pyACL or a binding with pyACL's interface.
 
-    Some methods exist only under a condition:
+    Some members exist only under a condition:
 
-    - :class:`crossmem.driver.AddressRanges`: the runtime has shareable handles
-    - :class:`crossmem.driver.StreamWords`: streams can write values
-    - :class:`crossmem.driver.VendorQueues`: the vendor's queues work between processes
-    - ``violations``: the runtime is an emulation that records API misuse
+    - the methods of :class:`crossmem.driver.AddressRanges`, if the runtime has shareable handles
+    - the methods of :class:`crossmem.driver.StreamWords`, if streams can write values
+    - the methods of :class:`crossmem.driver.VendorQueues`, if the vendor's queues work between
+      processes
+    - ``violations``, if the runtime is an emulation that records API misuse
 
     Raises
     ------
@@ -78,7 +79,7 @@ class AscendDriver(VendorDriver):
             missing = {one.name: ", ".join(self._vendor.missing(one.needs)) for one in mechanisms}
             words = [f"{name} needs {functions}" for name, functions in missing.items()]
             raise BackendUnavailableError(
-                f"acl.rt lacks functions for each mechanism: {clause('; '.join(words))}",
+                f"acl.rt supports no mechanism: {clause('; '.join(words))}",
                 hint="shareable handles need CANN 8.0, keys need CANN 8.3.RC1",
                 details="\n".join(words),
                 backend=BACKEND,
@@ -216,7 +217,7 @@ class AscendDriver(VendorDriver):
             owned.admitted.update(tgids)
 
     def _check_peer(self, peer: Peer) -> int:
-        """Return the bare tgid that a peer reports, after checks that the number can be true.
+        """Return the bare tgid that a peer reports. Refuse a number that cannot be the peer's.
 
         A bare tgid is the vendor's number of a process.
         """
@@ -254,8 +255,8 @@ class AscendDriver(VendorDriver):
         way = self._mechanisms[mechanism]
         if len(exported.payloads) != 1 or exported.descriptors:
             raise InvalidHandleError(
-                f"an export of {BACKEND} memory is one payload and no descriptor, not "
-                f"{len(exported.payloads)} and {len(exported.descriptors)}",
+                f"an export of {BACKEND} memory has 1 payload and 0 descriptors; this one has "
+                f"{len(exported.payloads)} payloads and {len(exported.descriptors)} descriptors",
                 operation="import",
                 backend=BACKEND,
             )

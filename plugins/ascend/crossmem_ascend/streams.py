@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders streams of several processes: a stream writes a value, and other streams wait for it.
+"""The order of streams in several processes. A stream writes a value; other streams wait for it.
 
 ACL's "notify" object cannot replace the values, because it has only one waiter and carries no
 value. ACL's IPC events are not used, because every product with IPC events also has value writes.
@@ -19,9 +19,9 @@ _MAPPED: Final = 0
 """``ACL_HOST_REGISTER_MAPPED``: the registration gives devices an address for host memory."""
 _DEVICE_TO_DEVICE: Final = 3
 _AT_LEAST: Final = 0
-"""The flag for a stream's wait that ends when the word minus the value, as a signed 64-bit number,
-is not negative. All values are below 2**63, so this condition means that the word is at least the
-value."""
+"""The flag for a wait until the word is at least the value. ACL subtracts the value from the word.
+The wait ends when the difference, as a signed 64-bit number, is not negative. All values are below
+2**63, so both conditions are the same."""
 
 
 class _On(Protocol):

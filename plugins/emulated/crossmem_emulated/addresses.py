@@ -40,8 +40,9 @@ class Region:
         Whether the program itself reserved the region, and maps memory in it. If False, the
         emulation reserved the region for allocations or for an import.
     device
-        In a reservation of ACL, the host-wide index of the only device for which memory can be
-        mapped in the region. None before the first mapping, and in all other regions.
+        In a reservation of ACL, the only device for which memory can be mapped in the region. The
+        device has the same number in all processes of the host. None before the first mapping, and
+        in all other regions.
     """
 
     start: int
@@ -78,8 +79,9 @@ class Piece:
     is_host_visible
         Whether the host may access the memory at these addresses even in a strict emulation.
     is_synchronous
-        In HIP and CUDA, whether a synchronous copy or fill of the memory returns only after its
-        work is done, even if only devices take part.
+        In HIP and CUDA, whether each synchronous copy or fill of the memory returns only after its
+        work is done. Without this flag, a copy or fill in which only devices take part may return
+        earlier.
     number
         A number that no other piece of this process has, not even a freed piece.
     """
@@ -98,7 +100,7 @@ class Piece:
     is_host_visible: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
-    """Whether the program has queued a free of the memory in a stream, to be executed later."""
+    """Whether the program has told a stream to free the memory. The stream may free it later."""
     number: int = field(default_factory=numbers)
 
     @property
@@ -133,7 +135,7 @@ class Space:
     def reserve(
         self, nbytes: int, *, is_reservation: bool, at: int = 0, alignment: int = BLOCK_NBYTES
     ) -> Region:
-        """Reserve addresses at ``at`` or, if ``at`` is 0, at a multiple of ``alignment``.
+        """Reserve addresses that begin at ``at``. If it is 0, choose a multiple of ``alignment``.
 
         Raises
         ------

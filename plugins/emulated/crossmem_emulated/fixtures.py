@@ -38,7 +38,7 @@ class Emulated:
 
     @property
     def violations(self) -> tuple[Breach, ...]:
-        """The calls so far, in all processes, that the vendor forbids or leaves undefined."""
+        """Calls that the vendor forbids or leaves undefined. The calls of all processes count."""
         return self._emulation.report().violations
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Emulated:
 
 @pytest.fixture
 def emulate() -> Iterator[Callable[..., Emulated]]:
-    """Return a function: ``emulate("hip", devices=4)`` returns an emulated library.
+    """Return a function that makes emulated libraries: call ``emulate("hip", devices=4)``.
 
     Each library has its own emulated host, which is removed at the end of the test. If the options
     or the environment name the host's folder, the library uses that host, and the host stays.

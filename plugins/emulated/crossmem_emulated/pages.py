@@ -53,8 +53,8 @@ class Pages:
         This process's descriptor of the memory. None if the descriptor was closed, or if
         :meth:`PageStore.open` opened the memory.
     holding
-        Number of the row in the table ``holding`` by which this process keeps the memory charged to
-        its device; None if there is no such row.
+        Number of a row in the table ``holding``. While the row exists, the memory stays charged to
+        the device ``device``. None: this process has no such row.
     """
 
     number: int
@@ -74,7 +74,7 @@ class PageStore:
         self._flags = memory.creation_flags()
 
     def used_nbytes(self, device: int) -> int:
-        """Return how many bytes of a device all living processes together hold."""
+        """Return the number of bytes of a device that all living processes hold together."""
         with self.machine.transaction() as tables:
             self.machine.reap(tables)
             return _used(tables, device)
@@ -102,7 +102,7 @@ class PageStore:
         DeviceFullError
             The device has no room.
         NoRoomError
-            The host has no room, or this process has no descriptor or no addresses left.
+            The host has no room, or this process has run out of descriptors or addresses.
         """
         with self.machine.transaction() as tables:
             if device != HOST and _used(tables, device) + nbytes > self.capacity_nbytes:
@@ -139,8 +139,8 @@ class PageStore:
         Raises
         ------
         NoRoomError
-            The memory cannot be opened or mapped, for example because this process has no
-            descriptor or no addresses left.
+            The memory cannot be opened or mapped, for example because this process has run out of
+            descriptors or addresses.
         """
         with self.machine.transaction() as tables:
             row = tables.execute(
@@ -183,7 +183,7 @@ class PageStore:
         Raises
         ------
         NoRoomError
-            This process has no descriptor or no addresses left.
+            This process has run out of descriptors or addresses.
         """
         size = memory.sealed_nbytes(descriptor)
         if size is None or size <= memory.PAGE_NBYTES:

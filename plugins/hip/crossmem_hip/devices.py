@@ -18,7 +18,7 @@ _UUID_NBYTES: Final = 16
 
 
 def find_devices(vendor: Vendor) -> tuple[DeviceInfo, ...]:
-    """Return the devices by ordinal, without creating a context.
+    """Return the devices in the order of their ordinals, without creating a context.
 
     Raises
     ------

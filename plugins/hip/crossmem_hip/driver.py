@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver for HIP and CUDA: it selects the device for the calls of a mechanism."""
+"""The driver for HIP and CUDA. It makes a device current while a mechanism calls the vendor."""
 
 import os
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from crossmem_hip.virtual import Virtual
 __all__ = ["GpuDriver"]
 
 _UNKNOWN_NBYTES: Final = 1 << 40
-"""The largest allocation in bytes on a device that does not report its memory's size."""
+"""The limit on an allocation's bytes if the device does not report the size of its memory."""
 
 _KINDS: Final = {
     CopyKind.HOST_TO_DEVICE: 1,

@@ -60,8 +60,8 @@ class Meaning(NamedTuple):
 
 _ARGUMENT = Meaning("the runtime refused an argument: this may be a fault in crossmem; report it")
 _FOREIGN = Meaning(
-    "crossmem's own calls do not cause this code: earlier work of other code in this process may "
-    "have failed"
+    "crossmem's own calls do not cause this error: earlier work of the program or of another "
+    "library in this process may have failed"
 )
 _BROKEN = Meaning(
     "work on the device failed, and every later call of this process fails: start the process "
@@ -85,11 +85,11 @@ _UNSUPPORTED = Meaning(
     UnsupportedError,
 )
 _CAPTURED = Meaning(CAPTURE_HINT, BusyError)
-_MPS = Meaning("see the MPS server of the device: it refused or lost this process")
+_MPS = Meaning("the device's MPS server refused or lost this process: see the server's log")
 
 _MEANINGS: Final = {
     1: _ARGUMENT,
-    2: Meaning("free allocations; {tool} shows what other processes use", OutOfMemoryError),
+    2: Meaning("free some allocations; {tool} shows what other processes use", OutOfMemoryError),
     3: _GONE,
     4: _GONE,
     17: _ARGUMENT,
@@ -154,8 +154,8 @@ _AFTER: Final = {
         "process, because legacy mode (=1) needs AMD's own kernel driver"
     ),
     ("ipcOpenMemHandle", 1): Meaning(
-        "the exporter's device may not be visible to this process, or, on AMD, the processes may "
-        "differ in HSA_ENABLE_IPC_MODE_LEGACY"
+        "perhaps this process does not see the exporter's device; or, on AMD, the processes have "
+        "different values of HSA_ENABLE_IPC_MODE_LEGACY"
     ),
     ("ipcOpenMemHandle", 17): Meaning(
         "the exporter freed the memory or is dead; or, on AMD, the exporter is in another pid or "
@@ -190,7 +190,7 @@ _AFTER: Final = {
         InvalidHandleError,
     ),
     ("memImportFromShareableHandle", 801): Meaning(
-        "the memory's device may not be visible to this process",
+        "perhaps this process does not see the memory's device",
         UnsupportedError,
     ),
     ("memRetainAllocationHandle", 1): Meaning(
@@ -200,8 +200,7 @@ _AFTER: Final = {
     # destroyed the stream, CUDA returns 400, and HIP returns 709.
     **{
         (function, code): Meaning(
-            "stream= is not a living stream of this device: pass a stream of this device that is "
-            "not destroyed"
+            "stream= is not a living stream of this device: pass a stream that still exists"
         )
         for function in (
             *("streamIsCapturing", "streamSynchronize", "streamWaitEvent", "streamWaitValue64"),

@@ -57,8 +57,8 @@ class StreamOrder:
         self._vendor = vendor
         self._on = on
         self._registered: dict[int, list[object]] = {}
-        """A list for each host page, by the page's address. The list has an entry while the page is
-        registered with the vendor, and is empty otherwise."""
+        """Each key is the address of a host page. The value is a list. While the page is registered
+        with the vendor, the list has an entry; otherwise the list is empty."""
 
     def levels(self, ordinal: int) -> tuple[TimelineLevel, ...]:
         """Return the levels of timelines that a device offers, the strongest first."""

@@ -136,7 +136,7 @@ def test_memory_of_another_device_or_of_nobody(tracer: Any) -> None:
     tracer.map_at(Block(0, 0, 1, UNIT), BASE + UNIT)
 
     assert tracer.violations == [
-        "map_at: the range is another device's",
+        "map_at: the range belongs to another device",
         "map_at: unknown or released memory",
     ]
 

@@ -99,7 +99,7 @@ def test_sizes_that_are_no_integers(pool: Pool, nbytes: Any) -> None:
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True, False])
 def test_a_pool_waits_for_a_number_of_seconds(pool: Pool, timeout: Any) -> None:
     # Also while blocks are free, so that the mistake shows in the first run of a program.
-    with pytest.raises(ConfigurationError, match="number of seconds, 0 or more"):
+    with pytest.raises(ConfigurationError, match="None or at least 0 seconds"):
         pool.allocate(timeout=timeout)
 
 

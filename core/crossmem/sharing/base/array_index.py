@@ -13,7 +13,7 @@ from crossmem.driver.recording import call_into
 __all__ = ["ArrayIndex", "Indexed"]
 
 _MOST_NEW: Final = 64
-"""Number of new entries at which an addition updates the sorted lists. Most views end before an
+"""If there are this many new entries, an addition updates the sorted lists. Most views end before an
 update, so their entries never enter the lists."""
 
 
@@ -77,11 +77,11 @@ class ArrayIndex:
         of a list have similar sizes, so only a few entries that start before an address can contain
         the address."""
         self._new: dict[int, _Spot] = {}
-        """New entries. The key is the number. The next lookup, or one addition in many, moves the
-        entries into the lists."""
+        """New entries. The key is the number of the entry. The next lookup, or one addition in many,
+        moves the entries into the lists."""
         self._gone: deque[_Anchor] = deque()
-        """The weak references to anchors that have ended. Each reference's callback adds the
-        reference."""
+        """The weak references to anchors that have ended. At the end of an anchor, Python calls the
+        callback of the reference, which adds the reference here."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:

@@ -189,8 +189,8 @@ class Copyable(Endable):
         # This check comes before the lock, which may be held for ever in a forked child.
         self.ptr  # noqa: B018
         with self._process.state:
-            # The copy is registered before the address is read, because another thread can end a
-            # block of a pool without this lock, unless a copy of the block is registered.
+            # The copy is registered before the address is read. Another thread can end a block of a
+            # pool without this lock, but not while a copy of the block is registered.
             self._usage.copies[copy] = self
             return self.ptr
 

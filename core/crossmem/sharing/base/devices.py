@@ -109,12 +109,12 @@ class LocalDevice:
         return _restore, (self.backend, self.identity, self.runtime, self.mechanism)
 
     def for_mechanism(self, mechanism: str) -> Self:
-        """Return the object that shares this device's allocations by the given mechanism.
+        """Return the device object that shares allocations of this device by a mechanism.
 
         Parameters
         ----------
         mechanism
-            One of the mechanisms in the capability ``mechanisms``.
+            A name from the tuple ``capabilities.mechanisms``.
 
         Returns
         -------
@@ -167,7 +167,7 @@ class LocalDevice:
         raise NotImplementedError
 
     def _await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
-        """Wait for the work that ``ready`` names: on ``stream``; None: on the host."""
+        """Let ``stream`` wait for the work of ``ready``. If it is None, let the host wait."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
@@ -205,7 +205,7 @@ def find_device(process: Process, spec: str | None, runtime: str | None) -> Loca
 
 
 def list_devices(process: Process) -> list[LocalDevice]:
-    """Return every device of every backend that is usable in this process."""
+    """Return the devices of all backends that this process can use."""
     found: list[LocalDevice] = []
     for backend in process.registry.names():
         if not process.registry.availability(backend).available:

@@ -119,8 +119,8 @@ class Memory(Copyable):
         """Return the memory, or a part of it, as a PyTorch tensor, without a copy.
 
         The arguments are those of :meth:`as_array`. PyTorch supports neither negative strides nor
-        read-only tensors. If the device or the kernel keeps this memory read-only, a write to the
-        tensor kills the process.
+        read-only tensors. If this memory is mapped read-only, a write to the tensor kills the
+        process.
 
         Returns
         -------
@@ -212,7 +212,7 @@ class Memory(Copyable):
         )
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return type and number of the device in DLPack's numbering."""
+        """Return the device's type and the device's number, both as DLPack defines them."""
         return views.dlpack_device(self)
 
     def _take_anchor(self) -> ViewAnchor:
@@ -293,9 +293,9 @@ def is_block(memory: Memory) -> bool:
 
 
 def usage_of(memory: Memory) -> Usage:
-    """Return the record of the users of memory.
+    """Return the record of the copies, pieces and views of memory.
 
-    All objects of the same memory share one record, and so do all blocks of a pool and all buffers
-    of a queue.
+    All memory objects for the same memory share one record. All blocks of a pool together have one
+    record, and all buffers of a queue together have one.
     """
     return memory._usage

@@ -34,7 +34,10 @@ def stream_of(stream: Any) -> int:
 
 
 class Landing(Protocol):
-    """The end of the work issued on a stream before ``LocalDevice._landing_of()`` was called."""
+    """An object that knows whether certain work of a stream is complete.
+
+    ``LocalDevice._landing_of()`` returns the object. The work was issued before that call.
+    """
 
     def has_landed(self) -> bool:
         """Return at once whether the work is complete.

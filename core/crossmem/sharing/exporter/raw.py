@@ -34,7 +34,8 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
         return
     unit = record.unit
     if unit is not None and handle.export in unit.exports:
-        # The export is published already. The lease registry makes the other checks.
+        # The export is published already. The lease registry checks the handle when this process
+        # takes the lease.
         return
     server = process.start_server()
     with record.lock:

@@ -37,7 +37,7 @@ class BlockRecord:
         """A list with the block, or an empty list before and after the block's life."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
         """For each kind of export, a list with the vendor's export. The list is empty while the
-        export does not exist. The key is the access, and whether the export is raw."""
+        export does not exist. A key has the access, and says whether the export is raw."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 
@@ -112,10 +112,11 @@ class AllocationRecord(Record):
         vendor have the same number."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
-        """The handles that were returned and not withdrawn. The key is the arguments of the export,
-        and "early" if the call did not wait for the device."""
+        """The handles that were returned and not withdrawn. A key has the arguments of the export.
+        If the call did not wait for the device, the key also has the word "early"."""
         self.unit: Unit | None = None
-        """The memory's unit in the lease registry, or None while no export can have leases."""
+        """The memory's unit in the lease registry. The first export that can have leases makes it.
+        None before that export, and after the release of the memory."""
         self.is_retired = False
         """Whether the application has freed the memory. Leases may still keep the memory."""
         self.pieces: set[object] = set()
@@ -226,7 +227,7 @@ class AllocationRecord(Record):
     def free_now(self, *, blocking: bool) -> None:
         """Free the memory, even if leases remain.
 
-        With ``blocking=False``, do nothing while another thread holds the lock.
+        With ``blocking=False``, return at once if another thread holds the lock.
         """
         taken: list[bool] = []
         failure = None
@@ -272,9 +273,9 @@ class AllocationRecord(Record):
         unit, server = self.unit, self.process.server
         if unit is not None:
             if not unit.is_retired and server is not None:
-                # There are two cases. In the first, another thread made the unit after give_back()
-                # had looked for a unit; the call of export() in that thread raises. In the second,
-                # the process exits, and free_at_exit() frees the memory without give_back().
+                # give_back() has not retired the unit, for one of two reasons. Another thread may
+                # have made the unit after give_back() had looked for a unit; the call of export()
+                # in that thread raises. Or free_at_exit() frees the memory without give_back().
                 server.leases.retire(unit, even_if_leased=False)
             self.unit = None
             # The unit and its exports refer to each other. This statement breaks the cycle.
@@ -285,8 +286,8 @@ class AllocationRecord(Record):
         """Free the memory at a normal exit, with two exceptions.
 
         Memory with a view, a running copy or a piece of an address range stays until the end of the
-        process. Leased memory also stays, unless importers keep their memory after the owner's free
-        (capability ``survives_owner``, law C20).
+        process. Leased memory also stays, unless importers keep the memory after its owner has
+        freed it (capability ``survives_owner``, law C20).
         """
         if self.usage.is_active:
             return

@@ -28,7 +28,8 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "Holders", "LinkedHold", "all_of"]
 
 _LOOK_S: Final = 0.5
-"""Seconds for which attaches rely on the last check of the owner."""
+"""For this many seconds after a successful :meth:`ArenaImport.look`, an attach does not begin with
+another call of that method."""
 ASK_S: Final = 5.0
 """Time limit, in seconds, of a request about an open pool. Such a request asks whether the owner
 still has the pool, or asks for the generation of a block that a message has reserved."""
@@ -103,7 +104,7 @@ class ArenaImport:
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
             self._ask(self.record, self.record.connection)
-        # This statement comes last: if the owner is dead, the next attach must check again.
+        # If the owner is dead, _ask() raises, so look_at stays, and the next attach checks again.
         self.look_at = now + _LOOK_S
 
     def _ask(self, record: RemoteImport, connection: OwnerConnection) -> None:
@@ -270,9 +271,9 @@ class BlockHold(Use):
     def give_back(self, *, blocking: bool) -> None:
         """End the hold when no running work of the device uses the block any more.
 
-        After one wait for a device, this method ends all holds of that device in the queue of
-        deferred work. The objects of these holds ended before the wait, so the wait covers the work
-        that uses their blocks.
+        The queue of deferred work may contain other holds for the same device. After one wait for
+        the device, this method ends these holds, too. Their mappings and imports ended before the
+        wait, so the wait covers the work that uses their blocks.
         """
         failure, ended = None, [self]
         if not self.is_done:
@@ -319,9 +320,13 @@ def all_of(some: BlockHold | tuple[BlockHold, ...]) -> tuple[BlockHold, ...]:
 class LinkedHold(BlockHold):
     """A hold whose end needs more than one store.
 
-    Such a hold belongs to an import object or its mapping, to an object with
-    ``on_owner_death="release"``, or to a device with streams or asynchronous work. Work that uses
-    the block must end before the hold ends.
+    A hold is of this class in each of these cases:
+
+    - The hold belongs to an import object, or to a mapping of an import object.
+    - The hold belongs to an object that was made with ``on_owner_death="release"``.
+    - The device has streams, or works asynchronously.
+
+    Work that uses the block must end before the hold ends.
     """
 
     __slots__ = ("children", "ends_with_owner", "landing", "parent")

@@ -31,7 +31,7 @@ class State(Enum):
     NEW = "new"
     OPEN = "open"
     CLOSING = "closing"
-    """Closing has begun. A new user first completes it, or waits until another thread has."""
+    """Closing has begun. A new user completes it, or waits until another thread has done so."""
     CLOSED = "closed"
 
 
@@ -108,7 +108,7 @@ class ImportRecord:
         self.has_unawaited_work = False
         """Whether a user has left, and no thread has waited for the device's work since then."""
         self.leases: dict[bytes, Any] = {}
-        """The leases. The key is the core of the leased handle."""
+        """For each leased export, the lease. The key is the core of the export's handle."""
         self.ending: list[Any] = []
         """Leases that no user needs any more, and that have not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
@@ -148,7 +148,7 @@ class ImportRecord:
         Returns
         -------
         CrossmemError or None
-            The failure of the device's work for which this call waited; None without a failure.
+            If this call waited for the device's work, and the work failed: the failure. Else None.
         """
         with self.process.state:
             self.discard(use)
@@ -185,7 +185,7 @@ class ImportRecord:
         """End the leases of exports that have no user in this process any more.
 
         The memory stays open for the users of its other exports. The caller holds :attr:`lock`. The
-        return value is the same as for :meth:`leave`.
+        return value has the same meaning as that of :meth:`leave`.
         """
         with self.process.state:
             used = {one.core for one in self.uses}
@@ -197,7 +197,7 @@ class ImportRecord:
         return failure
 
     def tidy(self) -> None:
-        """End the leases of users that left during a request for another lease.
+        """End the leases of users that left while this process requested another lease.
 
         The caller holds :attr:`lock`. A lease that cannot end now ends when the next user leaves.
         """
@@ -342,7 +342,7 @@ class Use(Record):
         self.ends_with_owner = False
         """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """The end of the stream's work, if the mapping was ended on a stream."""
+        """If ``unmap(stream=...)`` ended the mapping: the end of the work of that stream."""
 
     @override
     def leave_to_others(self) -> bool:

@@ -35,11 +35,11 @@ __all__ = ["Consumer", "QueueEndedError"]
 
 
 class QueueEndedError(ClosedError):
-    """The queue has ended: its producers have closed, and everything was read."""
+    """The queue has ended: no producer has it open, and no item is left."""
 
 
 _Entry: TypeAlias = tuple[int, bytes]
-"""Length and user data of an entry, after all checks."""
+"""Length and user data of an entry. Both are within their limits."""
 
 _LATER: Final[_Entry] = (-1, b"")
 """The value for an entry that is not ready yet."""
@@ -59,7 +59,7 @@ class Consumer(Receiver):
         """Producers whose next entry was not ready in the last call of :meth:`look`."""
         self._hand: dict[tuple[int, int], tuple[int, int]] = {}
         """Entries that the owner has handed to this consumer and that :meth:`look` has not yet
-        returned. A key is (producer, buffer), a value (stamp, delivery count)."""
+        returned. A key is (producer, buffer). A value is (stamp, delivery count)."""
         self._is_plain_reader = self.is_plain and terms.overflow != "drop"
         """Whether this consumer reads rings without fences, and without writing ``held`` words."""
         self._producers = range(terms.producers)
@@ -72,8 +72,8 @@ class Consumer(Receiver):
     def begin(self) -> None:
         """Write the words of a new session.
 
-        The session reads only entries that are put after this call. The session gets an earlier
-        entry only if the owner hands out that entry.
+        In the rings, the session reads only entries that are put after this call. An earlier entry
+        reaches the session only if the owner hands out that entry.
         """
         terms, mine = self.opened.terms, self.words
         words.store(mine, HANDED, words.load(self.opened.control, terms.handed(self.index)))
@@ -104,7 +104,7 @@ class Consumer(Receiver):
         if self.opened.terms.delivery == "each":
             # Before the barrier, a producer may overlook this session, and reuse the buffer of an
             # entry that this session has not read. So the session reads the tails again after the
-            # barrier, and skips all entries that were put before.
+            # barrier, and skips all entries up to these tails.
             words.barrier()
             self._begin_behind_tails()
         words.release()
@@ -195,7 +195,7 @@ class Consumer(Receiver):
             at = opened.terms.held(producer, buffer)
             # One step: no signal handler and no other thread runs between these statements. Before
             # this step, a signal handler may have received the entry. So this step first checks
-            # that the entry is still in hand.
+            # that ``_hand`` still contains the entry.
             if one in hand and hand[one] is aside and self.session:
                 del hand[one]
                 if made is not None:
@@ -340,8 +340,8 @@ class Consumer(Receiver):
         if opened.member(self.place) != self.session:
             self.check()
         end = opened.end
-        # With ``redeliver``, ENDED follows the last release, so a consumer that still has a buffer
-        # cannot wait for ENDED.
+        # With ``redeliver``, ENDED follows the last release. So a consumer that still has a buffer
+        # would wait for ENDED for ever. For this consumer, FINISHED suffices.
         if (end == ENDED or (end == FINISHED and (self.held or self.kept))) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)
@@ -351,7 +351,7 @@ class Consumer(Receiver):
                 for producer in range(terms.producers)
             )
         ):
-            msg = "the queue has ended: its producers have closed, and everything was read"
+            msg = "the queue has ended: no producer has it open, and no item is left"
             raise QueueEndedError(msg, operation="get")
         if self.waits_for_streams() and words.load(control, WANT):
             # A stream may have made an entry ready, or released a buffer. Streams ring no bell, so

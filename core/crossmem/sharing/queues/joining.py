@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait of a joining process for the end of the owner's round.
+"""How a process that joins a queue waits for the end of the owner's round.
 
 A round is the part of ``QueueOwner.tend()`` during which the word ROUND is 1.
 """
@@ -23,8 +23,8 @@ def is_open(
 
     Return None if the session is not open, or if a round still runs at the time ``end``. The round
     that opens the session also hands out the first entries of the session, so the joining process
-    waits for the end of that round. The process cannot tell that round from a later round. At
-    the end of a later round, the owner may wake no process. So this function polls.
+    waits for the end of that round. The process cannot tell that round from a later round, and the
+    owner does not wake the process after every later round. So this function polls.
 
     Parameters
     ----------

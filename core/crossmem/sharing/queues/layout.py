@@ -6,7 +6,7 @@ segment  writer          words
 ======== =============== ==========================================================================
 control  the owner       the open sessions, the end of the queue, the entries that were handed out
 ring     a producer      its tail and its entries
-place    a consumer      how far it has read each ring; which entries it holds and has released
+place    a consumer      how far it has read each ring; the entries that it holds or has released
 ======== =============== ==========================================================================
 
 A producer numbers its entries in the order of the puts, from 1 on. This number is the stamp of the
@@ -25,7 +25,7 @@ Overflow = Literal["wait", "raise", "drop"]
 """What happens if no buffer is free: wait for one, raise, or drop the oldest entry."""
 
 MAX_USER_DATA_NBYTES: Final = 96
-"""The most bytes of user data that a buffer can carry."""
+"""The largest number of bytes of user data that a buffer can carry."""
 MAX_STAMP: Final = 2**48 - 1
 """The largest valid stamp."""
 DROPPING: Final = 2**63
@@ -43,8 +43,8 @@ TAIL: Final = 2
 DROPS: Final = 3
 """Number of entries that the producers of this ring have dropped."""
 JOINED: Final = 4
-"""The number of the session, as soon as the producer can allocate. A session that ends before this
-word is written does not count as a producer of the queue."""
+"""The number of the session. The producer writes this word when it can allocate. A session that ends
+before that does not count as a producer of the queue."""
 # Words of a place.
 HANDED: Final = 2
 """Number of handed-out entries that the consumer has read."""
@@ -52,12 +52,13 @@ STREAMS: Final = 3
 """1 if the consumer has let a stream release a buffer in this session. Streams ring no bell, so
 producers must poll."""
 READS: Final = 4
-"""The number of the session, as soon as the consumer can get every new entry."""
+"""The number of the session. The consumer writes this word when it can get every new entry."""
 # Words of control.
 END: Final = 0
 WANT: Final = 1
-"""1 or :data:`LATE` if each release must ring the owner's bell. LATE also says that an entry waits
-until a stream makes it ready. Streams ring no bell, so consumers poll and ring the owner's bell."""
+"""0, 1 or :data:`LATE`. With 1 and LATE, each release must ring the owner's bell. With LATE, an entry
+also waits until a stream makes it ready. Streams ring no bell, so consumers poll and ring the
+owner's bell."""
 LATE: Final = 2
 LOST: Final = 2
 """Number of entries that were lost at the end of their consumers' sessions."""
@@ -92,7 +93,7 @@ READY: Final = 4
 USER: Final = 5
 
 GIVEN_UP: Final = 255
-"""The number in a decision if the owner has given up the entry instead of choosing a consumer."""
+"""If a decision has this number in place of a consumer, the owner has given the entry up."""
 
 
 def target_of(consumer: int, session: int) -> int:
@@ -135,7 +136,10 @@ class Terms:
     # Words of a ring.
 
     def order(self, stamp: int) -> int:
-        """Return the word with the buffer of a recent stamp. Later stamps reuse the word."""
+        """Return the word with the number of the buffer that was put with a stamp.
+
+        The words have the buffers of the last ``depth`` stamps: later stamps reuse the words.
+        """
         return HEADER_WORDS + stamp % self.depth
 
     def entry(self, buffer: int) -> int:
@@ -153,14 +157,17 @@ class Terms:
         return HEADER_WORDS + self.producers + producer
 
     def released(self, producer: int, buffer: int) -> int:
-        """Return the word with the stamp of the buffer's entry that the consumer released last."""
+        """Return the word about the consumer's last release of a buffer.
+
+        The word is the stamp that the buffer's entry had at this release.
+        """
         return HEADER_WORDS + 2 * self.producers + producer * self.depth + buffer
 
     def held(self, producer: int, buffer: int) -> int:
-        """Return the word with the stamp of the buffer's entry that the consumer holds.
+        """Return the word that keeps a buffer's entry for the consumer that reads it.
 
-        The consumer writes the word if producers drop entries, or if the owner has handed out the
-        entry.
+        The word is the stamp that the entry had when the consumer began to read it. The consumer
+        writes the word if producers drop entries, or if the owner has handed out the entry.
         """
         return self.released(self.producers, 0) + producer * self.depth + buffer
 

@@ -90,8 +90,8 @@ class Place:
         Parameters
         ----------
         timeout_s
-            Time limit of each of two waits, in seconds: for the end of the previous session, and
-            for the new session.
+            Time limit in seconds. It applies to the wait for the end of the previous session, and
+            then anew to the wait for the new session.
 
         Raises
         ------
@@ -235,7 +235,7 @@ class Place:
         return self._bell
 
     def _sleep(self, timeout_s: float, *, polls: bool) -> None:
-        """Sleep until the bell rings, at most LOOK_S and at most ``timeout_s``.
+        """Sleep until the bell rings, or until the shorter of LOOK_S and ``timeout_s`` is over.
 
         With ``polls``, ignore the bell, and sleep for the shorter of PAUSE_S and ``timeout_s``.
         """
@@ -254,7 +254,7 @@ class Place:
         *,
         polls: Callable[[], bool],
     ) -> _T | None:
-        """Call ``look`` until it returns a value, and return the value; None at the time limit.
+        """Call ``look`` until it returns a value. Return the value, or None after the time limit.
 
         Parameters
         ----------
@@ -263,9 +263,10 @@ class Place:
         check
             Raises if a further wait is useless.
         timeout_s
-            The longest wait in seconds; 0 does not wait.
+            The longest wait in seconds. 0 means no wait.
         polls
-            Returns whether a stream will write the words, so that no bell rings.
+            Returns whether a stream will write the words. A stream rings no bell, so the process
+            then polls.
         """
         began = monotonic()
         end, spin_s = began + timeout_s, min(timeout_s, _SPIN_S)
@@ -311,7 +312,7 @@ class Place:
             raise
 
     def keep(self, found: object) -> None:
-        """Wake another waiter: a signal handler raised, so this call does not return ``found``.
+        """Wake another waiter. The caller raises an exception, so it does not return ``found``.
 
         The override in :class:`Receiver` also keeps ``found`` for a later call.
         """

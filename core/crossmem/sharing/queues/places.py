@@ -134,7 +134,8 @@ def take_place(
     timeout_s
         The longest wait for the reply of the owner, in seconds.
     order
-        Returns the indices of the places to try, in order. None tries all in the order of ``mine``.
+        Returns the indices of the places to try, in order. If ``order`` is None, the function tries
+        all places in the order of ``mine``.
 
     Raises
     ------

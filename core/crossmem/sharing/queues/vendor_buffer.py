@@ -48,7 +48,7 @@ class Side:
         """The buffers that the application has."""
 
     def end_plainly(self, _buffer: SharedBuffer, /) -> bool:
-        """Return False: the release of a vendor's buffer has no hot path."""
+        """Return False. Only :meth:`take_back` can free a vendor's buffer."""
         return False
 
     def take_back(self, record: BufferRecord, _stream: int | None) -> None:
@@ -74,7 +74,7 @@ def finish_work(device: LocalDevice) -> CrossmemError | None:
 
 
 class VendorBufferRecord(BufferRecord):
-    """A buffer of the vendor that this process has allocated or received.
+    """A vendor's buffer that this process has allocated or received.
 
     Parameters
     ----------
@@ -122,8 +122,8 @@ class BufferOfVendor(SharedBuffer):
 
     def __init__(self, record: VendorBufferRecord, length: int, user_data: bytes) -> None:
         super().__init__(record, length, user_data)
-        # The size may differ from the queue's ``nbytes``, because a program that calls the vendor's
-        # API itself can put buffers of any size.
+        # The size may differ from the queue's ``nbytes``, because a program without crossmem can
+        # enqueue buffers of any size through the vendor's API.
         self.nbytes = record.vendor.capacity
         # This statement is the last one. After it, the finaliser of this object can release the
         # buffer.
@@ -136,7 +136,7 @@ class BufferOfVendor(SharedBuffer):
         Parameters
         ----------
         stream
-            Not supported: the vendor does not order buffers with streams.
+            Not supported, because a vendor's queue cannot wait for a stream.
 
         Raises
         ------

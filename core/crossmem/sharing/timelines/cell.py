@@ -50,8 +50,8 @@ WAITING: Final = 2
 SEQUENCE: Final = 3
 """The word on which threads sleep. It is incremented before they are woken."""
 ISSUED: Final = 4
-"""The largest value that was issued to a stream or, at level ``"event"``, set at once. It is larger
-than VALUE while work is running."""
+"""The largest value that was issued to a stream. At level ``"event"``, values that were signalled
+without a stream count, too. ISSUED is larger than VALUE while work is running."""
 CARE: Final = 5
 """0 before a thread sleeps for the first time, 1 while that thread executes the barrier, then 2."""
 _KNOWN: Final = 2
@@ -78,7 +78,7 @@ class Awaited(NamedTuple):
     value
         The smallest sufficient value.
     timeout_s
-        The longest wait in seconds; 0 does not wait.
+        The longest wait in seconds. 0 means no wait.
     check
         Raises if the value can never be reached.
     name

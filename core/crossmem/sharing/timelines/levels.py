@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How timelines signal and wait on streams: the levels ``"host"`` and ``"word"``.
 
-A thread that signals holds the lock of the timeline, so that the vendor receives the signals in the
+While a thread signals, it holds the lock of the timeline. So the vendor receives the signals in the
 order of their values.
 """
 

@@ -30,7 +30,7 @@ _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
 """The longest pause between two reads of the acknowledgements."""
 _NAMED: Final = 8
-"""The most late readers that an error names."""
+"""The largest number of late readers that an error names."""
 
 
 class _Word:
@@ -182,7 +182,8 @@ def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> in
     offset
         Offset of the timeline in the page, in bytes.
     readers
-        The smallest sufficient number of readers. With fewer readers, the wait goes on.
+        The smallest number of readers with which the wait can end. While the timeline has fewer
+        readers, the wait goes on.
 
     Raises
     ------

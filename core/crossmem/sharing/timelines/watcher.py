@@ -56,8 +56,8 @@ class StreamWatcher(Part):
         self._targets: dict[Watched, int] = {}
         """The largest awaited value of each timeline. Guarded by :attr:`Process.state`."""
         self._voided: dict[Watched, float] = {}
-        """The time after which the watcher stops writing the void value. The keys are the timelines
-        whose signalling process is dead."""
+        """For each timeline whose signalling process is dead, the time after which the watcher stops
+        writing the void value."""
         self._thread = PassingThread(self._look, lambda: bool(self._targets))
 
     def watch(self, one: Watched, value: int) -> int:
@@ -90,21 +90,23 @@ class StreamWatcher(Part):
         return any(one.device.driver is driver for one in list(self._targets))
 
     def is_needed(self, one: Watched) -> bool:
-        """Whether a timeline's words must be kept: a stream of the timeline's driver still waits.
+        """Whether a timeline's words must be kept.
 
-        Even if that stream waits for another timeline, the vendor's release of these words would
-        block until the stream's work is complete.
+        They must be kept while a stream on a device of the same driver waits, even for another
+        timeline. Otherwise, the vendor's release of the words would block until the stream's work
+        is complete.
         """
         is_needed = self.is_waiting(one.device.driver)
         if is_needed:
-            # If a signal handler raised in watch(), the thread may not run yet.
+            # If a signal handler raised in watch(), watch() has perhaps not started the thread.
             self._thread.start()
         return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
-        """Watch a timeline until ``before`` instead of ``value``; if ``before`` is 0, not at all.
+        """Stop watching a timeline for ``value``.
 
-        If another call has set a larger value meanwhile, change nothing.
+        If ``before`` is not 0, watch the timeline until it reaches ``before``. If another call has
+        set a larger value meanwhile, change nothing.
         """
         with self._process.state:
             if self._targets.get(one) == value:
@@ -127,7 +129,7 @@ class StreamWatcher(Part):
 
     @override
     def prepare_exit(self) -> None:
-        """Wait for the streams, at most as long as an exit waits for leases.
+        """Wait until no stream waits any more, but no longer than ``exit_wait_s``.
 
         If a stream still waits after that, crossmem does not release the memory of the stream's
         driver, because the release would wait for the stream. The vendor releases this memory

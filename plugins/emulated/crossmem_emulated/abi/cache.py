@@ -34,7 +34,7 @@ _HINT: Final = "set XDG_CACHE_HOME to a folder of this user"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return this user's cache folder, which may not exist yet.
+    """Return the path of this user's cache folder. This function does not make the folder.
 
     Raises
     ------
@@ -86,8 +86,8 @@ def kept(
         The cache cannot be used, or another user could have written to it.
     """
     root = cache_folder(environ)
-    # The key includes these properties, because machines and systems with different C libraries may
-    # share a home folder.
+    # Machines and containers that share a home folder can differ in these properties, so the key
+    # includes the properties.
     machine = (platform.machine(), str(sysconfig.get_config_var("SOABI")), *platform.libc_ver())
     key = hashlib.blake2b("\0".join([__version__, *machine, *parts]).encode(), digest_size=8)
     folder = root / f"{name}-{__version__}-{key.hexdigest()}"
@@ -143,7 +143,7 @@ def _check(path: Path, kind: int) -> None:
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFLNK: "a link"}
         raise ConfigurationError(
             f"{shorten(str(path), 55)} is not safe to load: it must be {kinds[kind]} of user {me} "
-            f"that no other user can write; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
+            f"and not writable by others; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
             f"of user {status.st_uid} with mode {stat.S_IMODE(mode):04o}",
             hint=f"check who made it and remove it, or {_HINT}",
             details=str(path),

@@ -40,7 +40,8 @@ class HeldFolder:
             lock = _locked(self.path, operation=fcntl.LOCK_EX)
             if lock is not None:
                 break
-            # In a race, another process removed the folder as abandoned before the lock was taken.
+            # Before this process locked the folder, another process removed it, because a folder
+            # without a lock looks abandoned.
         else:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._lock = lock

@@ -17,7 +17,7 @@ __all__ = [
 GRANULARITY_NBYTES: Final = 2 << 20
 GRANULARITY_1G_NBYTES: Final = 1 << 30
 LARGEST_NBYTES: Final = 1 << 46
-"""Allocations and reservations of more bytes are refused."""
+"""The emulation refuses allocations and reservations that are larger than this."""
 KEY_NBYTES: Final = 65
 """Length of an IPC key, with the NUL at its end."""
 

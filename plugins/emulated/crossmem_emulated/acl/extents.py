@@ -85,14 +85,13 @@ class Places:
     Parameters
     ----------
     first
-        Index of the first of these copies. The last of them is the copy before ``first`` of the
-        next ``Places``, or the last copy of the batch.
+        Index of the first of these copies. If there is a next ``Places``, its first copy follows
+        the last of these copies. Otherwise, these copies go on to the end of the batch.
     target, source
         Location of the copies' targets, and location of their sources. A location is a pair of a
         number and a type.
     is_reserved_used
-        Whether the program set a reserved field of the vendor's attributes for these copies to
-        another value than 0.
+        Whether a reserved field is not 0 in the vendor's attributes for these copies.
     """
 
     first: int

@@ -60,30 +60,34 @@ class Profile:
         exports the handle for all processes. ``"no"``: the call refuses the flag. ``"late"``: the
         call exports the handle with a whitelist, but returns the error 207000.
     newer
-        Whether the edition has the functions that were added after CANN 8.0. These functions export
-        and import shareable handles of version 2, set and return the access to a mapping, and
-        return the properties of a handle or the range of an allocation. In pyACL,
-        ``rt.value_write`` and ``rt.value_wait`` are also among these functions.
+        Whether the edition has the functions that were added after CANN 8.0:
+
+        - functions that export and import shareable handles of version 2
+        - functions that set and return the access to a mapping
+        - functions that return the properties of a handle, or the range of an allocation
+        - in pyACL, ``rt.value_write`` and ``rt.value_wait``
     retains
         Whether the edition can return the handle of a mapping.
     fabric
-        Whether the product has a fabric, which connects the servers of a super node. Such a product
-        has shareable handles and keys for other servers. Programs can choose the link to the memory
-        of another device, and call ``c.reserve_mem_address_no_uc_memory``.
+        Whether the product has a fabric, which connects the servers of a super node. With a fabric,
+        a shareable handle can be valid on other servers, and a key can admit processes of other
+        servers. Programs can choose the link to the memory of another device, and call
+        ``c.reserve_mem_address_no_uc_memory``.
     ipc_events
         Whether events can be opened in other processes.
     stream_values
-        Whether streams can write values into memory and wait for them.
+        Whether streams can write values into memory, and wait for values in memory.
     notifies
         The number of notifies that a device has.
     ipc_notifies
         Whether notifies can be shared by key.
     queues
-        The most queues that a host process or a memory group can have on a device; 0 if the driver
-        has no queues. The queues belong to TDT, the part of ACL for the transfer of data.
+        The largest number of queues that a host process or a memory group can have on a device; 0
+        if the driver has no queues. The queues belong to TDT, the part of ACL for the transfer of
+        data.
     is_on_device
         Whether programs run on the device's own processor (the vendor's RC form). Only such
-        programs can use TDT's buffers, and hand the buffers over through queues.
+        programs can use TDT's buffers, and only they can hand buffers over through queues.
     """
 
     name: str

@@ -68,7 +68,7 @@ class Side:
     parts
         The memory ranges of this end.
     is_synchronous
-        Whether a call that the vendor names synchronous waits for the copy even if both ends are on
+        Whether synchronous functions wait for the copy or fill even if all of its memory is on
         devices.
     kept
         If the emulation has copied the caller's bytes: the buffer with the copy. This reference
@@ -85,7 +85,8 @@ class Side:
 def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
     """Return one end of a copy. Refuse a range that the copy cannot access.
 
-    If the range is virtual memory, ``device`` must have the access ``access`` to it.
+    ``access`` is ``READ`` or ``READ_WRITE``. If the range is virtual memory, ``device`` must have
+    this access to the range.
     """
     if process.space.region_of(pointer) is None:
         block = find_host_block(process, pointer)
@@ -107,8 +108,8 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         raise Refused(
             Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all mapped", "HIP-X4"
         )
-    # A copy may span several mappings of virtual memory. Any other memory that a copy accesses lies
-    # in one allocation.
+    # A range of virtual memory may span several mappings. Any other range must lie in a single
+    # allocation.
     if len(spans) > 1 and any(piece.origin is not Origin.VIRTUAL for piece, _, _ in spans):
         text = f"{nbytes} bytes at {pointer:#x} belong to several allocations"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -171,7 +172,7 @@ def _check_peers(process: HipProcess, opened: Import) -> None:
 
 
 def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
-    """Refuse a device that does not have the access ``access`` to a mapping."""
+    """Refuse a device without the requested access to a mapping."""
     found = access_of(piece, device)
     if found & access != access:
         text = f"device {device} has access {found} at {piece.start:#x}, and needs {access}"
@@ -199,8 +200,8 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         if side.is_device is None or side.is_device == claimed:
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
-        # If the kind claims device memory at a host address, the address may be that of device
-        # memory that the program has freed. So every edition refuses the copy.
+        # If the kind claims device memory at a host address, the program may have freed device
+        # memory at this address. So every edition refuses the copy.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)
@@ -254,8 +255,7 @@ def _prepared(
 def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
     """Submit the work of a copy or a fill. If ``waits``, return only after the work is done.
 
-    A function that the vendor calls synchronous can pass False, too, for example for a copy between
-    devices.
+    The vendor's synchronous functions can pass False, too, for example for a copy between devices.
     """
     submit(process, stream, work, is_awaited=waits)
     if waits:

@@ -35,7 +35,7 @@ _LOOK_AGAIN_S: Final = 0.002
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One recording of an event in a stream, and the time when the stream reached the record."""
+    """A record of an event in a stream. ``time_ns`` is the time when the stream reached it."""
 
     stream: Stream
     is_captured: bool
@@ -80,7 +80,7 @@ def _event_create_with_flags(process: HipProcess, flags: int) -> int:
     known = _ALL_FLAGS | (_OF_AMD if process.profile.is_hip else 0)
     is_one = (flags & _OF_AMD).bit_count() <= 1
     if flags & ~known or not is_one or (flags & _INTERPROCESS and not flags & _DISABLE_TIMING):
-        raise Refused(Status.INVALID_VALUE, f"there are no events with flags {flags}", "HIP-E24")
+        raise Refused(Status.INVALID_VALUE, f"an event cannot have flags {flags}", "HIP-E24")
     event = Event(next(process.handles), flags, process.current().device)
     process.events[event.handle] = event
     return event.handle
@@ -172,7 +172,7 @@ def _nothing() -> None:
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
 def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, flags: int) -> None:
     if flags & ~_WAIT_EXTERNAL:
-        raise Refused(Status.INVALID_VALUE, f"there are no flags {flags}")
+        raise Refused(Status.INVALID_VALUE, f"a wait cannot have flags {flags}")
     stream, event = find_stream(process, handle), _find(process, event_handle)
     if pending := _pending(process, event):
 
@@ -234,9 +234,10 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish an event's new record to other processes, and later the record's completion."""
-    # Another process that waits for the record cannot start the work of this process's streams. So
-    # this call executes the stream's work, except work that waits for a function of the program. If
-    # streams are slow, the thread that runs `tell` executes the work, after SLOW_S.
+    # Another process may wait for the record, but cannot start the work of this process's streams.
+    # So this call does the stream's work. It leaves out work that must wait until a function of the
+    # program has ended (see ``Caller``). If streams are slow, this call does no work: the thread
+    # that runs ``tell`` does the work after SLOW_S.
     is_slow = process.queues.is_slow
     if not is_slow:
         process.queues.drain([record.stream])

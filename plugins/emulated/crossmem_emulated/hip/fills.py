@@ -61,7 +61,7 @@ def _add_fill(name: str, nbytes: int, size: str) -> None:
     """Register the functions that fill memory with a value of ``nbytes`` bytes.
 
     The functions are ``name``, its asynchronous variant and, for single bytes, a variant for the
-    calling thread's own stream. The parameter for the number of values has the name ``size``.
+    calling thread's own stream. ``size`` is the name of the parameter for the number of values.
     """
     mask = (1 << 8 * nbytes) - 1
 

@@ -40,7 +40,9 @@ _MOST_NBYTES: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Rows of equal width at equal distances, in one or more planes at equal distances.
+    """Rows of equal width, in one or more planes.
+
+    The rows of a plane begin at equal distances, and so do the planes.
 
     Parameters
     ----------
@@ -84,7 +86,9 @@ class Plane:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.nbytes > LARGEST_NBYTES:
             rows = f"{self.depth} times {self.height} rows"
-            text = f"{rows} of {self.pitch} bytes at {self.pointer:#x} are too many bytes"
+            text = (
+                f"{rows} of {self.pitch} bytes at {self.pointer:#x} exceed {LARGEST_NBYTES} bytes"
+            )
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
@@ -131,12 +135,12 @@ def _malloc_pitch(
 def copy_planes(
     process: HipProcess, call: str, stream: Stream, target: Plane, source: Plane, kind: int
 ) -> tuple[Work, bool]:
-    """Check a copy of all rows, and return its work.
-
-    Also return whether the host waits for the work if the call is synchronous.
-    """
+    """Check a copy of all rows. Return its work, and whether a synchronous call waits for it."""
     if target.width > min(target.pitch, source.pitch):
-        text = f"rows of {target.width} bytes overlap: pitches {target.pitch} and {source.pitch}"
+        text = (
+            f"rows of {target.width} bytes overlap: "
+            f"the pitches are {target.pitch} and {source.pitch} bytes"
+        )
         raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
     target.check()
     source.check()

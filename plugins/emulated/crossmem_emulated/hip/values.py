@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values in memory that streams write and wait for (rule HIP-E26).
+"""Streams write values into memory, and wait for values in memory (rule HIP-E26).
 
 AMD's functions are ``hipStreamWriteValue64`` and ``hipStreamWaitValue64``, with variants for 32
 bits. NVIDIA's driver library has equivalents.
@@ -52,7 +52,7 @@ def _write(  # noqa: PLR0917 - the parameters of C
     # the flags 0 and 1.
     known = process.profile.flags_of_write
     if known is not None and flags not in known:
-        raise Refused(Status.INVALID_VALUE, f"there are no flags {flags:#x}", _RULE)
+        raise Refused(Status.INVALID_VALUE, f"the flags {flags:#x} are unknown", _RULE)
     work = Work(call, ((pointer, nbytes),), lambda: store(place, nbytes, value))
     submit(process, stream, work)
     if process.setup.slow_streams and stream.capture is None:
@@ -74,7 +74,7 @@ def _wait(  # noqa: PLR0917 - the parameters of C
     if flags & _FLUSH and not process.profile.is_hip:
         raise Refused(Status.NOT_SUPPORTED, "the device cannot flush other devices' writes", _RULE)
     if flags not in set(Comparison):
-        raise Refused(Status.INVALID_VALUE, f"there are no flags {flags:#x}", _RULE)
+        raise Refused(Status.INVALID_VALUE, f"the flags {flags:#x} are unknown", _RULE)
     comparison = Comparison(flags)
     masked = mask if process.profile.is_hip else None
 

@@ -123,7 +123,7 @@ EXPORTED aclFloat16 aclFloatToFloat16(float value)
 }
 
 /* Prints a log entry if ASCEND_SLOG_PRINT_TO_STDOUT is 1, and if the level of the entry is at least
- * ASCEND_GLOBAL_LOG_LEVEL (default: errors). By default, nothing is printed, as by the real library. */
+ * ASCEND_GLOBAL_LOG_LEVEL (default: errors). Like the real function, it prints nothing by default. */
 EXPORTED void aclAppLog(aclLogLevel logLevel, const char *func, const char *file, uint32_t line,
                         const char *fmt, ...)
 {

@@ -232,8 +232,8 @@ def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
         (_address(ffi, to), room, _address(ffi, start), size)
         for to, room, start, size in zip(targets, rooms, sources, sizes, strict=True)
     ]
-    # The emulation refuses a batch with more attributes than copies. One attribute too many is
-    # enough for this, so at most count + 1 attributes are read.
+    # The emulation refuses a batch with more attributes than copies. The first superfluous
+    # attribute already causes the refusal, so at most count + 1 attributes are read.
     listed = [
         Places(
             int(indexes[one]),

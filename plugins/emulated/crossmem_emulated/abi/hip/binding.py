@@ -20,8 +20,8 @@ __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
 _INTERNAL_ERROR: Final = 11
-"""The code of refused functions of the kernel compiler (hiprtc), which has no code for "not
-supported"."""
+"""The error code that refused functions of the kernel compiler (hiprtc) return. The kernel compiler
+has no code for "not supported"."""
 _UNKNOWN: Final = 999
 _PROFILE_VARIABLE: Final = "CROSSMEM_EMULATED_HIP_PROFILE"
 _OF_ROCM_5: Final = "libamdhip64.so.5"

@@ -20,7 +20,7 @@ class _Devices:
         self._call = convert.call
 
     def _describe(self, device: int) -> tuple[int, dict[str, Any]]:
-        """Return the code of the query, and all properties of the device if the code is 0."""
+        """Return the query's status. If the status is 0, also return the device's properties."""
         status, found = self._call("getDeviceProperties", device)
         if status:
             return status, {}
@@ -179,7 +179,7 @@ class _Devices:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions. The key is the C name."""
+    """Return the Python function that implements each C function. The key is the C name."""
     devices = _Devices(convert)
     into, plain = convert.into, convert.plain
     return {

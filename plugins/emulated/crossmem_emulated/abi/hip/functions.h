@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The functions of HIP that are emulated, and at the end those that the emulation refuses without an
- * error code. The functions that the emulation refuses with an error code stand only in symbols.txt.
+ * The functions of HIP that are emulated. At the end of this file stand functions that are not
+ * emulated, and whose result is not an error code. All other functions that are not emulated stand
+ * only in symbols.txt.
  */
 
 /* Library and errors */
@@ -203,7 +204,7 @@ hipError_t hipEventQuery(hipObject event);
 hipError_t hipEventSynchronize(hipObject event);
 hipError_t hipEventElapsedTime(float *milliseconds, hipObject start, hipObject end);
 
-/* Functions whose default stream is the default stream of the calling thread */
+/* Functions that use the default stream of the calling thread, not that of the device */
 hipError_t hipMemcpy_spt(hipAddress target, hipAddress source, size_t size, int kind);
 hipError_t hipMemcpyAsync_spt(hipAddress target, hipAddress source, size_t size, int kind, hipObject stream);
 hipError_t hipMemcpy2D_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind);

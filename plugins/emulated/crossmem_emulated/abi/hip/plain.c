@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Functions of AMD's library that need no emulated device. The conversions of numbers,
- * hipCreateChannelDesc and hiprtcGetErrorString work in full. The other functions belong to
- * features that are not emulated, and return an empty result.
+ * Functions of AMD's library that need no emulated device. hipCreateChannelDesc,
+ * hiprtcGetErrorString and the functions that convert numbers return what AMD's functions return.
+ * The other functions belong to features that are not emulated, and return an empty result.
  */
 
-/* The functions that compilers call to convert half-precision numbers. */
+/* Compiled programs call these two functions to convert half-precision numbers. */
 EXPORTED float __gnu_h2f_ieee(unsigned short half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = (half >> 10) & 31;

@@ -29,7 +29,7 @@ _FIRST_ADDRESS: Final = 1 << 45
 def allocate_block(
     process: AclProcess, tables: sqlite3.Connection, pool: tuple[int, int], nbytes: int
 ) -> Block:
-    """Allocate a block. ``pool`` has the pool's number and the host-wide index of its device."""
+    """Allocate a block. ``pool`` is the pool's number, and the index of its device on the host."""
     number, device = pool
     span = -(-nbytes // memory.PAGE_NBYTES) * memory.PAGE_NBYTES
     try:
