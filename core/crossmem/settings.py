@@ -133,9 +133,10 @@ def _default_run_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of crossmem in the environment, except the settings of plugins; immutable.
+    """All settings of crossmem in the environment, except the settings of plugins.
 
-    Plugins read their own variables, such as ``CROSSMEM_EMULATED_DEVICES``.
+    Plugins read their own variables, such as ``CROSSMEM_EMULATED_DEVICES``. An object of this class
+    is immutable.
 
     Raises
     ------
@@ -166,9 +167,10 @@ class Settings:
     """The largest number of this process's exports that the messages of one sender may reserve."""
 
     barrier: str = "membarrier"
-    """How accesses to shared words are ordered. ``"membarrier"``: by a system call of the exporter,
-    or by fences if the kernel refuses the call. ``"fence"``: by fences in each process. crossmem
-    reads the variable when Python imports crossmem; this field only checks the value."""
+    """How processes order their accesses to shared words. With ``"membarrier"``, the exporter makes
+    a system call. If the kernel refuses this call, each process uses fences instead. With
+    ``"fence"``, each process always uses fences. crossmem reads the variable itself when Python
+    imports crossmem. The field exists only so that an invalid value raises an error."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins in addition to the entry points, in this order."""

@@ -80,9 +80,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_names,
         default=[],
         metavar="NAMES",
-        help="names of laws, such as C1, and of capabilities, such as peer_access, separated by "
-        "commas: a skipped test of such a law or capability counts as failed; may be given several "
-        "times",
+        help="names of laws and capabilities, separated by commas, such as C24,peer_access: if a "
+        "test of one of them is skipped, the test counts as failed; you can give this option "
+        "several times",
     )
     group.addoption(
         "--crossmem-report",
@@ -98,7 +98,7 @@ def _names_kit(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """If the kit is named, refuse an unusable device, once and before any test."""
+    """If a run names the kit, check the device once, and run no test if it is unusable."""
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.option.help or config.option.collectonly or not _names_kit(config):
         return None

@@ -110,7 +110,7 @@ def test_each_tree_adopts_for_itself(gpu: str, peer: Any) -> None:
 
 def test_a_block_of_a_pool_has_neighbours(peer: Any) -> None:
     one, other = (actions.numbers(cupy.empty(100, "int32")) for _ in range(2))
-    with pytest.raises(crossmem.UnsupportedError, match="the vendor shares blocks whole") as raised:
+    with pytest.raises(crossmem.UnsupportedError, match="shares only whole blocks") as raised:
         crossmem.share([1, one])
     assert str(raised.value).startswith("x[1] cannot be shared without a copy: ")
     assert 'neighbours="expose", or pass copy=True' in str(raised.value)

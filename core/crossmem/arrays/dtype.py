@@ -16,7 +16,10 @@ class DType:
     """
 
     name: str
-    """A name such as ``float32``, a type string or JSON text; see :mod:`crossmem.arrays.dtypes`."""
+    """One of three kinds of text: a common name, a type string of NumPy, or JSON.
+
+    See :mod:`crossmem.arrays.dtypes`.
+    """
 
     itemsize: int = field(compare=False)
     """Bytes of one element."""

@@ -23,9 +23,9 @@ def classes(numpy: Any) -> tuple[type, ...]:
 def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
-    # An array over a memoryview refers to the object under the view. If this object is writable, a
-    # user can make the array writable, even if the view is read-only. So for a read-only view,
-    # make() puts its arrays over a read-only array, and not directly over the view.
+    # If the buffer of a new array is a memoryview, the array refers to the object from which the
+    # view was made. If this object is writable, a user can make the array writable, even if the
+    # view is read-only. So for a read-only view, the buffer is a read-only array.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:

@@ -12,8 +12,8 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# The benchmark counts the system calls of some code. A call of getpgid marks the beginning and the
-# end of the code, because getpgid changes nothing, and the code itself does not call it.
+# The benchmark counts the system calls of some code. One call of getpgid marks the beginning of the
+# code, and another call marks its end. getpgid changes nothing, and the code does not call it.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's jobs for many imports, allocations or importers, and a loop without importers.
+"""The benchmark's jobs with many imports, allocations or importers, and a job without importers.
 
 A job is a pair of functions: one runs in the producer, the other at the same time in the consumer.
 """
@@ -147,7 +147,7 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
 
 
 def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str, Any]:
-    """Time how long the exporter takes to read the rows of many importers for one export.
+    """Measure how long the exporter takes to read the rows of many importers for one export.
 
     This process makes all rows itself, and no row holds the export.
     """
@@ -168,7 +168,7 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
 
 
 def _produce_block_rows(context: Context, *, importers: int, batches: int) -> dict[str, Any]:
-    """Time the calls that free blocks of a pool with many importers.
+    """Measure the duration of the calls that free blocks of a pool with many importers.
 
     This process makes the importers' rows itself, and no row holds a block.
     """
@@ -200,7 +200,7 @@ def _produce_block_rows(context: Context, *, importers: int, batches: int) -> di
 
 
 def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
-    """Time a loop that creates, exports and frees memory, in one process without importers."""
+    """Measure how long it takes to create, export and free memory that nobody imports."""
     peer = context.peer
 
     def live() -> None:

@@ -59,7 +59,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def _field(path: str, name: str) -> str:
-    """Return the value of the first line ``name: value`` of a file, or ``""`` without such a line."""
+    """Return the value of the first line ``name: value`` of a file, or ``""`` if there is none."""
     with suppress(OSError), Path(path).open() as file:
         for line in file:
             key, _, value = line.partition(":")

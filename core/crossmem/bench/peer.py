@@ -54,7 +54,7 @@ class Peer(ABC):
         return None
 
     def serve(self) -> bytes:
-        """Prepare the producer. Return the argument of :meth:`connect` in the consumer."""
+        """Prepare the producer. Return the argument for the consumer's :meth:`connect`."""
         return b"-"
 
     def connect(self, hello: bytes) -> None:  # noqa: B027 - most peers need no connection

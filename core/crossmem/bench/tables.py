@@ -28,7 +28,7 @@ class Table:
 
 
 def markdown(table: Table) -> str:
-    """Return a table with its heading as Markdown."""
+    """Return the Markdown of a table and of the table's heading."""
 
     def line(cells: tuple[str, ...]) -> str:
         shown = (cell.replace("\n", " ").replace("|", "\\|") for cell in cells)

@@ -84,8 +84,8 @@ def bench(
 
     Without options, prints one table: the median of each operation for crossmem, for
     [cyan]multiprocessing.shared_memory[/cyan], and for the floor (a memfd, a socket and mmap,
-    without leases and checks). Beside each median of shared_memory and of the floor, a ratio says
-    how many times as long crossmem takes.
+    without leases and checks). A ratio follows each median of shared_memory and of the floor:
+    crossmem's median divided by this median.
 
     Each way of sharing has two processes, on two CPUs if two are available. The ways take turns,
     round by round. [cyan]--full[/cyan] measures all ways that are installed. [cyan]pip install
@@ -154,8 +154,8 @@ def _prepare_files(output: Path | None, page: Path | None) -> None:
 
 def _check_writable(path: Path) -> None:
     try:
-        # A named pipe is not opened, because the reader of the pipe would take the closing of
-        # the pipe for the end of the document.
+        # A named pipe is not opened here. Closing the pipe would tell the reader of the pipe that
+        # the document has ended.
         if not path.is_fifo():
             is_new = not path.exists()
             path.open("ab").close()

@@ -45,9 +45,9 @@ class Channel(Protocol):
         fill
             A function that writes the chunk into a buffer. put() calls the function only once.
         check
-            A function that put() calls again and again while the channel is full, with the seconds
-            since the beginning of the wait. If the function raises an error, put() raises this
-            error.
+            A function that put() calls again and again while the channel is full. The function gets
+            the number of seconds since the beginning of the wait. If the function raises an error,
+            put() raises this error.
         """
 
     def finish(self, receivers: int) -> None:

@@ -65,7 +65,8 @@ def demo(
         bool,
         typer.Option(
             "--copy/--no-copy",
-            help="Also time a copy through a pipe or, with --queue, multiprocessing.Queue.",
+            help="Also measure the time of a copy through a pipe, or with --queue through "
+            "multiprocessing.Queue.",
         ),
     ] = True,
     timeout: Annotated[

@@ -29,9 +29,9 @@ if os.getppid() == int(sys.argv.pop(1)):
 sys.exit(3)
 """
 """A script that starts pytest. When ``crossmem conformance`` ends, even by SIGKILL, the kernel
-sends SIGTERM to pytest, which then ends its own processes as after Ctrl-C. The script is not a
-module of crossmem, because ``python -m`` would import crossmem before pytest starts. pytest cannot
-rewrite the assertions of a package that is already imported."""
+sends SIGTERM to pytest, which then ends its own processes as after Ctrl-C. pytest cannot rewrite the
+assertions of a package that is imported before pytest starts. So the script is not a module of
+crossmem: to run such a module, ``python -m`` would import crossmem first."""
 
 
 def run_kit(
@@ -78,8 +78,9 @@ def run_kit(
     # The report goes to memory, so that a killed command leaves no file.
     with os.fdopen(os.memfd_create("crossmem-report"), "rb") as report:
         # pytest must ignore the settings and conftest files of the current folder. So the options
-        # name an empty configuration file, and the kit as the root folder. The options name the kit
-        # by a path. For a module name, pytest would load the conftest files of the current folder.
+        # name an empty configuration file, and the kit as the root folder. The tests are named by
+        # the kit's path. If they were named by a module name, pytest would load the conftest files
+        # of the current folder.
         command = [sys.executable, "-c", _START, str(os.getpid()), "-q", "-c", "/dev/null"]
         # pytest prints no table of laws, because ``crossmem conformance`` prints its own table.
         command += ["--rootdir", kit, "-p", "no:cacheprovider", "-p", f"no:{TABLE}", kit]

@@ -52,8 +52,8 @@ def run_matrix(
     Returns
     -------
     ConformanceMatrixReport
-        ``exit_code`` is the exit code of the first failed run. If no run failed, ``exit_code`` is 0
-        or, if ``select`` matched no test in any run, 5.
+        ``exit_code`` is the exit code of the first failed run. If no run failed, and at least one
+        run executed tests, ``exit_code`` is 0. If no run executed a test, ``exit_code`` is 5.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def run_matrix(
 
 
 def _find_cells() -> tuple[list[_Cell], list[LeftOutReport]]:
-    """Return the possible runs, and the impossible runs with their reasons."""
+    """Return the runs, and a report for each backend or runtime that cannot be tested."""
     registry = current().registry
     cells: list[_Cell] = []
     left_out: list[LeftOutReport] = []

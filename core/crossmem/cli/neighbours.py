@@ -26,11 +26,14 @@ def look_at_barriers(run_dir: Path) -> BarrierReport:
 
     The report contains the mode of this process, and the mode between this process and each
     exporter of a run directory. The mode of this process is ``"membarrier"`` if the kernel has
-    registered the process for ``membarrier``, and ``"fence"`` if not. The mode with an exporter is
-    ``"membarrier"`` if the kernel has registered both processes, ``"fence"`` if it has not, and
-    None if the exporter's lease server does not reply. All lease servers together have one second
-    for their replies. An exporter is omitted if its lease server cannot be reached, sends an
-    invalid reply, or has another protocol version.
+    registered the process for ``membarrier``, and ``"fence"`` if not. The mode with an exporter is:
+
+    - ``"membarrier"`` if the kernel has registered both processes
+    - ``"fence"`` if at least one of the two processes is not registered
+    - None if the exporter's lease server does not reply
+
+    All lease servers together have one second for their replies. An exporter is omitted if its
+    lease server cannot be reached, sends an invalid reply, or has another protocol version.
     """
     exporters: list[NeighbourReport] = []
     with ExitStack() as stack:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends a child process with its parent, even if the parent is killed."""
+"""Ends a child process when its parent ends, even if the parent is killed."""
 
 import ctypes
 import os

@@ -48,14 +48,14 @@ def _errors() -> Console:
 
 
 def print_json(report: BaseModel) -> None:
-    """Print a report as the only JSON document that a command prints."""
+    """Print a report as JSON. A command prints at most one JSON document."""
     print(report.model_dump_json(indent=2))
 
 
 def show_error(message: str, hint: str | None, call: str = "") -> None:
     """Print an error message, the failed call, and the hint to standard error."""
     console = _errors()
-    # The terminal, not rich, wraps these lines, so a command in them can be copied whole.
+    # rich does not wrap these lines, so it inserts no line break into a command that a user copies.
     console.print(
         Text.assemble(("error: ", "bold red"), (_visible(message), "red")), soft_wrap=True
     )

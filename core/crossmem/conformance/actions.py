@@ -148,7 +148,7 @@ def free(name: str, **options: Any) -> None:
 
 
 def exports() -> list[crossmem.ExportInfo]:
-    """Return the exports of this process, except the exports that ``_pages`` returns."""
+    """Return the exports of this process. Skip timelines' pages; see ``_pages``."""
     pages = _pages()
     return [one for one in crossmem.exports() if one.handle not in pages]
 
@@ -346,7 +346,7 @@ def keep_tracer(name: str) -> None:
 
 
 def live() -> dict[str, int]:
-    """Count open blocks, exports, imports and mappings. Skip the pages of ``_pages``."""
+    """Count open blocks, exports, imports and mappings. Skip timelines' pages; see ``_pages``."""
     found = tracer().live
     if device().backend == HOST:
         pages = len(_pages())
@@ -355,12 +355,12 @@ def live() -> dict[str, int]:
 
 
 def violations() -> list[str]:
-    """Return the driver calls of this process that broke the driver contract, as texts."""
+    """Return a text for each breach of the driver contract in this process."""
     return list(tracer().violations)
 
 
 def vendor_violations() -> list[str] | None:
-    """Return all processes' breaches of the vendor's rules; None without a strict emulation."""
+    """Return all processes' breaches of the vendor's rules, or None if nothing records them."""
     witness = witness_of(tracer().inner)
     return None if witness is None else witness.violations()
 

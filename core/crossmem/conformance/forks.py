@@ -194,8 +194,8 @@ def remember_descriptors() -> None:
 def unexpected_descriptors() -> list[str]:
     """Return the targets of descriptors that :func:`remember_descriptors` did not record.
 
-    Pipes are ignored, because a child replies through a pipe. Files in ``/dev`` are ignored: they
-    may be device files, which only the vendor's library may close. But files in ``/dev/shm`` count,
+    Pipes are ignored, because a child replies through a pipe. Files in ``/dev`` are ignored,
+    because only the vendor's library may close device files. But files in ``/dev/shm`` count,
     because they are not device files.
     """
     found = resources.descriptors()

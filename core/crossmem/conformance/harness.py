@@ -47,14 +47,14 @@ class FreshPeer(Protocol):
 
 
 class Imports:
-    """Makes, in the test's own process, address ranges and imports of peers' memory."""
+    """Imports peers' memory into the test's own process, and reserves address ranges there."""
 
     def __init__(self, device: crossmem.Device, undo: ExitStack) -> None:
         self.device = device
         self._undo = undo
 
     def of(self, peer: Peer, name: str, nbytes: int, data: bytes = b"") -> crossmem.Import:
-        """Let a peer allocate and export memory, and import the memory in this process."""
+        """Let a peer allocate and export memory. Then import the memory into this process."""
         blob = peer.call(actions.offer, name, nbytes, data)
         return self._undo.enter_context(crossmem.import_handle(blob, device=self.device))
 

@@ -35,7 +35,7 @@ def identities() -> st.SearchStrategy[ProcessIdentity]:
 
 @st.composite
 def handles(draw: st.DrawFn) -> ShareableHandle:
-    """Return a strategy for handles of all sizes: leased or raw, of an allocation or of a part."""
+    """Return a strategy for leased and raw handles, of whole allocations and of parts."""
     capacity = draw(st.integers(1, _U64))
     nbytes = draw(st.integers(1, capacity))
     access: Access = draw(st.sampled_from(("rw", "ro")))
@@ -58,11 +58,14 @@ def handles(draw: st.DrawFn) -> ShareableHandle:
 
 @st.composite
 def parts(draw: st.DrawFn, nbytes: int) -> tuple[int, int]:
-    """Return a strategy for offset and length of a non-empty part of memory of ``nbytes`` bytes."""
+    """Return a strategy for parts of memory, each as its offset and its length.
+
+    The memory has ``nbytes`` bytes. No part is empty.
+    """
     offset = draw(st.integers(0, nbytes - 1))
     return offset, draw(st.integers(1, nbytes - offset))
 
 
 def contents(max_nbytes: int) -> st.SearchStrategy[bytes]:
-    """Return a strategy for 1 to ``max_nbytes`` bytes."""
+    """Return a strategy for byte strings of length 1 to ``max_nbytes``."""
     return st.binary(min_size=1, max_size=max_nbytes)

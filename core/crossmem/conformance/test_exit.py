@@ -29,7 +29,7 @@ _NBYTES = 4096
 _LAST_WORDS = "what is left: "
 _TOOK = "seconds in crossmem: "
 _TOO_LONG = f"{60 * SLOWNESS:g}"
-"""A ``CROSSMEM_EXIT_WAIT`` in seconds, longer than any test waits for an exit."""
+"""A value of ``CROSSMEM_EXIT_WAIT``, in seconds. No test waits that long for an exit."""
 
 
 def report_at_exit() -> None:
@@ -64,9 +64,9 @@ def _report(device: crossmem.Device, before: list[str]) -> None:
 
 
 def report_waits_at_exit() -> None:
-    """Let this process print how often it waits for device work from now on.
+    """Let this process count its waits for device work, and print the number at its exit.
 
-    The output comes after crossmem's part of the exit.
+    The count begins with this call. The output comes after crossmem's part of the exit.
     """
     current().registry.adapt(TracingDriver)
     tracer = actions.device().driver
@@ -248,7 +248,7 @@ def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> 
     exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
-    # By default, an exporter waits up to two seconds for leases.
+    # By default, an exporter waits up to two seconds until its leases have ended.
     assert float(exporter.exit().rpartition(_TOOK)[2].split()[0]) < 1.5
 
 

@@ -106,7 +106,8 @@ def test_c18_inherited_views_outlive_what_the_parent_had(
         peer.exit()
     else:
         peer.kill()
-    # The child has the pages mapped but holds no lease, so free() does not wait for the child.
+    # The pages are mapped in the child, but the child holds no lease. So free() does not wait for
+    # the child.
     allocation.free(busy="wait", timeout=SOON_S)
     for _ in range(4):
         allocate(_NBYTES, b"somebody else's")

@@ -99,8 +99,8 @@ def check(
 ) -> None:
     """Interrupt an operation at each ``stride``-th counted place; check that nothing is lost.
 
-    :class:`Interrupts` explains ``counts``. With a ``stride`` of 1, a place counts only if its
-    innermost frame is in a counted file.
+    :class:`Interrupts` explains ``counts`` and ``innermost``. If ``stride`` is 1, ``innermost`` is
+    True.
     """
     blob = peer.call(actions.offer, "interrupted", NBYTES, b"interrupted")
     crossmem.attach(blob).unmap()

@@ -84,7 +84,7 @@ def test_p03_nor_a_block_that_is_waited_for(
 
 
 def fill_row(seed: int, *, header: bool = False) -> None:
-    """Fill the words of imported pools in this process's row, and words around, with rubbish.
+    """Write rubbish over the words for imported pools in this process's row, and over words nearby.
 
     With ``header``, the rubbish begins at the header of the row.
     """

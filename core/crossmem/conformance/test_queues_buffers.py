@@ -148,7 +148,7 @@ def test_q04_only_a_queues_own_buffers_are_put(make_queue: MakeQueue, peer: Peer
     for item in (foreign, b"bytes", bytearray(4), None, 7):
         with pytest.raises(crossmem.UnsupportedError):
             queue.put(item)
-    # A consumer cannot put a buffer that was received from the queue.
+    # A process cannot put a buffer that it received from the same queue.
     own = make_queue()
     queues.put(own, [3])
     with own.get() as got, pytest.raises(crossmem.UnsupportedError):

@@ -301,7 +301,8 @@ def test_q03_who_has_only_looked_at_an_item_does_not_hold_it(
     mine = numbers_of(peer.call(queues.get_each, "queue", 2))
     with pytest.raises(crossmem.QueueEmptyError):
         peer.call(queues.get, "queue", timeout=0)
-    # Two items were given to the second consumer, which has not received these items.
+    # The other two items are assigned to the second consumer, which has not called get() yet. So
+    # the queue drops these two items.
     queues.put(queue, range(4, 8))
     queue.finish()
     received = [numbers_of(one.call(queues.get_rest, "queue")) for one in (peer, peer2)]

@@ -17,7 +17,7 @@ NBYTES = 5000
 
 
 def copy_onto_itself(name: str) -> None:
-    """In a peer, copy a named object to itself on the device."""
+    """In a peer, let the device copy the memory of the object ``name`` onto itself."""
     actions.objects[name].copy_from(actions.objects[name])
 
 

@@ -54,7 +54,8 @@ class Admission:
     registry
         The exports and leases.
     log
-        Receives a line about each exception of a driver that is not a :class:`CrossmemError`.
+        Receives a line about each exception that is raised by a driver and is not a
+        :class:`CrossmemError`.
     """
 
     def __init__(self, registry: LeaseRegistry, log: PeerLog) -> None:
@@ -226,8 +227,8 @@ class Admission:
         """
         key = request.session, which
         row = holder.rows.get(key)
-        # A request lists the importer's rows in ``known``. A program gives each request a larger
-        # number than the request before it, on any connection. So a request with a number below
+        # A request lists the importer's rows in ``known``. A program numbers the requests of all
+        # its connections in one ascending sequence. So a request with a number below
         # ``row.request`` is older than the row, and cannot list the row.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row

@@ -76,9 +76,9 @@ class ExportTable:
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
-                # An importer requests a block of a pool only with a reservation, and this table
-                # contains each reserved block. So the block has no reservation, and the handle is
-                # stale.
+                # The request is for a block of a pool. An importer requests a block only if a
+                # message has reserved the block, and this table contains all reserved blocks. So
+                # the block is not reserved any more, and its handle is stale.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
@@ -90,7 +90,7 @@ class ExportTable:
     def refusal_of_reservation(
         self, wanted: Wanted | ShareableHandle, holder: Holder
     ) -> Refusal | None:
-        """Return the refusal of a reservation by a message of ``holder``; None if it is allowed.
+        """Return the refusal if no message of ``holder`` can reserve the export, else None.
 
         A process that holds freed memory may forward this memory. No process may forward a
         withdrawn export, because a withdrawal forbids imports by further processes.

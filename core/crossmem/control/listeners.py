@@ -20,8 +20,8 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""The divisor of the process's limit of descriptors. While more closes than the quotient are
-delayed, other users cannot connect."""
+"""If this process may have n descriptors, other users cannot connect while more than
+``n / _CLOSING_PART`` closes are delayed."""
 
 
 class Listeners:

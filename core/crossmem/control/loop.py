@@ -28,7 +28,7 @@ class EventLoop:
         self.hung_up: set[int] = set()
         """The descriptors whose peer has closed both directions, as of the last :meth:`wait`."""
         if not hasattr(select, "epoll"):
-            msg = "select.epoll is missing, as after a monkey patch of gevent or eventlet"
+            msg = "select.epoll is missing, probably after a monkey patch of gevent or eventlet"
             hint = "export in a process without that patch; a patched process can import memory"
             raise UnsupportedError(msg, hint=hint)
         self.epoll = select.epoll()
@@ -72,7 +72,7 @@ class EventLoop:
         return self._handlers.get(descriptor)
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
-        """Store the handler of a descriptor, which :meth:`wait` returns if it is readable."""
+        """Store a descriptor's handler; :meth:`wait` returns the descriptor if it is readable."""
         # If the kernel refuses the registration, no handler is stored.
         self.epoll.register(descriptor, select.EPOLLIN)
         self._handlers[descriptor] = handler

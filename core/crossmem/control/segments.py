@@ -115,7 +115,7 @@ class Segment:
         return self._mapped[0] or 0
 
     def close(self) -> None:
-        """Unmap the words. The caller ensures that no thread uses them. A second call does nothing."""
+        """Unmap the words, which no thread may use at this time. A second call does nothing."""
         self.words.release()
         mapped, self._mapped = self._mapped, []
         # In a forked child, the segment is not mapped, and other memory may lie at its address.

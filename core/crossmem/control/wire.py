@@ -98,7 +98,11 @@ _PAYLOAD: Final = struct.Struct("<I")
 
 
 class ProtocolError(Exception):
-    """The peer sent a message that no crossmem peer sends."""
+    """The peer sent a message that no crossmem peer sends.
+
+    The server logs the error as "it sent ...". So the text of an error that only the server raises
+    is a noun, such as "a message of 3 bytes".
+    """
 
 
 class MessageType(IntEnum):
@@ -181,7 +185,7 @@ class Request(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A grant, with the exporter's sizes and the data that the importer's driver needs.
+    """A grant, with the sizes that the exporter reports, and the data for the importer's driver.
 
     The importer holds nothing until it has written ``generation`` into the word of ``slot`` in its
     row. If ``has_row`` is true, the grant's first two descriptors are the control segment and a
@@ -238,7 +242,7 @@ def pages(kind: MessageType, request: int, body: bytes) -> list[bytes]:
 
 
 def max_pages(asked: int) -> int:
-    """Return the maximum number of messages in a reply for ``asked`` exports."""
+    """Return the maximum number of messages in a reply. ``asked`` is the number of exports."""
     nbytes, descriptors = asked * MAX_GRANT_NBYTES, asked * (MAX_GRANT_DESCRIPTORS + 2)
     room = MAX_MESSAGE_NBYTES - HEADER.size
     return 2 + nbytes // room + descriptors // MAX_DESCRIPTORS

@@ -3,7 +3,8 @@
 
 A signal handler or another thread can run between two calls of these functions, but not between
 two consecutive subscripts of a ``memoryview``. So code that must not be interrupted subscripts the
-``memoryview`` of the words. Code that only reads may also subscript or slice the ``memoryview``.
+``memoryview`` of the words. Code that only reads words needs no such care. It may call the
+functions, or subscript or slice the ``memoryview``.
 
 A word has 8 bytes and is aligned. Only one process writes it, with the exceptions that
 :mod:`crossmem.sharing.timelines.cell` names. CPython copies an item of a ``memoryview`` with format
@@ -25,8 +26,9 @@ __all__ = ["any_of", "barrier", "fence", "load", "observe", "release", "store"]
 
 
 load: Final[Callable[[memoryview, int], int]] = getitem
-"""Return a word. A signal handler may run after this call, even before the caller checks the word.
-No handler runs between the check and a call of :data:`store` that directly follows the check."""
+"""Return a word. A signal handler can run after this call, before the caller compares the word. If
+the caller calls :data:`store` directly after the comparison, no handler runs between the comparison
+and the store."""
 
 store: Final = cast("Callable[[memoryview, int, int], None]", setitem)
 """Write a word."""

@@ -98,7 +98,7 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
             return ctypes.CDLL(path)
         except OSError as error:
             # The loader's text begins with the name of the faulty file: this path, or a dependency
-            # of the library. If a dependency is missing, the reason must name it.
+            # of the library. Only this path is removed, so the reason names a missing dependency.
             reason = str(error).removeprefix(f"{path}: ")
             if reason.startswith("cannot open shared object file: No such"):
                 reason = "no such file" if "/" in path else "not on the library search path"
@@ -257,7 +257,7 @@ class Functions:
     Parameters
     ----------
     prototypes
-        The C functions. The key is the name by which :meth:`call` calls the function.
+        The C functions. The key is the name that :meth:`call` takes.
     """
 
     def __init__(self, library: ctypes.CDLL, prototypes: Mapping[str, Prototype]) -> None:

@@ -47,7 +47,7 @@ class QueueTracer:
         return id(queue) not in self._queues, "unknown or closed queue"
 
     def _buffer_rule(self, buffer: VendorBuffer) -> tuple[bool, str]:
-        return id(buffer) not in self._buffers, "unknown, freed or handed over buffer"
+        return id(buffer) not in self._buffers, "unknown, freed or enqueued buffer"
 
     def create_queue(self, ordinal: int, depth: int, mechanism: str) -> VendorQueue:
         """Trace the creation of a queue."""

@@ -52,8 +52,8 @@ class Envelope(NamedTuple):
         Raises
         ------
         InvalidHandleError
-            ``blob`` is not a bytes-like object, is damaged, exceeds 1 KiB, or does not have the
-            wire form and version of this envelope.
+            ``blob`` is not a bytes-like object, or has more than 1 KiB. Or ``blob`` is damaged. Or
+            the magic or the version in ``blob`` is not that of this envelope.
         """
         if not isinstance(blob, bytes | bytearray | memoryview):
             msg = f"the handle of {self.what} must be bytes, not {type(blob).__name__}"

@@ -177,8 +177,8 @@ def crossmem_event(event: Event) -> None:
     of a handle, or imports memory again before it has closed the first import.
     Thread: for an action of the application, the thread that calls crossmem. For an action of
     another process, such as the end of a lease, the lease server's thread or a thread that calls
-    crossmem. For a deferred free, the thread that frees the memory. Several threads may call the hook at
-    once.
+    crossmem. For a deferred free, the thread that frees the memory. Several threads may call the
+    hook at once.
     Must not: block, wait for another process, call crossmem, or raise. While an observer runs on
     the lease server's thread, importers get no reply. An observer that calls crossmem may deadlock,
     because its thread may hold locks of crossmem.

@@ -29,7 +29,8 @@ __all__ = ["copy_from", "read_out"]
 
 _PIECE_NBYTES: Final = 16 * 2**20
 _PIECES: Final = 4
-"""The largest number of pieces in transit. The limit bounds a tree's space in the object store."""
+"""The largest number of pieces in transit. This number limits the space that a tree takes in the
+object store."""
 
 
 def copy_from(origin: str, blob: bytes) -> Any:
@@ -117,7 +118,7 @@ def _task() -> Any:
 
 
 def _moved(row: Row, ranges: list[list[CopyRange]]) -> Row:
-    """Return the description of an array, changed to the offset that the array has in the copy."""
+    """Return the row of the array in the copy. Only the array's offset differs from ``row``."""
     layout = row.layout
     if row.handle is None or layout.extent is None:
         return row

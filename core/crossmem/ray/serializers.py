@@ -127,7 +127,7 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
     """Return a shared tree.
 
-    On another node than the sender's, the tree is a copy, which never gets a new version.
+    If the sender runs on another node, the tree is a copy, which never gets a new version.
     """
     message = Message.from_bytes(blob)
     if node() == origin:

@@ -3,7 +3,8 @@
 
 The writer of a tree counts the values in all containers, and refuses a tree with more than
 ``MAX_VALUES`` (:func:`crossmem.trees.nodes.write`). The receiver of an untrusted message counts the
-same values in the text of the JSON, in one pass and bounded memory.
+same values in the text of the JSON. The count reads the text once, and needs a bounded amount of
+memory.
 """
 
 import re
@@ -12,15 +13,16 @@ from typing import Final
 __all__ = ["MAX_VALUES", "check_values"]
 
 MAX_VALUES: Final = 2**21
-"""The most values in all containers of a tree. A container that occurs twice counts twice."""
+"""The largest number of values in all containers of a tree together. A container that occurs twice
+counts twice."""
 
 _MAX_NESTING: Final = 200
 """The largest depth of nested brackets. The JSON parser refuses a larger depth, too."""
 
 _MIN_ROW_NBYTES: Final = 24
 """A lower bound for the size of an array's description in the JSON. Such a description has at most
-three opening brackets. So the length of a valid text limits the number of brackets outside the
-tree."""
+three opening brackets. So a valid text of n bytes has at most ``3 * n / _MIN_ROW_NBYTES`` opening
+brackets outside the tree."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _TOKENS: Final = re.compile(
@@ -32,9 +34,9 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""A token is a run, an opening bracket or a closing bracket. A run is text without the opening or
-closing bracket of a container that has values. The token of an opening bracket includes the tag, if
-the bracket opens an object of the tree."""
+"""A token is a run, an opening bracket or a closing bracket. A run is text between brackets. It can
+contain empty lists, and objects whose only value is a text, a number or an empty list. The token of
+an opening bracket includes the tag, if the bracket opens an object of the tree."""
 _RUN, _OPENING = 1, 2
 
 _TEXTS: Final = re.compile(_TEXT, re.DOTALL)
@@ -79,8 +81,9 @@ _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""The most commas in a list or object whose values are not counted. The key is the role of the list
-or object. A role that is missing here, such as that of an object of the tree, allows no comma."""
+"""The largest number of commas in a list or object whose values are not counted. The key is the
+role of the list or object. A role that is missing here, such as that of an object of the tree,
+allows no comma."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:
@@ -94,8 +97,8 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
         The tree has more than ``most`` values, the text has more brackets than any writer produces,
         or the text is not the JSON of a tree.
     """
-    # The number of commas and opening brackets in the text, even in strings, is an upper bound of
-    # the number of values. So most messages pass without the slower count.
+    # The number of commas and opening brackets in the text, including those in strings, is an upper
+    # bound of the number of values. So most messages pass without the slower count.
     if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
         _count(text, most)
 

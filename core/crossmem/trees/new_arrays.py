@@ -36,7 +36,7 @@ def empty(
     pool: Pool | None = None,
     timeout: float = 0.0,
 ) -> Any:
-    """Return an array or tensor that :func:`crossmem.share` never copies, in memory of crossmem.
+    """Return a new array or tensor in memory of crossmem. :func:`crossmem.share` never copies it.
 
     The memory is freed within a second after the array and all objects derived from it, such as
     views, have ended. If other processes have received the array, the memory stays until these
@@ -67,7 +67,7 @@ def empty(
     ConfigurationError, InvalidSizeError
         The shape or dtype is invalid or too large, or both device and pool were given.
     UnsupportedError
-        The library is not installed, does not have the dtype, or cannot use memory of this device.
+        The array's library is not installed, lacks the dtype, or cannot use memory of this device.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such device in this process.
     OutOfMemoryError
@@ -163,8 +163,8 @@ def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any
         found, (low, high) = leaf.found, leaf.bounds
         if counts[number] == 1 and high - low != found.layout.nbytes:
             # This array has gaps or repetitions, and overlaps no other array. So the new array is
-            # contiguous. Its assumed address is larger than those of all originals, so
-            # pack_ranges() gives the new array a range of its own.
+            # contiguous. The loop gives the new array an invented address above all originals, so
+            # that pack_ranges() gives the new array a range of its own.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % alignment
             found = found._replace(pointer=end, layout=layout)

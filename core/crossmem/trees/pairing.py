@@ -24,8 +24,8 @@ def pair_arrays(
     theirs, mine
         The JSON of the shared tree, and of the other tree.
     where
-        The name of the other tree in errors. The last item of each result is this name with the
-        path to the array.
+        The name of the other tree in errors. The last item of each result is this name, followed
+        by the path to the array.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def pair_arrays(
         what = f"is {_in_words(other_tag, other_name)}, but {_in_words(tag, name)} was shared"
     elif tag is None and operation == "update" and theirs != mine:
         what = f"is {_value_of(mine)}, but {_value_of(theirs)} was shared"
-        hint = "plain values stay as they were shared; put values that change into an array"
+        hint = "plain values stay as they were shared; if a value changes, share it in an array"
     for place in inner.keys() - others.keys():
         what = what or f"lacks {clause(str(place), 100)}, which was shared"
     for place in others.keys() - inner.keys():
@@ -76,11 +76,11 @@ def _in_words(tag: str | None, name: str | None) -> str:
 
 
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
-    """Return the tag of a node, its inner nodes, and the name of its class.
+    """Return the tag of a node, a dict of its inner nodes, and the name of its class.
 
-    The second result has a key for each inner node: the text of the key in a dict, the text of the
-    field in a dataclass, and the index in any other container. For an array, the second result is
-    ``node`` itself. A plain value has the tag None.
+    The keys of the returned dict are the places of the inner nodes. A place in a dict of the tree
+    is the text of the key there. A place in a dataclass is the text of the field's name. Any other
+    place is an index. For an array, the returned dict is ``node``. A plain value has the tag None.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None

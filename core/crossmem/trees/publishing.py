@@ -228,7 +228,7 @@ class Published:
         ClosedError, ForkedProcessError
             This process has closed the tree, or a forked child made this call. Or the writer has
             closed the tree, and this object has not used versions before. If this object has used
-            versions before, a call after the writer's end has no effect.
+            versions before, a call has no effect after the writer has closed the tree or died.
         OwnerGoneError, OwnerUnresponsiveError
             This object has not used versions before, and the writer is dead or does not reply.
         """
@@ -257,7 +257,7 @@ class Published:
         version
             The version that the readers must have acknowledged.
         readers
-            The smallest number of readers; None: 0. A process is a reader from its first
+            The smallest number of readers. None means 0. A process is a reader from its first
             acknowledgement on, until it closes the tree or dies. The call returns when there are at
             least this many readers, and all readers have acknowledged the version.
         timeout
@@ -279,7 +279,7 @@ class Published:
             return timeline.wait_for_readers(version, readers=readers, timeout=timeout)
         except ClosedError:
             # Another thread may have closed this object. Then check() raises an error that names
-            # this object, because the caller does not know the timeline.
+            # this object. The original error names the timeline, which the caller does not know.
             self.check()
             raise
 

@@ -70,11 +70,11 @@ def receive(
         and CuPy cannot mark arrays as read-only, so a write by the CPU to one of their arrays kills
         the process. ``"advisory"``: only NumPy arrays refuse writes.
     device
-        The device for which the memory of the device's backend is mapped. Memory of other backends
-        is mapped for the device that holds the memory. None: all memory is mapped for the device
-        that holds the memory. The memory does not move (law C24).
+        If a device is given, the memory of its backend is mapped for this device. Memory of other
+        backends is mapped for the device that holds the memory. If ``device`` is None, all memory
+        is mapped for the device that holds it. The memory does not move (law C24).
     into
-        A tree with the containers of the shared tree, and with arrays and tensors of the same
+        A tree with the same structure as the shared tree, and with arrays and tensors of the same
         shapes and dtypes. The received contents are copied into these arrays, the received memory
         is released, and ``into`` is returned. The arrays must not lie in the received memory,
         because the copy would overwrite its own source. The plain values of ``into`` stay as they
@@ -102,7 +102,8 @@ def receive(
     process = drain()
     check_device(device)
     if isinstance(device, str):
-        # For a message without memory, only this check looks up the backend.
+        # attach_all() looks up this backend only if the message has memory of this backend. So an
+        # unknown backend is refused here.
         process.registry.backend(DeviceSpec.parse(device).backend)
     with refusing_closed(shared) if isinstance(shared, Shared) else nullcontext():
         message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)

@@ -197,10 +197,10 @@ class Shared(Published, Generic[_T_co]):
         tree
             A tree with the same containers as the shared tree, and with arrays of the same
             libraries, dtypes and shapes. The plain values of both trees must be equal, because an
-            update does not change the bytes from which readers take the plain values. Arrays of
-            :attr:`value` may be at other places of ``tree``, because every array is read before it
-            is overwritten. If shared arrays overlap in part, each element in the overlap gets the
-            value from the last of the new arrays.
+            update does not change the bytes from which readers take the plain values. An array of
+            :attr:`value` may have another place in ``tree`` than in the value, because every array
+            is read before it is overwritten. If several shared arrays contain one element, the last
+            array of ``tree`` that has a value for the element sets it.
 
         Raises
         ------
@@ -295,8 +295,9 @@ class Shared(Published, Generic[_T_co]):
                 # memory is released.
                 steps.callback(self._timeline.close)
             if self._process.is_inside:
-                # This call runs in a finaliser or signal handler. Its thread holds a lock for which
-                # a release in this call could wait forever, so another thread executes these steps.
+                # This call runs in a finaliser or signal handler, and its thread holds a lock. If
+                # this call executed the steps, it could wait for that lock forever. So another
+                # thread executes the steps.
                 deferred = self._process.deferred
                 deferred.ready[Call(steps.pop_all().close)] = None
                 deferred.start_reaper()
@@ -314,5 +315,5 @@ class Shared(Published, Generic[_T_co]):
 
 
 def _restore(blob: bytes) -> "Shared[Any]":
-    # This is a function of the module, because cloudpickle would pickle a method with its code.
+    # This function is not a method, because cloudpickle would put a method's code into the pickle.
     return Shared.from_bytes(blob)

@@ -148,11 +148,12 @@ class TreeMemory:
     def _memory_at(self, low: int, high: int) -> Memory | None:
         """Return the memory of crossmem that contains the addresses; None if there is none."""
         memory = cast("Memory | None", self.process.arrays.find(low, high - low))
-        # An adoption of another tree ends with that tree, so this tree needs its own adoption.
+        # An adoption that was made for another tree ends with that tree. So this tree needs its own
+        # adoption.
         return None if isinstance(memory, Adoption) and is_left_to_views(memory) else memory
 
     def export(self, memory: Allocation | Block | Mapping) -> tuple[ShareableHandle, int]:
-        """Return a handle of the memory, and the handle's start address in this process."""
+        """Return a handle, and the local address at which the handle's memory begins."""
         origin = memory.ptr
         if isinstance(memory, Mapping):
             handle = memory.handle
@@ -184,10 +185,13 @@ class TreeMemory:
         return adoption
 
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str, str]:
-        """Return the first mechanism that can share the addresses; else None, a reason, details."""
+        """Return a way to share the addresses, and two empty texts.
+
+        If no mechanism can share the addresses, return None, the reason and details.
+        """
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
-            # One query of the vendor serves all arrays in the same allocation.
+            # What the vendor reported about one array is true for all arrays in the allocation.
             return near, "", ""
         report = how_can_share(low, home_of(self.process, where))
         for way in report.ways:
@@ -263,7 +267,7 @@ class TreeMemory:
     def _allocate(self, home: Device, nbytes: int, leaf: Leaf) -> Exportable:
         """Return memory for copies.
 
-        The memory is freed when the tree and all arrays in the memory have ended.
+        The memory is freed when the tree is closed and all arrays in the memory are deleted.
         """
         if self.pool is not None:
             refuse_pool_elsewhere(self.pool, leaf.where(), home.name)
@@ -274,7 +278,10 @@ class TreeMemory:
 
 
 def home_of(process: Process, where: str) -> Device:
-    """Return a device by its name, in the runtime that this process uses."""
+    """Return a device by its name.
+
+    If this process uses exactly one runtime of the backend, that runtime provides the device.
+    """
     runtime = runtime_in_use(process, where.partition(":")[0])
     return cast("Device", find_device(process, where, runtime))
 

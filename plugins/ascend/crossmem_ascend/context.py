@@ -3,9 +3,8 @@
 
 crossmem opens a device once in a process, by a call of ``set_device``. The call changes the context
 of the calling thread. If that thread had no context before, only a reset of the device undoes the
-change.
-crossmem never resets a device, because torch_npu or the application may be using it. So crossmem
-calls ``set_device`` in a separate thread, which then ends.
+change. crossmem never resets a device, because torch_npu or the application may be using it. So
+crossmem calls ``set_device`` in a separate thread, which then ends.
 """
 
 import threading

@@ -3,8 +3,8 @@
 
 The vendor's rules: every importer closes the key before the exporter does, and the exporter closes
 the key before it frees the memory. The memory is lost when the exporter ends. If an importer opens
-the key on another device than the memory's, the vendor refuses copies between the memory and the
-host. So crossmem imports memory only on the device that holds the memory.
+the key on a device that does not hold the memory, the vendor refuses copies between the memory and
+the host. So crossmem imports memory only on the device that holds the memory.
 """
 
 from dataclasses import dataclass
@@ -127,8 +127,8 @@ class Key(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         # map() opens the key and unmap() closes the key, so an import that is not mapped has no
-        # resource. If the driver fails after map() has opened the key, and unmap() fails, too, only
-        # this call can close the key.
+        # resource. If the driver's map() raises after the key was opened, the driver calls unmap().
+        # If unmap() fails, too, only this call can close the key.
         self.unmap(imported)
 
     @override

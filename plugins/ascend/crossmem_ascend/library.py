@@ -123,7 +123,7 @@ def acl_library() -> ctypes.CDLL:
     Raises
     ------
     LibraryNotFoundError
-        No copy can be loaded.
+        No copy of the library can be loaded.
     """
     return open_library(_NAMES, folders(os.environ), _STEM)
 

@@ -78,7 +78,7 @@ KEY: Final = frozenset(
 PEER_ACCESS: Final = frozenset(
     {"device_can_access_peer", "device_enable_peer_access", "device_peer_access_status"}
 )
-"""Functions of ``acl.rt`` that are needed for an import on another device than the exporter's."""
+"""Functions of ``acl.rt`` that are needed to import memory of one device for another device."""
 
 
 STREAM_VALUES: Final = frozenset({"host_register", "host_unregister", "value_wait", "value_write"})
@@ -252,7 +252,8 @@ class Vendor:
             The result code.
         """
         if code != SUCCESS:
-            # An emulation reports failures for which the vendor has no code by crossmem_fault.
+            # An emulation can fail in ways for which the vendor has no code. After such a failure,
+            # crossmem_fault() returns the error.
             told: Callable[[], CrossmemError | None] | None
             told = getattr(self.acl, "crossmem_fault", None)
             fault = told() if told is not None else None

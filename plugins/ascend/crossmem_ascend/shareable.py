@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares physical memory by the vendor's shareable handles.
+"""Shares physical memory through the vendor's shareable handles.
 
-The vendor's rules: the memory of a physical handle has at most one export. The memory is mapped as
-a whole, and unmapped before the handle is freed. The pages live until every process has freed its
-handle. An export either checks a whitelist or admits all processes; this choice is final.
+The vendor's rules: the memory of a physical handle has at most one export. A process can map the
+memory only as a whole. The process must unmap the memory before it frees the handle. The pages live
+until every process has freed its handle. An export either checks a whitelist or admits all
+processes; this choice is final.
 """
 
 import struct
@@ -44,18 +45,20 @@ class _Physical(Reference):
     is_mapped: bool = False
     """Whether the memory is mapped at these addresses."""
     pieces: dict[int, bool] = field(default_factory=dict)
-    """The keys are the addresses of the memory's mappings in address ranges."""
+    """The mappings of this memory in address ranges. The key is the address at which the memory is
+    mapped; the value is always True."""
     share: int | None = None
-    """The value of the memory's only export. 0 is a valid value."""
+    """The 64-bit value by which other processes import the memory; None if this process has not
+    exported the memory. 0 is a valid value."""
 
 
 class Shareable(Mechanism):
-    """Physical memory, mapped at reserved addresses and shared by a 64-bit value."""
+    """Maps physical memory at reserved addresses, and shares the memory through a 64-bit value."""
 
     name = "shareable"
     needs = SHAREABLE
-    # The largest number of processes that one vendor call may add. The vendor documents no limit
-    # for the whole whitelist, so crossmem limits the whole whitelist to this number.
+    # The largest number of processes that one vendor call may add to a whitelist. The vendor
+    # documents no limit for the whole whitelist, so crossmem uses this number as the limit.
     whitelist_limit = 65535
 
     def __init__(self, vendor: Vendor) -> None:
@@ -156,7 +159,7 @@ class Shareable(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: the physical handle must stay until the memory is unmapped."""
+        """Do nothing, because the import needs its physical handle until the memory is unmapped."""
 
     @override
     def unmap(self, imported: Imported) -> None:

@@ -100,7 +100,7 @@ class Piece:
     is_host_visible: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
-    """Whether the program has told a stream to free the memory. The stream may free it later."""
+    """Whether the program has told a stream to free the memory. The stream frees it later."""
     number: int = field(default_factory=numbers)
 
     @property

@@ -97,7 +97,7 @@ class EmulatedDriver(MemfdDriver):
         info = account.info
         return OutOfMemoryError(
             f"the device has no room: {account.free_nbytes} of {info.total_nbytes} bytes are free",
-            hint="free allocations, or raise CROSSMEM_EMULATED_CAPACITY",
+            hint="free some allocations, or raise CROSSMEM_EMULATED_CAPACITY",
             operation="allocate",
             backend=self.backend,
             device=info.identity,

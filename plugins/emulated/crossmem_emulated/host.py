@@ -26,7 +26,7 @@ _MAX_ALLOCATION_NBYTES: Final = 1 << 46
 """The largest request in bytes: half of the address space of a process on x86-64."""
 
 _MAX_NAME: Final = 50
-"""The most characters of a limit's name that fit into an error message of one line."""
+"""The largest number of characters of a limit's name in an error message, which has one line."""
 
 
 class HostDriver(MemfdDriver):
@@ -44,8 +44,8 @@ class HostDriver(MemfdDriver):
         self._limits = limits
         # The bytes that one reading of the limits still permits, and the time at which the reading
         # expires. If two threads allocate at once, an update of these fields may be lost, so the
-        # fields may permit the same bytes to both threads. This is harmless, because a reading
-        # permits at most half of the free memory to the allocations that do not read the limits.
+        # fields may permit the same bytes to both threads. This is harmless, because one reading
+        # permits at most half of the free memory to the later allocations.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(
@@ -71,9 +71,9 @@ class HostDriver(MemfdDriver):
     def _check(self, capacity: int) -> None:
         """Raise ``OutOfMemoryError`` if the limits leave too little memory for a capacity.
 
-        A reading of the limits takes as long as ten allocations. So one reading also serves later
-        allocations, until it expires, or until the allocations together exceed half of the free
-        memory that was read.
+        A reading of the limits takes as long as ten allocations. So later allocations also use the
+        reading, if it has not expired, and if the allocations since the reading together take at
+        most half of the memory that was free then.
         """
         if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
             self._spare_nbytes -= capacity

@@ -45,13 +45,16 @@ class Journal:
             )
 
     def read(self, after: int = 0) -> list[Violation]:
-        """Return the violations with larger numbers than ``after``, a result of :meth:`last`."""
+        """Return the violations whose numbers are larger than ``after``; see :meth:`last`."""
         query = "SELECT pid, call, rule, text FROM violation WHERE number > ? ORDER BY number"
         with self._machine.transaction() as tables:
             return [Violation(*row) for row in tables.execute(query, (after,))]
 
     def last(self) -> int:
-        """Return the number of the last violation, or 0. Numbers are not used again."""
+        """Return the number of the last violation, or 0 if there is none.
+
+        After :meth:`clear`, no violation gets the number of a deleted violation.
+        """
         with self._machine.transaction() as tables:
             query = "SELECT COALESCE(MAX(number), 0) FROM violation"
             found: int = tables.execute(query).fetchone()[0]

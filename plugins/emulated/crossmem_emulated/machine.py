@@ -4,7 +4,8 @@
 The tables are in an SQLite database. A transaction is atomic, and Linux releases the locks of a
 killed process. So a process that is killed at any instruction blocks no other process. Other
 processes later remove the entries of the killed process. The memory itself is a memfd of the
-process that allocated it. Linux frees a memfd that no process has mapped or open.
+process that allocated it. Linux frees a memfd when no process has a mapping or a descriptor
+of the memfd any more.
 
 All processes of one emulated host must be in one pid namespace and have the same user.
 """
@@ -124,8 +125,9 @@ class Machine:
         The folder of the database. One folder is one host. The folder is created if necessary. Its
         parent is not created, because another process may have removed the parent on purpose.
     schema
-        SQL that creates the tables of one vendor if they do not exist. A row that the death of a
-        process removes must refer to the table ``process`` with ``ON DELETE CASCADE``.
+        SQL that creates the tables of one vendor if they do not exist. A row that is to be removed
+        after the death of a process must refer to the row of this process in the table ``process``,
+        with ``ON DELETE CASCADE``.
 
     Attributes
     ----------
@@ -300,7 +302,7 @@ class Machine:
             return self._opens, number
 
     def me(self, tables: sqlite3.Connection) -> int:
-        """Return the number of this process in the tables. The first call enters the process."""
+        """Return the number of this process in the tables. The first call adds the process."""
         pid = os.getpid()
         if self._me is None or self._me[0] != pid:
             identity = (pid, process_start_time("self") or 0)
@@ -342,8 +344,8 @@ class Machine:
             return OutOfMemoryError(
                 f"the emulated host has no room: the file system of {shorten(str(self.folder))} "
                 "is full",
-                hint="free space there (a container's /dev/shm: --shm-size), or set "
-                "CROSSMEM_EMULATED_STATE to a folder of another file system",
+                hint="delete files there, or set CROSSMEM_EMULATED_STATE to a folder of another "
+                "file system; --shm-size sets the size of a container's /dev/shm",
             )
         if code not in _UNUSABLE:
             return None
@@ -406,10 +408,10 @@ class Machine:
         self._me = None
         if self._closing is not None:
             self._closing.detach()
-            # The parent's connection was open at the fork, so the child cannot use this host. A new
-            # connection would rely on SQLite's record of the old connection's locks, which a child
-            # does not inherit. A close of the old connection could wait for a lock that no thread
-            # of the child releases.
+            # The parent's connection was open at the fork, so the child cannot use this host. For a
+            # new connection, SQLite would rely on its record of the old connection's locks, but a
+            # child does not inherit these locks. A close of the old connection could wait for a
+            # lock that no thread of the child releases.
             _lost.add(self.identity)
 
 

@@ -101,8 +101,9 @@ class Options:
     capacity_nbytes: int = field(default_factory=_default_capacity)
     """Bytes that may be allocated on each device (``CROSSMEM_EMULATED_CAPACITY``).
 
-    The backend ``emulated`` counts each process alone, and rounds the value down to a multiple of
-    the granularity. The emulations of vendors count all processes of the emulated host together.
+    The backend ``emulated`` applies the limit to each process separately, and rounds the limit down
+    to a multiple of the granularity. The emulations of vendors apply the limit to all processes of
+    the emulated host together.
     """
 
     prefault: bool = False
@@ -158,7 +159,7 @@ class Options:
     field."""
 
     hip_peers: bool = True
-    """Whether devices of emulated HIP and CUDA can access each other's memory
+    """Whether each device of the emulated HIP or CUDA can access the memory of the other devices
     (``CROSSMEM_EMULATED_HIP_PEERS``)."""
 
     hip_quirks: tuple[_Quirk, ...] = ()

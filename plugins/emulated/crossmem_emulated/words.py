@@ -63,8 +63,8 @@ def is_satisfied(
     """Whether a word of ``nbytes`` bytes satisfies the condition of a wait.
 
     ``value`` is the operand of the wait. ``mask`` is AMD's mask of the word; None for the other
-    vendors. On devices of the other vendors, a word is at least a value if word minus value, as a
-    signed number, is not negative.
+    vendors. Devices of the other vendors subtract the value from the word, and read the difference
+    as a signed number. The word is at least the value if the difference is not negative.
     """
     bits = 8 * nbytes
     every_bit = (1 << bits) - 1

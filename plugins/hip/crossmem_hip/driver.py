@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver for HIP and CUDA. It makes a device current while a mechanism calls the vendor."""
+"""The driver for HIP and CUDA. It makes a device current before a mechanism uses the device."""
 
 import os
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from crossmem_hip.virtual import Virtual
 __all__ = ["GpuDriver"]
 
 _UNKNOWN_NBYTES: Final = 1 << 40
-"""The limit on an allocation's bytes if the device does not report the size of its memory."""
+"""The size limit of an allocation, in bytes, if the device does not report its memory's size."""
 
 _KINDS: Final = {
     CopyKind.HOST_TO_DEVICE: 1,

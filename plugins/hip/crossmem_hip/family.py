@@ -31,7 +31,8 @@ STREAM_VALUES: Final = (
     "streamWaitValue64",
     "streamWriteValue64",
 )
-"""The additional functions of a runtime whose streams write and wait for values in host memory."""
+"""The additional functions of a runtime whose streams write values to host memory and wait for
+values there."""
 
 _LAZY_ENABLE_PEER_ACCESS: Final = 1
 _ROCM_6: Final = 6
@@ -59,7 +60,7 @@ class Family:
     backend
         Name of the backend, and prefix of functions in the vendor's runtime library.
     is_hip
-        Whether the vendor is AMD, as ``is_hip`` in CuPy's runtime.
+        Whether the vendor is AMD. CuPy's runtime has a flag of the same name and meaning.
     vendor
         The vendor's name in messages.
     library
@@ -75,8 +76,8 @@ class Family:
     dlpack_device_type
         The number of the device type in DLPack's ``dlpack.h``.
     stream_values
-        Number of the device attribute that says whether a device's streams can write and wait for
-        64-bit values.
+        Number of the device attribute that says whether a device's streams can write 64-bit values
+        to memory and wait for 64-bit values there.
     """
 
     backend: str

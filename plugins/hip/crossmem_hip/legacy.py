@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing of whole blocks by handles of legacy IPC.
+"""The mechanism that shares whole blocks with the handles of legacy IPC.
 
 The vendors' rules: the exporter must not free the memory before all importers have closed it. An
 importer must close the memory once for each call that opened it, and pass the address that this
@@ -165,7 +165,7 @@ class Legacy(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: the mapping is the only resource."""
+        """Do nothing: there is no resource that only another call of :meth:`map` would need."""
 
     @override
     def unmap(self, imported: Imported) -> None:
@@ -185,7 +185,7 @@ class Legacy(Mechanism):
     def _check_size(self, base: int, capacity: int) -> None:
         """Refuse memory that does not begin at ``base``, or is smaller than the exporter claims.
 
-        Do nothing if the vendor's library cannot report the range of an address.
+        Do nothing if the vendor's library cannot report the memory that contains an address.
         """
         if not self._vendor.has("memGetAddressRange"):
             return

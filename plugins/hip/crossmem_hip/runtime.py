@@ -91,7 +91,10 @@ class VirtualMemory(Protocol):
     def memSetAccess(
         self, pointer: int, size: int, access: Sequence[tuple[int, int, int]], /
     ) -> None:
-        """Set the access to mapped memory: location type, location id and access of each device."""
+        """Set which devices can access mapped memory.
+
+        Each item is for one device: location type, location id and access.
+        """
         ...
 
     def memGetAccess(self, location_type: int, location_id: int, pointer: int, /) -> int: ...
@@ -107,7 +110,10 @@ class VirtualMemory(Protocol):
 
 
 class StreamValues(Protocol):
-    """Host memory for devices, and values in host memory that streams write and wait for."""
+    """Functions for host memory that devices access.
+
+    Streams write values in this memory, and wait for values in it.
+    """
 
     def hostRegister(self, pointer: int, size: int, flags: int, /) -> None:
         """Pin memory of the program.
@@ -134,7 +140,10 @@ class StreamValues(Protocol):
         ...
 
     def deviceGetAttribute(self, attribute: int, device: int, /) -> int:
-        """Return a device's attribute, by its number in HIP or in CUDA's driver library."""
+        """Return an attribute of a device.
+
+        ``attribute`` is the attribute's number in HIP or in CUDA's driver library.
+        """
         ...
 
 

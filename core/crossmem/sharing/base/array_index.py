@@ -13,8 +13,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["ArrayIndex", "Indexed"]
 
 _MOST_NEW: Final = 64
-"""If there are this many new entries, an addition updates the sorted lists. Most views end before an
-update, so their entries never enter the lists."""
+"""When there are this many new entries, an addition updates the sorted lists. Most views end before
+an update, so their entries never enter the lists."""
 
 
 class Indexed(Protocol):
@@ -77,8 +77,8 @@ class ArrayIndex:
         of a list have similar sizes, so only a few entries that start before an address can contain
         the address."""
         self._new: dict[int, _Spot] = {}
-        """New entries. The key is the number of the entry. The next lookup, or one addition in many,
-        moves the entries into the lists."""
+        """New entries. The key is the number of the entry. The next lookup, or one addition in
+        many, moves the entries into the lists."""
         self._gone: deque[_Anchor] = deque()
         """The weak references to anchors that have ended. At the end of an anchor, Python calls the
         callback of the reference, which adds the reference here."""

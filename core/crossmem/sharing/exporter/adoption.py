@@ -64,8 +64,8 @@ class AdoptionRecord(AllocationRecord):
         """Add this adoption to the record of the vendor's allocation."""
         self.process.part(ForeignAllocations).enter(self.device, foreign, self)
         memory = cast("ForeignAllocation", self.memory)
-        # All adoptions in one allocation of the vendor have one allocation number. Their export
-        # numbers differ.
+        # All adoptions in one allocation of the vendor have the same allocation number. They take
+        # their export numbers from one counter, so no export number occurs twice.
         self.number, self.export_numbers = memory.number, memory.export_numbers
         self.enter()
 
@@ -110,8 +110,8 @@ class AdoptionRecord(AllocationRecord):
 class Adoption(Allocation):
     """Memory that another library allocated. Made by :meth:`crossmem.Device.adopt`.
 
-    An adoption has the interface of an allocation. As a context manager, the adoption ends at the
-    end of the ``with`` block. crossmem never frees adopted memory.
+    An adoption has the interface of an allocation. A ``with`` statement ends the adoption at the
+    end of its block. crossmem never frees adopted memory.
 
     Attributes
     ----------
@@ -181,11 +181,11 @@ def adopt(
 
 
 def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
-    """Return a text about the neighbours that importers can reach, or None without neighbours.
+    """Return a text about the neighbours that importers can access. Return None if there are none.
 
-    An importer reaches all ``exposed_nbytes``, of which ``nbytes`` are adopted.
+    Importers can access ``exposed_nbytes`` bytes. ``nbytes`` of these bytes are adopted.
     """
     if exposed_nbytes == nbytes:
         return None
     others = f"{exposed_nbytes - nbytes} other bytes would become accessible"
-    return f"the vendor shares blocks whole: {others}"
+    return f"the vendor shares only whole blocks: {others}"

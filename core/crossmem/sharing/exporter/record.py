@@ -37,7 +37,7 @@ class BlockRecord:
         """A list with the block, or an empty list before and after the block's life."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
         """For each kind of export, a list with the vendor's export. The list is empty while the
-        export does not exist. A key has the access, and says whether the export is raw."""
+        export does not exist. A key names the access and says whether the export is raw."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 

@@ -31,11 +31,11 @@ class LeaseInfo:
         Time of the grant, in seconds since the epoch.
     in_message
         Whether the lease belongs to a message that was sent and not received yet. In that case,
-        ``pid`` names the sender, or the receiver during the receipt.
+        ``pid`` names the sender, or the receiver if the receiver has begun to receive the message.
     ends_with
         The event that ends the lease if the holder does not release it. ``"process"``: the death of
-        the holder. ``"connection"``: the end of the holder's last connection to this process,
-        because the kernel does not report the holder's death. See the capability ``lease_end``.
+        the holder. ``"connection"``: the end of the holder's last connection to this process. The
+        kernel does not report the death of such a holder. See the capability ``lease_end``.
     """
 
     pid: int
@@ -65,9 +65,9 @@ class ExportInfo:
     withdrawn
         Whether the export was withdrawn. A withdrawn export is listed until its leases have ended.
     pool
-        The use of the pool's blocks, if this is the export of a pool. In that case, the leases
-        belong to the processes that have the pool open. None for other exports, and for a closed
-        pool whose last block was freed.
+        The numbers of free and used blocks, if the export is that of a pool. In that case, the
+        leases belong to the processes that have the pool open. None for other exports, and for a
+        closed pool whose last block was freed.
     """
 
     handle: ShareableHandle

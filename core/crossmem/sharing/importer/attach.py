@@ -371,7 +371,7 @@ def _open(
 
 
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
-    """End the uses of a call that raises. Later calls repeat releases that fail now.
+    """End the uses of a call that raises. If a release fails, later calls of crossmem repeat it.
 
     The deadline of the call may have passed, so this function does not wait for the lock of an
     import. If another thread holds such a lock, the reaper ends the use later.

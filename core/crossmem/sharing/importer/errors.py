@@ -45,12 +45,12 @@ _TEXTS: Final = {
     Status.UNKNOWN: _Text(
         InvalidHandleError,
         "the owner (pid {pid}) does not know this handle: {reason}",
-        "pass the bytes of handle.to_bytes() unchanged, from the process that exported the memory",
+        "pass the unchanged bytes that handle.to_bytes() returned in the exporting process",
     ),
     Status.DENIED: _Text(
         AccessDeniedError,
         "the owner (pid {pid}) does not admit this process: {reason}",
-        "the owner admits processes with export(allow=crossmem.Allow(uids=..., pids=...))",
+        "in the owner, call export(allow=crossmem.Allow(uids=..., pids=...)) to admit processes",
     ),
     Status.EXITING: _Text(
         OwnerGoneError,
@@ -107,6 +107,6 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 def not_of_the_pool() -> InvalidHandleError:
     """Return the error for a handle of a block whose fields do not match the pool."""
     return InvalidHandleError(
-        "the bytes are not a handle: the pool has no such blocks",
+        "the bytes are not a handle of a block of this pool",
         hint="pass the bytes of handle.to_bytes() unchanged",
     )

@@ -2,9 +2,9 @@
 """The pickling of memory. A pickle contains a handle's bytes; unpickling attaches the handle.
 
 This module registers the pickling functions of allocations, adoptions and mappings, because the
-modules of these classes cannot import ``attach``. For mappings, the import would be a cycle: the
-module of ``attach`` imports the modules of mappings. The modules of allocations and adoptions are
-part of the exporter, which must not import modules of the importer.
+modules of these classes cannot import the module of ``attach``. The module of ``attach`` imports
+the modules of mappings, so an import in the other direction would close a cycle. The modules of
+allocations and adoptions are part of the exporter, which must not import modules of the importer.
 """
 
 import copyreg

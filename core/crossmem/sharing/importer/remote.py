@@ -33,7 +33,7 @@ __all__ = ["RemoteImport"]
 
 _DYING_S: Final = 0.1
 _HINT: Final = (
-    "pass the bytes of handle.to_bytes() unchanged, from the process that exported the memory"
+    "in the process that exported the memory, call handle.to_bytes(); pass these bytes unchanged"
 )
 
 
@@ -67,14 +67,18 @@ class RemoteImport(ImportRecord):
         Returns
         -------
         bool
-            False, without opening the memory, if the exporter has begun another generation, so that
-            the lease is out of date.
+            False if the exporter has begun another generation. The lease is then out of date, and
+            this call has opened no memory.
 
         Raises
         ------
         InvalidHandleError
-            The sizes in the handle, or the sizes of the open memory, differ from those that the
-            exporter reports. Or the slot or block size in the handle is not the pool's.
+            The handle does not match the memory:
+
+            - The size or capacity in the handle differs from the one that the exporter reports.
+            - The size or capacity of the open memory differs from the one in the report.
+            - The slot in the handle is not the pool's.
+            - The block size in the handle is not the pool's.
         DriverError
             The vendor's call failed. The caller still owns the lease.
         """
@@ -198,7 +202,7 @@ class RemoteImport(ImportRecord):
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Ask the owner which generation of a block the reservation of a message keeps."""
+        """Ask the owner for the generation of a block that a message reserves."""
         connection, device = self.connection, self.device
         assert connection is not None  # noqa: S101 - a pool has no raw handles
         reported = device.driver.peer_identity()

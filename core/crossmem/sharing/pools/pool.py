@@ -33,7 +33,7 @@ _MAX_BLOCKS: Final = SLOTS - BLOCKS_AT
 class Pool(Endable):
     """Memory that is divided into blocks of one size. Made by :meth:`crossmem.Device.pool`.
 
-    As a context manager, the pool is closed at the end of the ``with`` block.
+    A ``with`` statement closes the pool at the end of its block.
 
     Attributes
     ----------
@@ -85,7 +85,8 @@ class Pool(Endable):
         Raises
         ------
         InvalidSizeError, ConfigurationError
-            ``nbytes`` is not positive, or larger than a block; or ``timeout`` is not a time limit.
+            ``nbytes`` is not an integer from 1 to ``block_nbytes``. Or ``timeout`` is not a time
+            limit.
         OutOfMemoryError
             No block became free in time. The message names processes that hold freed blocks.
         ClosedError, ForkedProcessError
@@ -158,7 +159,7 @@ class Pool(Endable):
             text = f"{len(streamed)} were freed, and work on their streams still runs"
         return OutOfMemoryError(
             f"all {self.blocks} blocks of the pool are in use; {text}",
-            hint="free blocks, have other processes unmap blocks, or pass timeout= to wait for one",
+            hint="free a block, let other processes unmap blocks, or wait for one with timeout=",
             operation="allocate",
             backend=self.device.backend,
             device=self.device.identity,

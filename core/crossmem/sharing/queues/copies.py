@@ -48,7 +48,7 @@ def copied(
         check_choice("copy", copy, ("allow",), "put")
     if not copy:
         msg = f"{shorten(item, 60)} is not a buffer of this queue"
-        hint = "for bytes and arrays pass copy='allow', or fill a buffer of queue.allocate()"
+        hint = "to put bytes or an array, pass copy='allow', or fill a buffer from queue.allocate()"
         raise UnsupportedError(msg, operation="put", hint=hint)
     planned = _copy_of_array(item) or _copy_of_bytes(item)
     if planned.nbytes > nbytes:
@@ -70,7 +70,7 @@ def _copy_of_bytes(item: Any) -> _Copy:
         contents = view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError, BufferError) as error:
         msg = f"{shorten(item, 60)} is neither contiguous bytes nor an array, and cannot be copied"
-        hint = "write its contents into a buffer of queue.allocate()"
+        hint = "write its contents into a buffer from queue.allocate()"
         raise UnsupportedError(msg, operation="put", hint=hint) from error
     return _Copy(contents.nbytes, lambda buffer: buffer.write(contents))
 

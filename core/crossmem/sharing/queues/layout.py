@@ -43,8 +43,8 @@ TAIL: Final = 2
 DROPS: Final = 3
 """Number of entries that the producers of this ring have dropped."""
 JOINED: Final = 4
-"""The number of the session. The producer writes this word when it can allocate. A session that ends
-before that does not count as a producer of the queue."""
+"""The number of the session. The producer writes this word when it can allocate. A session that
+ends before that does not count as a producer of the queue."""
 # Words of a place.
 HANDED: Final = 2
 """Number of handed-out entries that the consumer has read."""
@@ -56,9 +56,9 @@ READS: Final = 4
 # Words of control.
 END: Final = 0
 WANT: Final = 1
-"""0, 1 or :data:`LATE`. With 1 and LATE, each release must ring the owner's bell. With LATE, an entry
-also waits until a stream makes it ready. Streams ring no bell, so consumers poll and ring the
-owner's bell."""
+"""0, 1 or :data:`LATE`. If the word is not 0, each release must ring the owner's bell. LATE says in
+addition that an entry waits until a stream makes it ready. Streams ring no bell, so consumers poll
+and ring the owner's bell."""
 LATE: Final = 2
 LOST: Final = 2
 """Number of entries that were lost at the end of their consumers' sessions."""
@@ -164,10 +164,10 @@ class Terms:
         return HEADER_WORDS + 2 * self.producers + producer * self.depth + buffer
 
     def held(self, producer: int, buffer: int) -> int:
-        """Return the word that keeps a buffer's entry for the consumer that reads it.
+        """Return the word about the consumer's last read of a buffer's entry.
 
-        The word is the stamp that the entry had when the consumer began to read it. The consumer
-        writes the word if producers drop entries, or if the owner has handed out the entry.
+        The word is the stamp that the entry had at this read. The consumer writes the word if
+        producers drop entries, or if the owner has handed out the entry.
         """
         return self.released(self.producers, 0) + producer * self.depth + buffer
 

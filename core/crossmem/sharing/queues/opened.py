@@ -28,8 +28,8 @@ from crossmem.sharing.queues.layout import (
 __all__ = ["LOOK_S", "Opened", "ring"]
 
 LOOK_S: Final = 0.25
-"""The longest sleep, in seconds, before the next check whether the owner is alive. The result of a
-check is reused for the same number of seconds."""
+"""The longest single sleep, in seconds. Between two sleeps, a waiting process checks whether the
+owner is alive. The process repeats this check after LOOK_S seconds at the earliest."""
 
 
 def ring(bell: int) -> None:
@@ -58,7 +58,7 @@ class Opened:
     """The memory of the segments and buffers; in the owner, also the memory of the directories."""
     is_owner_alive: Callable[[], bool]
     look_at: float = 0.0
-    """The monotonic time from which :meth:`check_owner` asks again whether the owner is alive."""
+    """Before this monotonic time, :meth:`check_owner` does not check whether the owner is alive."""
     first_stop: int = field(init=False)
     """The result of :meth:`Terms.stop` for the first ring."""
 
@@ -91,7 +91,7 @@ class Opened:
         return min(stop, found) if found <= MAX_STAMP else 0
 
     def released(self, consumer: int, producer: int, buffer: int) -> int:
-        """Return the stamp of the buffer's entry that the consumer released last."""
+        """Return the stamp of the newest entry that this consumer has released for a buffer."""
         place = self.segments[self.terms.producers + consumer]
         return words.observe(place, self.terms.released(producer, buffer))
 

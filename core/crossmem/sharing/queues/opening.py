@@ -93,8 +93,9 @@ def _check_directory(
     """Check a directory. Return its terms, its shared handles, and the handles for the role.
 
     The shared handles are those of the arena, of the control segment and of each ring and place,
-    in this order. The handles for the role are those of all rings (``produce``), or of all places
-    (``consume``).
+    in this order. Through the shared handles, the segments are read-only. The handles for the role
+    are second handles of all rings (``produce``), or of all places (``consume``). With each of these
+    second handles, one process at a time can write the segment.
     """
     try:
         terms = Terms(**found["terms"])
@@ -127,8 +128,8 @@ def open_segments(
 ) -> tuple[Opened, list[ShareableHandle]]:
     """Map the arena and the segments that a directory names.
 
-    Return the opened queue, and the handles of all rings (role ``produce``) or of all places
-    (``consume``).
+    Return the opened queue, and the writable handles of all rings (role ``produce``) or of all
+    places (``consume``).
     """
     terms, (arena_handle, *handles), mine = _check_directory(found, handle.role)
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)

@@ -76,9 +76,10 @@ class QueueOwner:
         """The numbers of the producer and consumer at which :meth:`_give` begins to search."""
         self._is_tending = False
         self._changes = 0
-        """Number of changes of sessions and of the word END. ``_announced``, ``_woken`` and
-        ``_handed_out`` say up to which change a step of :meth:`tend` is complete. If the step was
-        interrupted, the next call of :meth:`tend` repeats it."""
+        """Number of changes of sessions and of the word END. Each of ``_announced``, ``_woken``
+        and ``_handed_out`` belongs to one step of :meth:`tend`, and is the number of changes that
+        this step has handled. If a step was interrupted, the next call of :meth:`tend` repeats the
+        step."""
         self._announced = self._woken = 0
         self._handed_out = -1
         self.segments = Segments(process, device, terms, allow)
@@ -196,7 +197,7 @@ class QueueOwner:
     def _is_revoked(self, pid: int) -> bool:
         """Whether the roles of a process were revoked.
 
-        The start time tells the process from a later process with the same pid.
+        The start time distinguishes the process from a later process with the same pid.
         """
         if pid not in self._revoked:
             return False
@@ -246,8 +247,8 @@ class QueueOwner:
             self._give()
             for producer, ring_ in enumerate(rings):
                 left = ring_.waiting
-                # Entries that were published after the tails were read count as undecided. The
-                # next call handles them.
+                # If an entry was published after the reading of the tails, it counts as undecided.
+                # The next call handles it.
                 words.store(
                     control, terms.decided(producer), left[0].stamp - 1 if left else tails[producer]
                 )
@@ -345,5 +346,5 @@ class QueueOwner:
 
 
 def _next(turn: int, several: Collection[int]) -> int:
-    """Return the smallest of the numbers from ``turn`` on, or else the smallest of all numbers."""
+    """Return the smallest number from ``turn`` on. If there is none, return the smallest number."""
     return min(several, key=lambda one: (one < turn, one))

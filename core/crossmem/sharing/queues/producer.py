@@ -50,8 +50,9 @@ class Producer(Place):
         self._given: Counter[int] = Counter()
         """For each target, the number of its unreleased entries."""
         self._left = 0
-        """The stamp of the last entry that was left to the owner. 0 if there was none, or if
-        :meth:`_count_handed` has counted the owner's decisions about all of these entries."""
+        """The stamp of the newest entry that was left to the owner. The value is 0 if no entry was
+        left to the owner, or if :meth:`_count_handed` has counted the owner's decisions about all
+        entries that were left to the owner."""
         self._turn = 0
         # Indices of the words that each hand-over uses.
         terms = opened.terms
@@ -61,7 +62,7 @@ class Producer(Place):
         self._released = terms.released(place, 0)
         self._changes = -1
         self._targets: list[int] = []
-        """The targets of the consumers when the word SESSIONS had the value ``_changes``."""
+        """The consumers' targets, read when the word SESSIONS had the value ``_changes``."""
 
     @override
     def begin(self) -> None:
@@ -82,7 +83,8 @@ class Producer(Place):
             words.release()
             for word in (WANTED, READY):
                 words.store(ring_, at + word, 0)
-        # Sort by stamp, as if this session had put the entries.
+        # After this statement, the dict is in the order of the stamps, as if this session had put
+        # the entries.
         self._flying = dict(sorted(self._flying.items(), key=itemgetter(1)))
         self._left = max(
             (stamp for stamp, target in self._flying.values() if not target), default=0
@@ -97,7 +99,7 @@ class Producer(Place):
     # Buffers ------------------------------------------------------------------------------
 
     def hand_out(self) -> SharedBuffer | None:
-        """Return a free buffer on the hot path; None if the caller must use :meth:`take`."""
+        """Return a free buffer in the usual case; None if the caller must use :meth:`take`."""
         free = self._free
         if not free and self.is_plain:
             with self.lock:
@@ -194,7 +196,7 @@ class Producer(Place):
         return released == stamp
 
     def _is_seen(self, buffer: int, stamp: int) -> bool:
-        """Whether each consumer has released an entry, has joined after its put, or has left."""
+        """Whether each consumer has released an entry, has joined after it was put, or has left."""
         opened, start = self.opened, self.opened.terms.start(self.place)
         first = opened.terms.producers
         return all(
@@ -211,8 +213,9 @@ class Producer(Place):
             if self._is_held(buffer, stamp):
                 continue
             words.store(mine, at_of(buffer), stamp | DROPPING)
-            # After the barrier, this process sees the "held" word of each consumer that read the
-            # stamp without DROPPING.
+            # A consumer writes its "held" word, and then reads the stamp again. If the consumer
+            # has read the stamp before DROPPING was written, this process sees the "held" word
+            # after the barrier.
             words.barrier()
             if not self._is_held(buffer, stamp):
                 if not self._is_back(buffer, stamp, target):
@@ -286,8 +289,9 @@ class Producer(Place):
         # If a key is missing, Counter calls a Python method, in which a signal handler could
         # interrupt the step below. So the key is added before the step.
         self._given.setdefault(target, 0)
-        # One step on processors that keep stores in order: no signal handler and no other thread
-        # runs before the end of this function. So a handler that puts an entry gets a later stamp.
+        # On processors that keep stores in order, the rest of this function is one step: no signal
+        # handler and no other thread runs during the step. So a handler that puts an entry gets a
+        # later stamp.
         if not self.session:
             raise self._no_session()
         stamp = mine[TAIL] + 1

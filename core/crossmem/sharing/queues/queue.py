@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues. One process owns a queue, and other processes take places as producers and consumers."""
+"""Queues. One process owns a queue, and other processes join as producers and consumers."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
@@ -114,13 +114,13 @@ class Queue(Endable):
 
         Raises
         ------
-        QueueFullError
-            No buffer became free in time.
-        BusyError
-            All places for producers are taken.
-        OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            In this order: the owner is dead; this process may not produce; the queue has ended, or
-            this process has finished or closed the queue; this process is a forked child.
+        QueueFullError, BusyError
+            No buffer became free in time, or all places for producers are taken.
+        OwnerGoneError, ForkedProcessError
+            The owner is dead, or this process is a forked child.
+        AccessDeniedError, ClosedError
+            This process may not produce. Or the queue has ended, or this process has finished or
+            closed the queue.
         """
         record = self._record
         known = None if record is None else record.producer
@@ -154,12 +154,12 @@ class Queue(Endable):
         ----------
         item
             A buffer of :meth:`allocate`, which the caller cannot use afterwards. With ``copy``:
-            also bytes, an array or a tensor, which is copied into a free buffer in C order.
+            also bytes, an array or a tensor. Its values are copied, in C order, to a free buffer.
         stream
             The stream that fills the buffer: a stream of CuPy, PyTorch or torch-npu, or its handle.
-            Consumers get the buffer when the work that was issued on the stream before this call is
-            complete. Without a stream, and for a copied item, this method waits for all work of the
-            device.
+            Consumers get the buffer when the stream has completed the work that was issued before
+            this call. If no stream is passed, or the item is copied, this method waits for all work
+            of the device.
         timeout
             For a copied item: the time limit of :meth:`allocate`.
         copy
@@ -171,12 +171,12 @@ class Queue(Endable):
             A view of the buffer is alive, another thread reads or writes the buffer, or all places
             for producers are taken. The call has no effect then.
         UnsupportedError
-            The item is not a buffer of this queue and may not be copied, or the device has no
-            streams.
+            The item is neither a buffer of :meth:`allocate` nor an item that ``copy`` permits. Or
+            ``stream`` was passed, and the device has no streams.
         QueueFullError, InvalidSizeError
             No buffer became free in time, or the item does not fit.
         OwnerGoneError, AccessDeniedError, ClosedError, ForkedProcessError
-            As for :meth:`allocate`, or the buffer was handed over or released before.
+            As for :meth:`allocate`. ClosedError also means that the buffer was put or released.
         """
         number = None if stream is None else stream_on(self.device, stream)
         record = self._record
@@ -246,13 +246,13 @@ class Queue(Endable):
         return found
 
     def get_many(self, most: int, *, timeout: float | None = None) -> list[SharedBuffer]:
-        """Wait for one buffer. Return the available buffers, at most ``most`` of them."""
+        """Wait for one buffer. Return the available buffers, but not more than ``most``."""
         most = waiting.checked_most(most)
         found: list[Any] = []
         try:
             found.append(self.get(timeout=timeout))
             look = self._consumer().look
-            # A buffer is in the list before a signal handler can run.
+            # Each buffer is in the list before a signal handler can run, so no buffer is lost.
             for _ in range(1, most):
                 if found[-1] is None:
                     break
@@ -301,12 +301,12 @@ class Queue(Endable):
     def wait_for(
         self, *, producers: int = 0, consumers: int = 0, timeout: float | None = None
     ) -> None:
-        """Wait until the queue has enough producers, and enough consumers that get new entries.
+        """Wait until the queue has enough producers and consumers.
 
         Parameters
         ----------
         producers, consumers
-            The numbers to wait for.
+            The numbers to wait for. A consumer counts only if it gets new entries.
         timeout
             Time limit in seconds; 0 does not wait; None: ``CROSSMEM_TIMEOUT``.
 
@@ -357,9 +357,9 @@ class Queue(Endable):
     def close(self) -> None:
         """Give up the places of this process. A second call does nothing.
 
-        The owner's call closes the queue for all processes. Consumers still get the entries that
-        were given to them. Entries that wait for a consumer with room are lost. To lose no entry,
-        the owner first calls :meth:`finish`, and waits until the consumers have read everything.
+        The owner's call closes the queue for all processes. Consumers can still read the entries
+        that were distributed to them. Entries that wait for a consumer with room are lost. To lose
+        no entry, the owner first calls :meth:`finish`, and waits until all entries were read.
 
         Raises
         ------

@@ -282,7 +282,7 @@ class VendorQueueRecord(Places):
 
     def _leave_all(self) -> None:
         self.marks = (_CLOSED,)
-        # The replaced function would keep the directory's mapping alive.
+        # The attribute's previous function would keep the mapping of the directory alive.
         self.is_owner_alive = _always
         self._leave_places()
         while self.kept:

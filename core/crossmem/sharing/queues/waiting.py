@@ -57,7 +57,7 @@ def empty(held: int, timeout_s: float) -> QueueEmptyError:
 
 
 def check_numbers(terms: Terms, **numbers: object) -> None:
-    """Check how many producers and consumers a call waits for.
+    """Check the numbers of producers and consumers for which a call waits.
 
     Raises
     ------
@@ -183,8 +183,8 @@ def _has_called(call: Callable[[], _T], found: list[_T], *, waits: bool) -> bool
 def may_look(process: Process, timeout: object) -> bool:
     """Whether a call may try the hot path.
 
-    Return False for an invalid time limit, after crossmem has shut down in this process, and in a
-    forked child that has inherited the queue.
+    The result is False in three cases: the time limit is invalid, crossmem has shut down in this
+    process, or this process is a forked child that has inherited the queue.
     """
     is_valid = timeout is None or (type(timeout) in _NUMBERS and timeout >= 0)  # type: ignore[operator]
     return is_valid and not (process.is_inherited or process.is_closed)

@@ -172,9 +172,11 @@ class Piece(Memory):
     offset
         Offset of the piece in the range, in bytes.
     nbytes
-        Size of the memory in bytes. In the range, the memory occupies its whole capacity.
+        Size of the memory in bytes. In the range, the piece occupies the memory's capacity, which
+        can be larger.
     readonly
-        Whether writes are refused. A piece of an import has the value of the import.
+        Whether writes are refused: in a piece of an allocation, False; in a piece of an import, the
+        import's ``readonly``.
     """
 
     __slots__ = ("_pointer", "offset")

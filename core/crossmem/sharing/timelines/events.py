@@ -59,9 +59,9 @@ class EventLevel(Level):
         is_own
             Whether this object signals the timeline.
         maker
-            The level by which this process signals the timeline, if both levels use one driver;
-            otherwise None. This object uses the maker's events, because a vendor may refuse to open
-            an event in the process that created the event.
+            The level by which this process signals the same timeline with the same driver, or None
+            if there is no such level. This object uses the maker's events, because a vendor may
+            refuse to open an event in the process that created the event.
         """
         super().__init__(process, device, cell)
         self._is_own = is_own
@@ -96,7 +96,7 @@ class EventLevel(Level):
                 words.store(self.cell.words, entry + 1, len(payload))
         elif not box:
             if not 0 < nbytes <= _PAYLOAD_NBYTES:
-                msg = f"an event has a payload of {nbytes} bytes, not 1 to {_PAYLOAD_NBYTES}"
+                msg = f"an event's payload must have 1 to {_PAYLOAD_NBYTES} bytes, not {nbytes}"
                 raise InvalidHandleError(msg, operation="wait")
             call_into(box, driver.open_event, ordinal, bytes(start[:nbytes]))
         return box[0]

@@ -24,7 +24,7 @@ from crossmem.sharing.timelines.watcher import StreamWatcher
 __all__ = ["IS_FENCED", "TimelineRecord"]
 
 IS_FENCED: Final = not (IS_ORDERED and IS_REGISTERED)
-"""Whether accesses to a cell need fences. The methods of :class:`Cell` execute them."""
+"""Whether accesses to a cell need fences. The methods of :class:`Cell` execute the fences."""
 _LEVELS: Final = {"host": HostLevel, "word": WordLevel}
 
 
@@ -71,9 +71,9 @@ class TimelineRecord(Record):
         """The word for this process's acknowledgements; None before the first acknowledgement."""
         self.words = cell.words
         self.is_ended = False
-        """Whether this process, which signals the timeline, has voided it."""
+        """Whether this record has voided the timeline. False if :attr:`is_own` is false."""
         self.last = VOID
-        """The current value, if a signal without a stream may be one store without the lock; else
+        """The current value, if a signal without a stream may store its value without the lock; else
         VOID. :meth:`Timeline.signal` takes the lock unless the new value is larger than this
         attribute. Every valid new value is smaller than VOID."""
         self.allow_stores()
@@ -91,9 +91,9 @@ class TimelineRecord(Record):
         return max(self.level.issued, awaited.get(self.handle.identity, 0))
 
     def allow_stores(self) -> None:
-        """Let a signal without a stream be one store, unless a stream may still write the value.
+        """Let signals without a stream store their values without the lock.
 
-        The caller holds the lock.
+        Do nothing if a stream may still write the value. The caller holds the lock.
         """
         is_one_store = self.is_own and self.handle.level != "event" and not IS_FENCED
         if is_one_store and not self.is_ended:
@@ -102,9 +102,10 @@ class TimelineRecord(Record):
                 self.last = value
 
     def _maker(self, device: LocalDevice) -> EventLevel | None:
-        """Return the level by which this process signals this timeline with the device's driver.
+        """Return the ``level`` of the record with which this process signals this timeline.
 
-        Return None if this process does not signal the timeline, or signals it with another driver.
+        Return None if this process does not signal the timeline, or signals the timeline with a
+        driver that is not the driver of ``device``.
         """
         for one in list(self.process.part(Pages).signalled):
             if isinstance(one, TimelineRecord) and one.handle == self.handle:

@@ -56,8 +56,8 @@ class StreamWatcher(Part):
         self._targets: dict[Watched, int] = {}
         """The largest awaited value of each timeline. Guarded by :attr:`Process.state`."""
         self._voided: dict[Watched, float] = {}
-        """For each timeline whose signalling process is dead, the time after which the watcher stops
-        writing the void value."""
+        """For each timeline whose signalling process is dead: the time after which the watcher no
+        longer writes the void value."""
         self._thread = PassingThread(self._look, lambda: bool(self._targets))
 
     def watch(self, one: Watched, value: int) -> int:

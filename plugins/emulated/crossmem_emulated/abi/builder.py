@@ -165,7 +165,7 @@ def link(
     made = folder / soname
     if not made.is_file() or processor_of(made) != processor_of(Path("/proc/self/exe")):
         msg = f"{clause(shlex.join(command))} did not build {soname} for this processor"
-        raise ConfigurationError(msg, hint="name a compiler for this machine in CC")
+        raise ConfigurationError(msg, hint="set CC to a compiler for this machine")
 
 
 def _write_types(library: Library, folder: Path) -> None:

@@ -115,8 +115,8 @@ def prepare(
         raise ConfigurationError(msg, hint=hint)
     folders = [build(library, environ)]
     if api == "hip":
-        # The stand-ins replace other libraries of ROCm: CuPy is linked with them, and this machine
-        # may lack them.
+        # CuPy is linked with more libraries of ROCm, and this machine may lack some of them. The
+        # stand-ins replace the missing libraries.
         stand_ins = build_stand_ins(installed_users(), environ)
         folders += [stand_ins] if stand_ins else []
         variables.update({name: str(folders[0]) for name in _ROOT_VARIABLES if environ.get(name)})
@@ -180,7 +180,7 @@ def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
 def _no_folder(parent: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
         f"no folder can be made in {shorten(str(parent))}: {error.strerror}",
-        hint="free space there, or make the folder writable; --shm-size sets the size of a "
+        hint="free some space there, or make the folder writable; --shm-size sets the size of a "
         "container's /dev/shm",
     )
 

@@ -79,7 +79,7 @@ def _register(process: AclProcess, pointer: int, size: int) -> None:
 @entry("rt.host_register", "kKI", 0)
 def _host_register(process: AclProcess, pointer: int, size: int, kind: int) -> int:
     if kind not in _TYPES:
-        raise Refused(Code.RT_PARAM_INVALID, f"there is no type {kind} of registration")
+        raise Refused(Code.RT_PARAM_INVALID, f"a registration cannot have the type {kind}")
     _register(process, pointer, size)
     # The emulated devices use the host's addresses for this memory.
     return pointer

@@ -60,7 +60,8 @@ def _new_slab(process: AclProcess, index: int) -> Slab:
 
 def _malloc_small(process: AclProcess, index: int, nbytes: int) -> int:
     size = -(-nbytes // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
-    # An allocation of whole pages begins at a page boundary, so that a key can export it.
+    # If the size is a multiple of the page size, the allocation begins at a page boundary, so that
+    # rt.ipc_mem_get_export_key can export it.
     unit = _SMALL_ALIGNMENT if nbytes % memory.PAGE_NBYTES else memory.PAGE_NBYTES
     for slab in process.slabs:
         first = -(-slab.taken_nbytes // unit) * unit
@@ -158,7 +159,8 @@ def _free_with_dev_sync(process: AclProcess, pointer: int) -> None:
 
 @entry("rt.get_mem_info", "i", 0, 0)
 def _get_mem_info(process: AclProcess, attribute: int) -> tuple[int, int]:
-    # The larger numbers are types of physical memory, for which this function has no information.
+    # Some types of physical memory have larger numbers. This function has no information about
+    # them.
     if not 0 <= attribute <= Attribute.HBM_MEM_P2P_HUGE1G:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no memory info for attribute {attribute}")
     index = process.visible[process.current().device]

@@ -159,7 +159,7 @@ def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int
 
 
 def check_peer(process: AclProcess, call: str, device: int, index: int) -> None:
-    """Record a violation if memory is imported for a device without access to the memory's device.
+    """Record a violation if the importing device was not given access to the memory's device.
 
     ``device`` is the importing device's number in this process. ``index`` is the host-wide index of
     the memory's device.

@@ -101,7 +101,8 @@ class Runtime:
     - further functions that C programs call.
 
     The docstring of each function is its signature. The functions that CuPy lacks take the fields
-    of a vendor's struct as separate arguments; a list of structs is a list of tuples.
+    of a vendor's struct as separate arguments. Where the vendor takes a list of structs, they take
+    a list of tuples.
 
     Parameters
     ----------
@@ -258,10 +259,11 @@ class Runtime:
         return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:
-        """Act as a call of the function ``name`` that fails with ``status``. Return the code.
+        """Emulate a failed call of the function ``name``, and return the code of the failure.
 
         As in every call, the emulation first makes its common checks, such as the check for a
-        visible device. If a check fails, the result is the code of this check.
+        visible device. If a check fails, the result is the code of this check. If no check fails,
+        the result is ``status``.
         """
         return self._process.refuse(name, status)
 

@@ -211,7 +211,11 @@ def _free(process: HipProcess, pointer: int) -> None:
 
 
 def free_piece(process: HipProcess, call: str, piece: Piece) -> None:
-    """Free an allocation. A recorded violation names ``call`` as the program's call."""
+    """Free an allocation.
+
+    ``call`` is the function that the program called to free the memory; the record of a violation
+    names ``call``.
+    """
     was_exported = withdraw(process, call, piece)
     check_idle(process, call, piece.start, piece.nbytes)
     process.space.detach(piece)
@@ -281,7 +285,7 @@ def _free_host(process: HipProcess, pointer: int) -> None:
 
 
 def release_host(process: HipProcess, block: HostBlock) -> None:
-    """Free pinned or managed memory. Memory that the program registered is only unpinned."""
+    """Free pinned or managed memory. Memory that the program registered is unpinned, not freed."""
     for device in range(len(process.setup.visible)):
         finish_device(process, device)
     del process.host_blocks[block.start]

@@ -61,13 +61,13 @@ class _Space:
     pointer
         First address.
     pitch
-        Distance in bytes between the starts of consecutive rows. If the pitch is 0, a row ends
-        where the box ends, and the rows have no gaps.
+        Distance in bytes between the starts of consecutive rows. If the pitch is 0, the
+        rows have no gaps, and the last byte of the box in a row is the last byte of the row.
     width
         Bytes in a row of the memory.
     height
-        Rows in a plane of the memory. If the height is 0, a plane ends with the box's last row,
-        and the planes have no gaps.
+        Rows in a plane of the memory. If the height is 0, the planes have no gaps, and the last row
+        of the box in a plane is the last row of the plane.
     """
 
     pointer: int
@@ -113,8 +113,8 @@ class _Space:
 def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[Work, bool] | None:
     """Check a copy whose parameters, a :class:`_Parms`, lie at the address ``place``.
 
-    Return the copy's work, and whether the host waits for the work if the copy is synchronous.
-    Return None if there is nothing to copy.
+    Return the copy's work, and whether a synchronous call waits for the work. Return None if there
+    is nothing to copy.
     """
     if not place:
         raise Refused(Status.INVALID_VALUE, "the address of the parameters is null", "HIP-X4")

@@ -35,7 +35,7 @@ class Handle(NamedTuple):
 
 
 def take_apart(handle: bytes) -> Handle:
-    """Return the parts of a handle. The handle is not checked, and may be forged."""
+    """Return the parts of a handle. This function does not detect forged handles."""
     token, rest = handle[: _TOKEN.size], handle[_TOKEN.size :]
     return Handle(token, *_REST.unpack(rest))
 

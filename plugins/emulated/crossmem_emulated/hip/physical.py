@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Physical memory, which programs map at reserved addresses: creation, release, export and import.
+"""The functions that create, release, export and import physical memory.
 
-CuPy lacks these functions, so the emulation chooses their signatures: each field of a vendor's
-struct is a separate argument.
+Programs map physical memory at reserved addresses. CuPy lacks these functions, so the emulation
+chooses their signatures: each field of a vendor's struct is a separate argument.
 """
 
 import os
@@ -79,7 +79,7 @@ def check_virtual(process: HipProcess) -> None:
 
 
 def granularity_of(process: HipProcess) -> int:
-    """Return the number of bytes of which the sizes and addresses of mappings are multiples."""
+    """Return the granularity, in bytes. Sizes and addresses of mappings are multiples of it."""
     return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
 
 
@@ -225,7 +225,7 @@ def _mem_export_to_shareable_handle(
     if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
         text = (
             f"the call has handle type {handle_type} and flags {flags}; the flags must be 0, "
-            f"and the memory has handle type {physical.handle_type} (0: no exports)"
+            f"and the memory has handle type {physical.handle_type} (memory of type 0 cannot be exported)"
         )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:

@@ -69,7 +69,8 @@ class Quirk:
     """Opening a handle ignores the flag ``IpcMemLazyEnablePeerAccess``, so the current device gets
     no access to another device's memory (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
-    """An allocation has the same handle as an earlier one at the same address (before ROCm 7.1)."""
+    """An allocation has the same handle as an earlier allocation at the same address (before ROCm
+    7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
     """Each export of the same memory returns a new handle (releases of 2025 and 2026)."""
     NEW_ADDRESSES: Final = "new-addresses"
@@ -160,8 +161,8 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """The key is the handle, or a tuple for a legacy stream, a thread's own stream, or a
-        destroyed stream whose work is not done."""
+        """The key is the stream's handle. Three kinds of streams have a tuple as the key: a legacy
+        stream, a thread's own stream, and a destroyed stream whose work is not done."""
         self.queues = Queues(
             self.lock,
             self.thread,
@@ -287,10 +288,10 @@ class HipProcess:
                 continue
 
     def _check_callback(self, called: Entry) -> None:
-        """Refuse or record a call that is made by a function that a stream runs on the host.
+        """Refuse or record a call of the library, if a callback makes the call.
 
-        The vendors forbid such calls. The emulation of CUDA refuses them, and the emulation of HIP
-        only records them.
+        A callback is a function that a stream runs on the host. The vendors forbid such calls. The
+        emulation of CUDA refuses them, and the emulation of HIP only records them.
         """
         if getattr(self.thread, "callback", None) is None:
             return
@@ -328,7 +329,7 @@ class HipProcess:
         return status
 
     def last_status(self) -> int:
-        """Return the code of this thread's last call, which may be 0, and forget the code."""
+        """Return the code of this thread's last call, or 0 for a success. Then forget the code."""
         status: int = getattr(self.thread, "last_status", 0)
         self.thread.last_status = 0
         return status
@@ -392,5 +393,8 @@ class HipProcess:
         return visible.index(index) if index in visible else None
 
     def can_reach(self, index: int, other: int) -> bool:
-        """Whether a device can access another device's memory, both given as host-wide indices."""
+        """Whether the device ``index`` can access memory of the device ``other``.
+
+        Both numbers are host-wide indices.
+        """
         return index == other or self.setup.has_peers

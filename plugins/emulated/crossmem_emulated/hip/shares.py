@@ -75,9 +75,9 @@ def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
 
 
 def open_share(process: HipProcess, token: bytes, pool: Pool) -> int | None:
-    """Open an allocation that a pool exported, and return its address in this process.
+    """Open an exported allocation of a pool, and return its address in this process.
 
-    The allocation becomes memory of ``pool``, the pool that this process imported. If no living
+    The allocation becomes memory of ``pool``, this process's import of that pool. If no living
     process exports an allocation with the token ``token``, return None.
     """
     context = process.current()
@@ -181,7 +181,7 @@ def _check_context(process: HipProcess, owner: int, index: int, context: Context
     for opened in process.imports:
         is_shared = opened.owner == owner and opened.pages.device == index
         if is_shared and opened.context.device == context.device and opened.context is not context:
-            text = f"another context of device {context.device} has memory of this exporter open"
+            text = f"memory of this exporter is open in another context of device {context.device}"
             raise Refused(Status.INVALID_HANDLE, text, "HIP-E13")
 
 

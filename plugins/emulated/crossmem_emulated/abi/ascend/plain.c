@@ -123,7 +123,8 @@ EXPORTED aclFloat16 aclFloatToFloat16(float value)
 }
 
 /* Prints a log entry if ASCEND_SLOG_PRINT_TO_STDOUT is 1, and if the level of the entry is at least
- * ASCEND_GLOBAL_LOG_LEVEL (default: errors). Like the real function, it prints nothing by default. */
+ * ASCEND_GLOBAL_LOG_LEVEL (default: errors). By default, this function and the real one print
+ * nothing. */
 EXPORTED void aclAppLog(aclLogLevel logLevel, const char *func, const char *file, uint32_t line,
                         const char *fmt, ...)
 {

@@ -87,10 +87,10 @@ class HipBinding(Binding):
         return self._text(ERRORS.get(code, ERRORS[_UNKNOWN])[1])
 
     def _errors(self) -> dict[str, Function]:
-        def put(function: Function) -> Function:
+        def put(function: Function, name: str) -> Function:
             def into(code: int, place: Any) -> int:
                 if not place or code not in ERRORS:
-                    return self._runtime.refuse("drvGetErrorName", 1)
+                    return self._runtime.refuse(name, 1)
                 place[0] = function(code)
                 return 0
 
@@ -102,6 +102,6 @@ class HipBinding(Binding):
             "hipPeekAtLastError": self._runtime.peekAtLastError,
             "hipGetErrorName": self._name_of,
             "hipGetErrorString": self._text_of,
-            "hipDrvGetErrorName": put(self._name_of),
-            "hipDrvGetErrorString": put(self._text_of),
+            "hipDrvGetErrorName": put(self._name_of, "drvGetErrorName"),
+            "hipDrvGetErrorString": put(self._text_of, "drvGetErrorString"),
         }
