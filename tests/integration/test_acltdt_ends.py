@@ -3,6 +3,7 @@
 
 import os
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -142,13 +143,16 @@ def _release_beside_deferred_work(name: str) -> list[int]:
         inner.free_buffer(vendors)
 
     side.driver = SimpleNamespace(free_buffer=free_slowly)
-    thread = threading.Thread(target=buffer.release)
-    thread.start()
+    # Until the first thread's release is complete, the record is in the queue of deferred work.
+    deferred = partial(current().drain, patient=True)
+    threads = [threading.Thread(target=call) for call in (buffer.release, deferred)]
+    threads[0].start()
     assert is_freeing.wait(SOON_S)
-    # The release by the other thread is not complete, so its record is still in the queue.
-    current().drain(patient=True)
+    threads[1].start()
+    threads[1].join(0.2)
     may_go_on.set()
-    thread.join(SOON_S)
+    for thread in threads:
+        thread.join(SOON_S)
     return [len(freed), len(side.held)]
 
 

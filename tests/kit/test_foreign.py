@@ -220,7 +220,7 @@ def test_odd_sizes_are_kept_and_fit_in_no_range(world: World) -> None:
         )
 
     assert f"{size} bytes" in found.stdout
-    assert "capacity is a multiple of the granularity" in found.stdout
+    assert "capacity must be a multiple of the granularity" in found.stdout
 
 
 def test_the_read_only_alias_of_adopted_memory(world: World) -> None:

@@ -96,7 +96,7 @@ _BYTE: Final = ctypes.c_ubyte()
 
 
 class _Base:
-    """An object whose array interface describes a tiny array, which keeps the object alive.
+    """An object from which NumPy makes a tiny array. The array keeps this object alive.
 
     NumPy 2.1 leaves the strides of contiguous arrays out of a capsule. The tiny array has two
     elements and a stride of 0. So it is not contiguous, and its capsule has room for strides. If

@@ -7,8 +7,9 @@ text. There are three kinds of names::
     float32, bfloat16, float8_e4m3fn ...    the frameworks' common names, in native byte order
     >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for dtypes that only NumPy has
     [8,[["a",0,"int32"],["b",4,"int16"]]]   JSON for a struct: the itemsize of the struct, and the
-                                            name, offset and dtype of each field. A field that is
-                                            a sub-array also has its shape. Fields may leave gaps
+                                            name, offset and dtype of each field. If a field is a
+                                            sub-array, its shape follows its dtype. Gaps between
+                                            fields are allowed
 
 The parser checks all sizes, and never runs the text as code. So the text may be untrusted.
 """
@@ -40,16 +41,16 @@ __all__ = [
 ]
 
 MAX_ITEMSIZE: Final = 2**31 - 1
-"""The most bytes of one element; NumPy has the same limit."""
+"""The largest number of bytes of one element. NumPy has the same limit."""
 
 MAX_FIELDS: Final = 512
-"""The most fields of one struct. A field that is a struct counts as one field."""
+"""The largest number of fields of one struct. A field that is a struct counts as one field."""
 
 MAX_NESTING: Final = 8
 """The deepest nesting of structs."""
 
 MAX_TEXT: Final = 16384
-"""The most characters of a dtype's text, nested structs included."""
+"""The largest number of characters of a dtype's text, including the texts of nested structs."""
 
 _MAX_FIELD_DIMENSIONS: Final = 32
 
@@ -105,7 +106,7 @@ def dtype_of(value: object) -> DType:
     ConfigurationError
         The value does not name a dtype.
     UnsupportedError
-        The elements of the dtype cannot be shared, for example Python objects.
+        The dtype has elements that cannot be shared, such as Python objects.
     """
     if isinstance(value, DType):
         return value
@@ -230,8 +231,8 @@ def _from_numpy(value: "np.dtype[Any]", depth: int = 0) -> DType:
         )
         raise UnsupportedError(
             msg,
-            hint="put the numbers into arrays; the dict or list that you share can contain these "
-            "arrays and the other values",
+            hint="share a dict or list that contains arrays of numbers; it can also contain "
+            "strings, lists and other dicts",
         )
     if value.isbuiltin == 2:  # noqa: PLR2004 - registered by another library, such as ml_dtypes
         if value.isnative and value.name in _COMMON:
@@ -243,7 +244,7 @@ def _from_numpy(value: "np.dtype[Any]", depth: int = 0) -> DType:
             inner, offset, *title = value.fields[name]
             if title:
                 what = f"field {shorten(name, 60)} of {shorten(value, 80)}"
-                msg = f"{what} has a title, which cannot be shared"
+                msg = f"{what} has a title; titles cannot be shared"
                 raise UnsupportedError(msg)
             fields.append(Field(name, offset, _from_numpy(inner.base, depth + 1), inner.shape))
         return _struct(value.itemsize, fields)
@@ -272,7 +273,7 @@ def _parse(text: str) -> DType:
     if match["number"]:
         native = _BY_KIND.get(match["number"])
         if native is None:
-            msg = f"{shorten(text)} is not a dtype: no number has that size"
+            msg = f"{shorten(text)} is not a dtype: no numeric dtype has this size"
             raise ConfigurationError(msg)
         if not swapped or native.itemsize == 1:
             return native

@@ -12,7 +12,7 @@ from crossmem.guards import clause, shorten
 __all__ = ["MAX_DIMENSIONS", "Layout"]
 
 MAX_DIMENSIONS: Final = 64
-"""The most dimensions of an array, as in NumPy."""
+"""The largest number of dimensions of an array, as in NumPy."""
 
 _MAX: Final = 2**63 - 1
 
@@ -137,9 +137,9 @@ class Layout:
             return
         outside = []
         if low < 0:
-            outside.append(f"{-low} bytes before its start")
+            outside.append(f"{-low} bytes before the memory")
         if high > limit_nbytes:
-            outside.append(f"{high - max(limit_nbytes, low)} bytes past its end")
+            outside.append(f"{high - max(limit_nbytes, low)} bytes after the memory")
         msg = (
             f"an array covers bytes [{low}, {high}) of memory of {limit_nbytes} bytes: "
             f"{' and '.join(outside)}"

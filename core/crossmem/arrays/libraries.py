@@ -43,10 +43,11 @@ def require(name: str) -> Any:
 
 
 def on_use(tell: Callable[[str], None]) -> None:
-    """Register a function that the first :func:`require` of each library calls.
+    """Register a function that learns the names of the libraries that this process uses.
 
-    The argument of the function is the library's name. For each library that was required before,
-    ``on_use`` calls the function at once.
+    Before :func:`require` returns a library's module for the first time, it calls the function with
+    the library's name. If :func:`require` has returned modules before the registration, ``on_use``
+    calls the function for each of these libraries at once.
     """
     _listeners.append(tell)
     # The loop runs over a copy, because another thread may add a library during the loop.

@@ -21,7 +21,7 @@ LOADS: Final = {
     "GIL held": "GIL held",
     "stopped": "SIGSTOP",
 }
-"""The titles of the loads on the exporter. The key is the load's name in a report."""
+"""The titles of the loads on the exporter. Each key is the name of a load in a report."""
 
 # The palette of Okabe and Ito: people with any colour vision can tell its colours apart.
 _COLOURS: Final = ("#000000", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
@@ -48,7 +48,7 @@ class _Chart:
 
 
 def make_charts(report: Report) -> dict[str, str]:
-    """Return the SVG text of each chart that has values. The key is the chart's file name."""
+    """Return a dict of the SVG texts of the charts that have values. Its keys are file names."""
     charts = {
         "life.svg": _chart(
             report, "Whole life of one allocation of 4 KiB", "life", {"life": ""}, 4 * KIB

@@ -19,10 +19,11 @@ __all__ = ["GET_S", "NAME", "SMALL", "WAYS", "Ends"]
 SMALL: Final = 4 << 10
 """The number of bytes of a small buffer."""
 NAME: Final = "psm_crossmem{:04}"
-"""Format of names. They are about as long as the names of ``multiprocessing.shared_memory``."""
+"""Format of the names that go through queues of ``multiprocessing``. These names are about as long
+as the names of ``multiprocessing.shared_memory``."""
 _TOGETHER_S: Final = 0.005
 GET_S: Final = 60.0
-"""The longest wait of one call for a buffer, an item or a name, in seconds."""
+"""The longest time, in seconds, for which one call waits for a buffer, an item or a name."""
 
 
 class Ends:

@@ -128,7 +128,7 @@ def _answer(
 
 
 def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the time of a stream of items, divided by the number of items, for each round.
+    """Return the time per item in each round: the time for all items, divided by their number.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ class _Fan:
 
 
 def _take(connection: Connection, handle: bytes, cpu: int) -> None:
-    """Get and release as many items as each received number says, until a number is negative."""
+    """For each received ``count``, get and release ``count`` items. End at a negative ``count``."""
     settle(cpu)
     connection.send("started")
     with crossmem.open_queue(handle) as queue:

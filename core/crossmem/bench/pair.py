@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the producer and the consumer of a peer, runs jobs in them, and ends them."""
+"""Starts the two processes of a peer, runs jobs in these processes, and ends the processes."""
 
 import os
 import selectors
@@ -87,7 +87,7 @@ class Pair:
         """
         request = {"job": job, "arguments": arguments, "deadline_s": deadline_s}
         for control in self._controls.values():
-            # A process that died since its last job gives no reply, which _collect() reports.
+            # If the process has died since its last job, _collect() reports its death.
             with suppress(ChannelError):
                 control.send_json(request)
         results = self._collect(deadline_s)

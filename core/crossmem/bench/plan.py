@@ -31,30 +31,31 @@ class Plan:
         allocations in one call, and ``batch`` other allocations one by one.
     busy
         Number of attaches to a busy exporter in a round. Each load on the exporter has
-        ``batch_rounds`` rounds, except for the load ``GIL held``. With this load, a peer whose
-        exporter must answer attaches only once in a round.
+        ``batch_rounds`` rounds, except for the load ``GIL held``. With this load, a peer that needs
+        the exporter's answer for each attach makes only one attach in a round.
     holds, hold_s
         Number of rounds of the load ``GIL held``, and the seconds for which the exporter holds the
         GIL in each round.
     repeats, repeat_rounds
         Number of allocations in each round of the section ``repeats``, and number of rounds. Round
-        trips and hand-overs use the same two numbers. ``repeats`` is also the number of reads of
-        importers' rows, of batches of freed blocks, and of calls from C.
+        trips and hand-overs use the same two numbers. ``repeats`` is also how often the rows of
+        importers are read, how many batches of blocks are freed, and how often a C program calls
+        each function.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
-        Sizes in bytes of the memory whose bandwidth is measured, number of rounds for each size,
-        and number of timed reads, and of timed writes, in a round. Each round has fresh
-        allocations.
+        ``bandwidth_sizes`` are sizes in bytes of the memory whose bandwidth is measured. Each size
+        has ``bandwidth_rounds`` rounds. Each round has fresh allocations. A round times
+        ``bandwidth_repeats`` reads of an allocation, and as many writes.
     parts_of, parts
         Number of allocations, and number of parts of each allocation. An importer attaches all
         parts one after another, and keeps them attached.
     separate
         Number of allocations that live at the same time, if the descriptor limit allows as many.
     imports
-        Number of fresh interpreters for each import statement, and of runs of a C program that
-        calls an emulated library.
+        Number of fresh interpreters for each import statement. A C program that calls an emulated
+        library runs equally often.
     traced
-        Number of repeated imports of an allocation, and of imports of a part of the allocation. The
-        benchmark counts the system calls of all these imports together.
+        Number of repeated imports of an allocation. A part of the allocation is imported equally
+        often. The benchmark counts the system calls of all these imports together.
     tensors, tree_nbytes, tree_rounds
         Number of tensors in a shared tree, the total size of the tensors in bytes, and how often
         crossmem shares the tree. ``tree_rounds`` is also how often an array is sent through a

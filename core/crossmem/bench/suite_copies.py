@@ -21,7 +21,7 @@ WAYS: Final[Mapping[str, str]] = MappingProxyType(
         "torch": "PyTorch, tensors already in shared memory (no copy)",
     }
 )
-"""The titles of the ways to share a dict of arrays. The key is the way's name."""
+"""The titles of the ways to share a dict of arrays. Each key is the name of a way."""
 
 _ARRAYS: Final = 8
 _NEEDS: Final = {"crossmem": "numpy", "mp": "numpy", "ray": "ray", "torch": "torch"}

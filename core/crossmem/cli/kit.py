@@ -29,8 +29,8 @@ if os.getppid() == int(sys.argv.pop(1)):
 sys.exit(3)
 """
 """A script that starts pytest. When ``crossmem conformance`` ends, even by SIGKILL, the kernel
-sends SIGTERM to pytest, which then ends its own processes as after Ctrl-C. pytest cannot rewrite the
-assertions of a package that is imported before pytest starts. So the script is not a module of
+sends SIGTERM to pytest, which then ends its own processes as after Ctrl-C. pytest cannot rewrite
+the assertions of a package that is imported before pytest starts. So the script is not a module of
 crossmem: to run such a module, ``python -m`` would import crossmem first."""
 
 

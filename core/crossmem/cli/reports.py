@@ -63,8 +63,8 @@ class FileReport(FrozenModel):
     nbytes: int
     sha256: str
     note: str | None
-    """The reason for which the file is shared as plain bytes although its name or its first bytes
-    indicate tensors."""
+    """Why the file is shared as plain bytes, although its name or its first bytes are those of a
+    file with tensors."""
 
     tensors: tuple[TensorReport, ...]
 
@@ -81,7 +81,7 @@ class ConsumerReport(FrozenModel):
 
     pid: int
     attach_s: float
-    """Time to attach the memory, from the bytes of its handle to a mapping."""
+    """Time of the call of ``crossmem.attach`` with the bytes of the handle."""
 
     parts_attach_s: float
     """Time to attach the handles of all tensors in one call."""
@@ -114,7 +114,7 @@ class CopyReport(FrozenModel):
 
     equal: bool | None
     skipped: str | None
-    """The reason for which there was no copy; None if there was a copy."""
+    """Why there was no copy; None if there was a copy."""
 
 
 class DemoReport(FrozenModel):
@@ -267,7 +267,7 @@ class BarrierReport(FrozenModel):
     """How this process orders its accesses."""
 
     reason: str
-    """The reason for which this process uses fences; empty if it uses ``membarrier``."""
+    """Why this process uses fences; empty if it uses ``membarrier``."""
 
     exporters: tuple[NeighbourReport, ...]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces allocations in tests by blocks of pools, for ``--crossmem-blocks``.
+"""The option ``--crossmem-blocks``: tests use blocks of pools in place of allocations.
 
 With this option, :meth:`crossmem.Device.allocate` returns a block of a pool, in the test's process
 and in its peers. So each test of an allocation tests a block.
@@ -69,7 +69,9 @@ def allocate(
     allow: crossmem.Allow | None = None,
     access: Access = "rw",
 ) -> crossmem.Allocation:
-    """Return a block of a pool with this ``allow`` and ``access``, typed as an allocation.
+    """Return a block of a pool that has this ``allow`` and ``access``.
+
+    For type checkers, the block is an allocation.
 
     Without ``--crossmem-blocks``, return an allocation and ignore ``allow`` and ``access``. Callers
     that pass these arguments also pass them to ``export``. If the device's mechanism shares only

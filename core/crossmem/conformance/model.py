@@ -130,7 +130,7 @@ class Model:
         return None
 
     def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
-        """Whether an error is expected because an owner's death ended memory of these handles."""
+        """Whether an error is expected: memory of one of these handles was lost with its owner."""
         return (
             isinstance(error, crossmem.OwnerGoneError)
             and not self.survives_owner

@@ -41,7 +41,7 @@ _CLOSED_WITHIN_S: Final = 0.5
 def collect_of_vendor(device: crossmem.Device) -> None:
     """Make the vendor release this process's buffers that other processes have freed.
 
-    A vendor may release such buffers only during a call by this process. Without the capability
+    Some vendors release such buffers only during a call by this process. Without the capability
     ``vendor_queues``, this function does nothing.
     """
     queues = vendor_queues_of(device.driver)
@@ -50,7 +50,7 @@ def collect_of_vendor(device: crossmem.Device) -> None:
 
 
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
-    """Return the sorted targets of the open descriptors, except those in ``ignored``.
+    """Return the sorted targets of the open descriptors. Skip the descriptors in ``ignored``.
 
     The target of a socket or pipe is returned without its inode. Some descriptors are closed by
     threads of crossmem. This function first waits for these threads, at most half a second.
@@ -95,7 +95,7 @@ def mapped(addresses: Iterable[int]) -> set[int]:
 
 
 def shared_nbytes(*, only_open: bool = False) -> int:
-    """Return the total size, in bytes, of the memfds that this process has open or mapped.
+    """Return the total size, in bytes, of the memfds that are open or mapped in this process.
 
     With ``only_open``, ignore memfds that are only mapped.
     """
@@ -112,7 +112,7 @@ def shared_nbytes(*, only_open: bool = False) -> int:
 
 
 def named_files() -> set[NamedFile]:
-    """Return the named regular files that this process maps shared or has open for writing."""
+    """Return the named regular files that are open for writing, or mapped with MAP_SHARED."""
     # A line has the fields address, permissions, offset, device, inode and path. The fourth
     # permission is ``s`` for a shared mapping.
     rows = [line.split(maxsplit=5) for line in mappings()]

@@ -38,7 +38,10 @@ def _read() -> float:
     try:
         return float(os.environ[VARIABLE])
     except ValueError:
-        msg = f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number, 1 on a usual machine"
+        msg = (
+            f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number: 1, or more on a slow "
+            "machine"
+        )
         raise ValueError(msg) from None
 
 

@@ -133,7 +133,8 @@ def test_c01_importers_see_what_a_driver_filled(allocate: Allocate, peer: Peer) 
     allocation = allocate(len(data) + 2 * lead)
     block = record_of(allocation).memory.block
     with address_of(data) as (address, nbytes):
-        # A driver may have one method for few bytes and another for many, so the sizes differ.
+        # A driver may have one method for few bytes and another for many, so this test fills ranges
+        # of three sizes.
         for start, end in ((lead, nbytes), (1, lead), (0, 1)):
             allocation.device.driver.fill(block, lead + start, address + start, end - start)
     allocation.device.synchronize()

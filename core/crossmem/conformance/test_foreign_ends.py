@@ -76,8 +76,8 @@ def test_c09_each_adoption_keeps_its_own_owner(stranger: MakeStranger, peer: Pee
     peer.call(actions.attach, "second", second.export().to_bytes())
     first.free()
     second.free()
-    # The importer keeps the memory open at the vendor for the second adoption. Nevertheless, the
-    # owner object of the first adoption must be released.
+    # Both adoptions share one import at the vendor, and the importer still needs this import for
+    # the second adoption. Nevertheless, the owner object of the first adoption must be released.
     peer.call(actions.unmap, "first")
 
     assert settle(lambda: let_go(kept[0])) == []

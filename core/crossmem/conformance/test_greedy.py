@@ -26,7 +26,7 @@ def import_for_writing() -> None:
 
 
 def write_anyhow(peer: Peer, blob: bytes) -> None:
-    """Let a peer attach memory and write to the memory's address, without crossmem's check."""
+    """Let a peer attach memory and write one byte. crossmem does not check this write."""
     pointer = peer.call(actions.attach, "m", blob)
     peer.call(actions.poke, pointer, 7)
 

@@ -44,7 +44,7 @@ def _make_work() -> None:
 
 
 def _issue_and_put(count: int = 1) -> None:
-    """Let a stream fill buffers by work that takes a while; put each buffer on that stream."""
+    """Let a stream fill each buffer, which takes a while. Put the buffer on the same stream."""
     queue, stream = actions.objects["queue"], actions.objects["stream"]
     for _ in range(count):
         buffer = actions.objects["buffer"] = queue.allocate(timeout=SOON_S)

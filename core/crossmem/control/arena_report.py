@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report of the holders of a pool's blocks, made from the rows and the reservations."""
+"""Reports which processes hold the blocks of a pool, according to the rows and reservations."""
 
 import time
 from itertools import compress
@@ -36,7 +36,10 @@ class BlockReport(NamedTuple):
 
 
 def report_of(arena: Arena) -> list[BlockReport]:
-    """Return one report for each generation that is live or has a holder, sorted by block."""
+    """Return one report for each generation that is live or has a holder.
+
+    The reports are sorted by block.
+    """
     first, count, pool = arena.at, arena.fresh, arena.core
     with arena.registry.lock:
         found: dict[tuple[int, int], list[Lease]] = {}
@@ -46,7 +49,7 @@ def report_of(arena: Arena) -> list[BlockReport]:
         for lease, row in _leases_of(arena):
             mine = row[first : first + count]
             for index in compress(range(count), mine):
-                # A hostile process may write any word into its row. ``| 1`` makes the word odd,
+                # A hostile process can write any word into its row. ``| 1`` makes the word odd,
                 # because each handle of a block has an odd generation.
                 found.setdefault((index, mine[index] | 1), []).append(lease)
         for index, unit in arena.reserved.items():
@@ -68,9 +71,10 @@ def report_of(arena: Arena) -> list[BlockReport]:
 
 
 def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
-    """Return a pair for each row: a lease on the pool, held by the row's process, and the row.
+    """Return a lease on the pool for each row, together with the row.
 
-    The caller holds the registry's lock.
+    The process that writes the row is the holder of the lease. The caller holds the registry's
+    lock.
     """
     registry, export = arena.registry, arena.export
     unit, since = export.unit, export.since

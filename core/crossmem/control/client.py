@@ -82,7 +82,7 @@ class OwnerConnection:
         self._ended: dict[int, None] = {}
         """Ended reservations that are not reported to the owner yet."""
         self.late_replies = LateReplies()
-        """The replies that have not arrived yet, also of requests that have timed out."""
+        """Replies that have not arrived yet, including replies to requests that have timed out."""
 
     @override
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class OwnerConnection:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the exporting process runs. Without its pidfd: whether a connection is open."""
+        """Whether the exporting process lives; see :meth:`is_owner_dead`."""
         return not self.is_owner_dead(within_s=0.0)
 
     @property
@@ -101,9 +101,10 @@ class OwnerConnection:
         return link if link is not None and link.is_open else None
 
     def is_owner_dead(self, *, within_s: float) -> bool:
-        """Whether the owner is dead or dies within ``within_s``. No pidfd: whether unconnected."""
+        """Whether the owner is dead, or dies within ``within_s`` seconds."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
+        # Without a pidfd, an owner counts as dead if no connection to it is open.
         return self.open_link is None
 
     def request(
@@ -115,12 +116,12 @@ class OwnerConnection:
         deadline: Deadline,
         kind: MessageType = MessageType.IMPORT,
     ) -> list[Leased | Refusal]:
-        """Request leases or reservations, in one round trip for each ``MAX_WANTED`` exports.
+        """Request leases or reservations. One round trip serves at most ``MAX_WANTED`` exports.
 
         Parameters
         ----------
         handles
-            The handles of the requested exports; for IMPORT, all of one backend.
+            The handles of the requested exports. For IMPORT, all handles have the same backend.
         reservations
             One number for each handle: the handle's reservation in a message, or 0. For RESERVE:
             the number of the new reservation.
@@ -174,13 +175,13 @@ class OwnerConnection:
         """Map the control segment and the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
-            # A second row means: the owner runs a new program, or dropped the first, unused row.
+            # The owner sends a second row if it runs a new program or dropped the unused first one.
             self._holds = HoldTable()
         self._holds.add(which, leased.row)
         close_each(leased.row)
 
     def hold(self, leased: Leased) -> bool:
-        """Write the granted generation into the row, which keeps the memory until :meth:`end`.
+        """Write the granted generation into the row. The memory then stays until :meth:`end`.
 
         Return False if the exporter has begun another generation.
         """
@@ -302,7 +303,7 @@ class OwnerConnection:
             os.close(pidfd)
 
     def abandon(self) -> None:
-        """Close every descriptor and change nothing else: for a forked child."""
+        """In a forked child, close every descriptor and change nothing else."""
         for connection in self._dialing:
             connection.close()
         if self._link is not None:

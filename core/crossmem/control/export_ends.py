@@ -65,8 +65,8 @@ class ExportEnds:
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()
-            # This step comes last. If a signal handler raises before this step, the holder's death
-            # still removes the holder's rows from the export.
+            # This step comes last. If a signal handler raises before this step, the record of each
+            # holder still lists the export. So the holder's death still removes the holder's rows.
             for row in export.rows:
                 row.holder.exports.discard(export)
         if withdrawn is None:
@@ -77,7 +77,9 @@ class ExportEnds:
             unit.withdrawn.discard(withdrawn)
 
     def withdraw(self, export: Export) -> None:
-        """Refuse new holds of an export, except by reservation. The call can be repeated.
+        """Refuse new holds of an export, unless the importer has a reservation.
+
+        The call can be repeated.
 
         Raises
         ------
@@ -120,6 +122,6 @@ class ExportEnds:
 
 
 def _is_reserved(export: Export) -> bool:
-    """Whether a message or this process has a lease on an export."""
+    """Whether the reservation of a message, or a lease of this process itself, keeps an export."""
     leases = export.unit.leases
     return any(one.export == export.handle.export for one in list(leases.values()))

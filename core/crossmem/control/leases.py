@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of leases, and the leases that no row records.
 
-No row records the reservations of messages, nor the leases of this process on its own memory. The
-only exception is a hold of a block of a pool that belongs to this process: a row records it.
+No row records the reservations of messages. If this process leases its own memory, a row records
+the lease only if the memory is a block of a pool.
 """
 
 import logging
@@ -45,10 +45,10 @@ class Holder:
     whitelisted
         The live exports for which the process is on the vendor's whitelist.
     rows
-        The rows that record the process's other leases. The key is the session and the number of
-        the control segment.
+        The rows that record the process's other leases. Each key is a session of the process
+        and the number of a control segment.
     exports
-        The exports that were granted to the process, so its rows may record holds of them.
+        The exports for which the process has a grant. Its rows can record holds of these exports.
     key
         The key of the process in the lease server's table.
     """
@@ -72,7 +72,10 @@ class Holder:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The row in which a program of a process records holds. The exporter only reads the row."""
+    """The row in which a process records holds. The exporter only reads the row.
+
+    If the process executes another program, that program gets another row.
+    """
 
     holder: Holder
     segment: Segment

@@ -26,7 +26,7 @@ class PeerLog:
         self._lines = 0
         """Number of lines in this second, including those beyond ``_MAX_LINES``."""
         self._unwritten = 0
-        """Number of omitted lines that the next line about any peer reports."""
+        """Number of other omitted lines. The next log line reports it, whatever its peer is."""
 
     def warning(self, pid: int, text: str, error: BaseException | None = None) -> None:
         """Log a line about a peer, or count the line as omitted.

@@ -24,8 +24,8 @@ REGISTERED: Final = 1
 """A mode: the writer is registered for ``membarrier``, so an exporter's barrier orders the
 accesses of the writer."""
 FENCED: Final = 2
-"""A mode: the writer uses fences, because the exporter or the importer is not registered. An
-importer that reads this mode in a control segment must use fences, too."""
+"""A mode: the writer uses fences. A process that is not registered has this mode. An importer that
+reads this mode in a control segment must use fences, too."""
 OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
 """The mode of this process. The process writes it into its control segments, and sends it to
 importers in the message HELLO."""
@@ -43,8 +43,8 @@ class Slot(NamedTuple):
     at
         Index of the word, in the control segment and in each row.
     length
-        Number of slots that become free together. For a pool or a page of timelines: all of its
-        slots. For a block: 0, because its slot becomes free with the pool.
+        Number of slots that become free together. For a pool or a page of timelines: the number of
+        its slots. For a block: 0, because its slot becomes free with the pool.
     """
 
     number: int
@@ -81,7 +81,8 @@ class SlotTable:
         self.free: list[int] = []
         """A heap of free single slots. No row has a hold in them."""
         self.free_ranges: list[tuple[int, int]] = []
-        """Free ranges of slots, for pools and pages of timelines: first slot and length."""
+        """The first slot and the length of each free range. Ranges are for pools and pages of
+        timelines."""
         self._count = 0
 
     def take(self) -> Slot:
@@ -125,8 +126,8 @@ class SlotTable:
         else:
             if self._count + count > SLOTS * len(self.segments):
                 self.grow()
-                # A range lies within one segment, here within the new segment. The unused slots of
-                # the previous segment become a free range.
+                # A range must not cross the end of a segment, so this range begins in the new
+                # segment. The unused slots of the previous segment become a free range.
                 first = SLOTS * (len(self.segments) - 1)
                 if first > self._count:
                     self.free_ranges.append((self._count, first - self._count))

@@ -200,7 +200,7 @@ class Driver(ABC):
 
     @abstractmethod
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
-        """Return the abilities of a device with a mechanism. None means the preferred mechanism.
+        """Return the capabilities of a device for a mechanism. None means the preferred mechanism.
 
         The fields ``mechanisms`` and ``fork_safe`` of a device are the same for all mechanisms.
         Core passes only None and names from ``mechanisms``. Only the first call for a device may
@@ -231,7 +231,7 @@ class Driver(ABC):
 
     @abstractmethod
     def free(self, block: Block) -> None:
-        """Free a block. Core has released all exports of the block before.
+        """Free a block. Core first releases all exports of the block.
 
         The block's last lease has ended. Exception: if the capability ``survives_owner`` is true,
         core also frees leased blocks at a normal exit of the process. Called on a thread of the
@@ -275,7 +275,7 @@ class Driver(ABC):
         """
 
     def peer_identity(self) -> int:
-        """Return this process's number for the exporter's whitelist, or 0 without a whitelist.
+        """Return this process's number for the vendor's whitelist; 0 if there is no whitelist.
 
         Called in the importing process for each lease request, so it must be cheap.
         """
@@ -347,7 +347,7 @@ class Driver(ABC):
 
     @abstractmethod
     def unmap(self, mapped: Mapped) -> None:
-        """Unmap the address. Core has synchronised the device before (law C9)."""
+        """Unmap the address. Core first synchronises the device (law C9)."""
 
     @abstractmethod
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:

@@ -44,9 +44,9 @@ class AddressRanges(Protocol):
 
     Before crossmem's core maps memory, it checks that the addresses are free, aligned to the
     granularity, and inside one range. The memory and the range belong to one device. Core maps
-    either blocks or imports in one range, never both. The same memory may be mapped several times
-    in ranges, while it also stays mapped at the address from
-    :meth:`crossmem.driver.Driver.allocate` or :meth:`crossmem.driver.Driver.map`.
+    either blocks or imports in one range, never both. Core can map the same memory several times in
+    ranges. A mapping from :meth:`crossmem.driver.Driver.allocate` or
+    :meth:`crossmem.driver.Driver.map` stays valid.
     """
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
@@ -123,13 +123,13 @@ class ForeignMemory(Protocol):
         ...
 
     def adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
-        """Return a block for memory without an obstacle. Another library still owns the memory.
+        """Return a block for memory whose ``obstacle`` is None.
 
-        The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
-        which need not be a multiple of the granularity. Core uses the block like an allocated one,
-        but never passes it to :meth:`crossmem.driver.Driver.free` or ``map_at``. Core adopts a
-        vendor's allocation once for each mechanism, even if the application adopts several parts of
-        the allocation.
+        Another library still owns the memory. The block begins at ``foreign.base``.
+        ``foreign.nbytes`` is both its size and its capacity, which need not be a multiple of the
+        granularity. Core uses the block like an allocated one, but never passes it to
+        :meth:`crossmem.driver.Driver.free` or ``map_at``. Core adopts a vendor's allocation once
+        for each mechanism, even if the application adopts several parts of the allocation.
         """
         ...
 
@@ -224,7 +224,7 @@ def check_groups(driver: Driver) -> list[str]:
         methods = _methods(group)
         missing = [name for name in methods if not callable(getattr(driver, name, None))]
         if missing and len(missing) < len(methods):
-            faults.append(f"{group.__name__} is incomplete: {', '.join(missing)} missing")
+            faults.append(f"{group.__name__} is incomplete: the driver lacks {', '.join(missing)}")
     said = [
         driver.capabilities(device.ordinal, mechanism)
         for device in driver.devices()

@@ -131,7 +131,7 @@ class StreamTracer:
         event = self._event_driver.create_event(ordinal)
         with self._lock:
             is_long = len(event.payload) > _PAYLOAD_NBYTES
-            self._note("create_event", (is_long, f"{len(event.payload)} bytes of payload"))
+            self._note("create_event", (is_long, f"the payload has {len(event.payload)} bytes"))
             self._events[id(event)] = event, True
         return event
 

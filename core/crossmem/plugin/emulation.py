@@ -30,12 +30,12 @@ class EmulationRequest:
     faults
         Calls that fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or ``CALL=CODE:SKIP:COUNT``.
         After SKIP calls of the function CALL, the next COUNT calls of the function fail with CODE.
-        By default, SKIP is 0 and COUNT is 1. ``close`` of the emulation removes the faults. A
-        lasting emulation cannot have faults.
+        By default, SKIP is 0 and COUNT is 1. :attr:`Emulation.close` removes the faults. A lasting
+        emulation cannot have faults.
     strict
         Whether the emulation records calls that the vendor forbids, and calls whose behaviour the
-        vendor leaves undefined. In a strict emulation, the CPU also cannot access device addresses:
-        such an access ends the program.
+        vendor leaves undefined. A strict emulation also ends the program if the CPU accesses a
+        device address.
     slow_streams
         Whether streams delay their work until a thread waits for the work. If another process may
         wait for the work, the delay is short.

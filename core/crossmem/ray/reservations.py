@@ -41,7 +41,7 @@ def token_of(memory: Memory) -> Any:
 
 
 def tie_of(memory: Memory) -> Any:
-    """Return the object that lives as long as this process holds received memory.
+    """Return an object that lives as long as this process holds the given received memory.
 
     This object is the ``Usage`` of the memory. All blocks of a pool share one ``Usage``, so for a
     block the object is ``memory`` itself.
@@ -55,8 +55,8 @@ def token_for(tie: Any, kept: object) -> Any:
     Parameters
     ----------
     tie
-        An object that lives until the message is complete, and as long as this process may send
-        the memory again.
+        An object that lives at least until the message is complete. It also lives as long as this
+        process may send the memory again.
     kept
         The object that keeps the memory. This module keeps the object until the token ends, and
         keeps the token until the tie ends. If the object held a reference to ``tie``, none of the

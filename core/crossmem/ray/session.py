@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The uses of Ray's private interface, and the check that Ray has this interface.
 
-crossmem needs four things of Ray that have no public name. :func:`check` refuses a Ray that lacks
-one of the first three.
+crossmem needs four things of Ray that have no public name. :func:`check` raises an error if Ray
+lacks one of the first three.
 
 - Whether Ray is serialising a message. Ray's pickler also writes stored data, such as checkpoints
   and functions. Stored data must not contain handles.
@@ -53,7 +53,7 @@ def import_ray() -> Any:
 
 
 def check() -> None:
-    """Refuse a Ray that lacks one of the attributes that crossmem needs.
+    """Check that Ray has the attributes that crossmem needs.
 
     Raises
     ------

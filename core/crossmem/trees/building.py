@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds arrays and tensors from the description of a tree, in memory mapped in this process."""
+"""Maps the memory of a message, and builds the message's tree of arrays and tensors."""
 
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
@@ -35,7 +35,8 @@ def maker_of_rows(
     Parameters
     ----------
     memories
-        The memory of each handle of the message. The index or key is the handle's number.
+        The memory of each handle of the message. The memory's index in the sequence, or its key in
+        the mapping, is the number of the handle.
     """
     makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
 
@@ -57,7 +58,9 @@ def attach_all(
     device: Device | str | None = None,
     timeout: float | None = None,
 ) -> list[Mapping]:
-    """Return a mapping for each handle of a message. If one attach fails, no mapping stays.
+    """Return a mapping for each handle of a message.
+
+    If one of the handles cannot be attached, the call raises, and leaves no mapping behind.
 
     A mapping is closed when neither the caller nor an array in its memory refers to it any more.
     """

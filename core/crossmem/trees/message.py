@@ -122,8 +122,8 @@ def _pack(row: Row) -> tuple[Any, ...]:
     return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
 
 
-# An update of a tree changes the arrays, but not the message. So a reader may decode a message many
-# times.
+# An update of a tree changes the arrays, but not the message. So a reader may decode the same
+# message many times. The cache saves this work.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
     return _decode(blob)

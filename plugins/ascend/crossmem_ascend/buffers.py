@@ -79,8 +79,8 @@ def attached_in(queue: VendorQueue) -> Attached:
 class HandOvers:
     """The driver's methods for buffers.
 
-    ``about`` names the device in errors. The vendor's calls for buffers need an opened device,
-    which need not be current.
+    ``about`` names the device in errors. The vendor's functions for buffers require that the device
+    is open. The device need not be current.
     """
 
     def __init__(self, vendor: Vendor, tdt: Any, about: About) -> None:
@@ -196,11 +196,12 @@ class HandOvers:
     # Waits --------------------------------------------------------------------------------
 
     def _repeat(self, call: str, once: Callable[[int], int], timeout_s: float) -> bool:
-        """Repeat a waiting call until it succeeds. Return False if the queue stays full or empty.
+        """Repeat a call on a queue until the call succeeds.
 
-        If another process uses the queue at the same moment, the vendor does not wait, and returns
-        the same code as for a destroyed queue. So this method raises the error of this code only
-        when the time limit and ``_BUSY_S`` have passed.
+        Return False if the queue stays full or empty. If another process uses the queue at the same
+        moment, the vendor does not wait, and returns the same code as for a destroyed queue. So
+        this method raises the error of this code only when the time limit and ``_BUSY_S`` have
+        passed.
         """
         began = time.monotonic()
         end = began + timeout_s

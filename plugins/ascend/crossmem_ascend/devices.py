@@ -50,7 +50,7 @@ def _uuid_of(rt: Rt, ordinal: int) -> str | None:
     uuid, code = rt.device_get_uuid(ordinal)
     if code != SUCCESS or not any(uuid["bytes"]):
         return None
-    # The vendor's bytes have the type char of C, which may be signed.
+    # The vendor's bytes have C's type ``char``, which may be signed.
     return "npu:" + bytes(one & 0xFF for one in uuid["bytes"]).hex()
 
 

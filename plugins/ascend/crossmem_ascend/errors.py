@@ -60,9 +60,7 @@ class Code(NamedTuple):
 
 
 _ARGUMENT = "ACL refused an argument: this may be a fault in crossmem; report it"
-_INIT = (
-    "other code finalised or re-initialised ACL: it may do so only after the last use of crossmem"
-)
+_INIT = "other code finalised or re-initialised ACL: do this only after the last use of crossmem"
 _FOREIGN = (
     "crossmem's own calls do not cause this error: earlier work of the program or of another "
     "library in this process may have failed"
@@ -71,12 +69,12 @@ _TASK = (
     "work on the device failed or hung: see the plog files of CANN (~/ascend/log), and `npu-smi "
     "info` for the device's health"
 )
-_RESOURCES = "the driver ran out of its own resources: free memory, streams or contexts"
+_RESOURCES = "the driver has no more resources of its own: release some memory, streams or contexts"
 _FEATURE = (
     "this product, driver or virtual NPU does not offer the call: shareable handles need CANN 8.0, "
     "keys need CANN 8.3.RC1 and driver 25.3.RC1; another mechanism may work"
 )
-_MEMORY = "free allocations; `npu-smi info` shows what other processes use"
+_MEMORY = "free some allocations; `npu-smi info` shows how much memory other processes use"
 _INSTALL = "check that the versions of CANN, driver and firmware belong together"
 
 CODES: Final = {
@@ -116,7 +114,7 @@ CODES: Final = {
     107002: Code(
         "ACL_ERROR_RT_CONTEXT_NULL",
         "the device or its context is gone: other code in this process reset the device, or this "
-        "process is a forked child and must be started with spawn",
+        "process is a forked child; start children with the method spawn",
     ),
     107003: Code(
         "ACL_ERROR_RT_STREAM_CONTEXT",
@@ -152,8 +150,8 @@ CODES: Final = {
     207005: Code("ACL_ERROR_RT_RESOURCE_ALLOC_FAIL", _RESOURCES),
     207006: Code(
         "ACL_ERROR_RT_NO_PERMISSION",
-        "the driver does not permit this call: the memory may have been exported without a "
-        "whitelist, or the device's files may belong to another user",
+        "the driver does not permit this call: the export may have no whitelist to which the call "
+        "can add a process, or the device's files may belong to another user",
         AccessDeniedError,
     ),
     207007: Code("ACL_ERROR_RT_NO_EVENT_RESOURCE", _RESOURCES),
@@ -167,7 +165,7 @@ CODES: Final = {
     207020: Code("ACL_ERROR_RT_TIMEOUT", _TASK),
     207021: Code(
         "ACL_ERROR_RT_LINK_TYPE_NOT_SUPPORTED",
-        "the link between the devices does not support this call: import on the memory's own "
+        "the link between the devices does not support this call: import the memory on its own "
         "device",
     ),
     507000: Code("ACL_ERROR_RT_INTERNAL_ERROR", _TASK),
@@ -195,9 +193,9 @@ CODES: Final = {
 _IMPORTS: Final = frozenset({"rt.mem_import_from_shareable_handle", "rt.ipc_mem_import_by_key"})
 
 _REFUSALS: Final = {
-    "rt.mem_import_from_shareable_handle": "this process is the exporter or is not on the "
-    "whitelist, the whitelist names an earlier process with this pid, or the exporter is freeing "
-    "the memory",
+    "rt.mem_import_from_shareable_handle": "the whitelist does not name this process, or "
+    "names an earlier process with this pid; this process is the exporter; or the exporter is "
+    "freeing the memory",
     "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead, this process is not on "
     "the whitelist, or the whitelist names an earlier process with this pid",
     "rt.mem_export_to_shareable_handle": "other code has already exported the memory, or the "
@@ -206,8 +204,8 @@ _REFUSALS: Final = {
     "from another process",
     "rt.mem_set_pid_to_shareable_handle": "no process has this pid",
     "rt.ipc_mem_set_import_pid": "no process has this pid",
-    "rt.map_mem": "these addresses are already mapped or were used for another device, or the "
-    "imported memory is smaller than its exporter says",
+    "rt.map_mem": "these addresses are already mapped; the addresses were used for another device; "
+    "or the imported memory is smaller than its exporter says",
     "rt.unmap_mem": "no memory is mapped at this address, or a key of the memory is still open",
     "rt.release_mem_address": "memory is still mapped at these addresses",
     "tdt.attach_queue": "the queue was destroyed, or belongs to another memory group",
@@ -215,7 +213,7 @@ _REFUSALS: Final = {
     "tdt.enqueue": "another process died during a put, or the queue was destroyed",
     "tdt.dequeue": "another process died during a get, or the queue was destroyed",
 }
-"""The usual causes of code 507899. The key is the call."""
+"""The usual causes of code 507899. Each key of this dict names the call that returned the code."""
 
 _DEVICE_MEM_ERROR: Final = 507053
 _LOST: Final = (
@@ -223,8 +221,8 @@ _LOST: Final = (
     "alive until their buffers were received"
 )
 _NO_GROUP: Final = (
-    "this process may be in no memory group: another process must add this process to a group; "
-    "the emulation adds each process to the group that CROSSMEM_EMULATED_ACL_GROUP names"
+    "the usual cause is that this process is in no memory group: another process must add it to a "
+    "group; the emulation adds each process to the group that CROSSMEM_EMULATED_ACL_GROUP names"
 )
 _OTHER_CONTEXT: Final = (
     "stream= belongs to another context than this thread's: call acl.rt.set_context with the "
@@ -235,8 +233,8 @@ _STREAM: Final = (
     "device"
 )
 _MEMORY_GONE: Final = (
-    "with mechanism 'key', the owner is dead or closed the key (see owner_alive): attach again to "
-    "memory of a living owner; in other cases, see `npu-smi info` for the device's health"
+    "with mechanism 'key', the owner is dead, or it closed the key (see owner_alive): attach again "
+    "to memory of a living owner; in other cases, see `npu-smi info` for the device's health"
 )
 
 _HINTS: Final = {
@@ -255,8 +253,8 @@ _HINTS: Final = {
         for function in ("memcpy", "memcpy_async", "synchronize_device", "synchronize_stream")
     },
 }
-"""Hints for one code of one call, which replace the usual hint of the code. The key is the call and
-the code."""
+"""Hints for single calls. Each key of this dict is a call and a code. If this call returns this
+code, this hint replaces the usual hint of the code."""
 
 
 def error_for(call: str, code: int, detail: str = "") -> CrossmemError:

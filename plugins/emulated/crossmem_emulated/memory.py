@@ -76,8 +76,8 @@ _SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
 _ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
 _TMPFS_MAGIC: Final = 0x01021994
 _STATFS_WORDS: Final = 32
-"""Words in a buffer that is larger than a ``struct statfs``. The first word of the struct is the
-type of the file system."""
+"""Number of words in a buffer that is larger than a ``struct statfs``. The first word of the struct
+is the type of the file system."""
 _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
@@ -318,8 +318,8 @@ def copy(target: int, source: int, nbytes: int) -> None:
 def write(descriptor: int, offset: int, source: int, nbytes: int) -> None:
     """Write bytes to memory through its descriptor. Other threads run meanwhile.
 
-    ``source`` is the address of the bytes in this process, and ``offset`` their offset in the
-    memory.
+    ``source`` is the address of the bytes in this process, and ``offset`` is their offset in
+    the memory.
     """
     data = memoryview((ctypes.c_ubyte * nbytes).from_address(source))
     done = 0
@@ -346,9 +346,9 @@ def is_mapped(start: int, nbytes: int) -> bool:
 def sealed_nbytes(descriptor: int) -> int | None:
     """Return the size in bytes of memory with a sealed size, or None for other files.
 
-    The seals are read before the size, because only a sealed size cannot change. The file must be
-    on tmpfs. A file on hugetlbfs can have the same seals, but an access to a hole that was punched
-    into such a file can raise SIGBUS.
+    The seals are read before the size, because the size can change until it is sealed. The file
+    must be on tmpfs. A file on hugetlbfs can have the same seals, but an access to a hole that was
+    punched into such a file can raise SIGBUS.
     """
     try:
         if fcntl(descriptor, F_GET_SEALS) & _SIZE_SEALS != _SIZE_SEALS:
@@ -385,7 +385,7 @@ def reopen_readonly(descriptor: int) -> int:
 
 
 def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
-    """Return whether this kernel gives shared memory huge pages only on request."""
+    """Return whether this kernel uses huge pages for shared memory only on request."""
     for pattern in ("shmem_enabled", "hugepages-*/shmem_enabled"):
         for path in settings.glob(pattern):
             with contextlib.suppress(OSError):

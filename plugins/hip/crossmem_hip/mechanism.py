@@ -80,10 +80,10 @@ class Mechanism(Protocol):
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Keep the mapping of an import that will not be mapped again.
+        """Release the resources of an import that only another call of :meth:`map` would need.
 
-        Release the resources that only another call of :meth:`map` would need. The driver makes no
-        device current for this call.
+        The mapping stays. The driver will not map the import again. The driver makes no device
+        current for this call.
         """
         ...
 

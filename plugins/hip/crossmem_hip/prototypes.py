@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prototypes of the vendors' C functions. The keys are the names in ``cupy.cuda.runtime``.
+"""Tables with the prototypes of the vendors' C functions.
 
-A function that CuPy lacks has a name in CuPy's style. The prototypes follow
-``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``,
-``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
+Each key of these tables is the function's name in ``cupy.cuda.runtime``. If CuPy lacks the
+function, the key is a name in the same style. The prototypes follow ``hip/hip_runtime_api.h`` of
+HIP 5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``, ``driver_types.h`` and ``cuda.h`` of CUDA
+13.5.
 """
 
 import ctypes
@@ -18,9 +19,10 @@ __all__ = ["CUDA_DRIVER", "CUDA_RUNTIME", "HIP", "PointerAttributes", "hip_proto
 _HANDLE_NBYTES: Final = 64
 _BUS_ID_NBYTES: Final = 64
 _RESERVED_NBYTES: Final = 4096
-"""Number of bytes after the fields that this module declares. The vendor writes its own structure,
-which may be longer. In every release, the declared fields and these bytes together are at least as
-long as the vendor's structure."""
+"""Number of spare bytes after the declared fields of a structure. The vendor's structure may have
+more fields than this module declares, and the vendor's function writes all of them. In every
+release, the declared fields and the spare bytes together are at least as long as the vendor's
+structure."""
 
 _MANAGED: Final = 3
 _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
@@ -30,8 +32,8 @@ _FD_BY_VALUE: Final = 70_100_000
 """The first HIP version whose ``memImportFromShareableHandle`` takes the file descriptor itself.
 Earlier versions take a pointer to the descriptor. If they get the descriptor itself, they use it as
 an address. Sources: ROCm/rocm-systems #759, which changed AMD's ``rocdevice.cpp``; PyTorch's
-``CUDASymmetricMemory.cu``, which also treats versions before this one differently; and
-kvcache-ai/Mooncake #1550, which tried 7.0, 7.1 and 7.2."""
+``CUDASymmetricMemory.cu``, which passes a pointer before ROCm 7.1 and the descriptor since ROCm
+7.1; and kvcache-ai/Mooncake #1550, which reports tests with ROCm 7.0, 7.1 and 7.2."""
 
 _CAPTURE_ACTIVE: Final = 1
 
@@ -173,7 +175,7 @@ _UINT: Final = In(ctypes.c_uint)
 _SIZE: Final = In(ctypes.c_size_t)
 _ULONGLONG: Final = In(ctypes.c_ulonglong)
 _POINTER: Final = In(ctypes.c_void_p)
-"""An address, or a handle of the vendor, which has the width of an address."""
+"""An address, or a handle of the vendor. Both have the same width."""
 
 _INT_OUT: Final = Out(ctypes.c_int)
 _SIZE_OUT: Final = Out(ctypes.c_size_t)
@@ -237,9 +239,11 @@ _KNOWLEDGE: Final[_Table] = {
 
 _DEVICE_POINTER: Final = (_POINTER_OUT, _POINTER, _UINT)
 _WORD: Final = (_POINTER, _POINTER, In(ctypes.c_uint64), _UINT)
-"""A stream, the address of a word that devices can access, a value, and flags."""
+"""The parameters of the functions by which a stream writes a word or waits for a word: the stream,
+the address at which devices access the word, a value, and flags."""
 _EVERY_BIT: Final = Fixed(ctypes.c_uint64, (1 << 64) - 1)
-"""The mask of a wait for a word. Only AMD's function takes a mask."""
+"""The mask with which a waiting stream compares every bit of the word. Only AMD's function takes a
+mask."""
 
 _VIRTUAL: Final[_Table] = {
     "memAddressFree": (_POINTER, _SIZE),
@@ -324,8 +328,9 @@ CUDA_DRIVER: Final = {
 def hip_prototypes(family: Family, version: int) -> dict[str, Prototype]:
     """Return the prototypes of the functions of ``libamdhip64``.
 
-    ``version`` is the library's own version number, such as 70051831 for 7.0. crossmem does not use
-    the virtual memory of ROCm 5, which has other structures.
+    ``version`` is the library's own version number, such as 70051831 for 7.0. For ROCm 5, the
+    result lacks the functions for virtual memory, because ROCm 5 has other structures for them than
+    this module declares.
     """
     if family.is_old(version):
         return {**HIP, **_OF_ROCM_5}

@@ -306,7 +306,7 @@ def wide(fields: int) -> str:
         (f"U{2**29}", "the itemsize is"),
         ("M8[0s]", "the count of units is 0"),
         (f"M8[{2**31}s]", "the count of units is"),
-        ("f3", "no number has that size"),
+        ("f3", "no numeric dtype has this size"),
         ("O", "is not a dtype"),
         ("", "is not a dtype"),
         ("float32\n", "is not a dtype"),

@@ -57,11 +57,11 @@ def test_extents_are_what_the_elements_cover(
     low, high = min(found), max(found) + layout.dtype.itemsize
     assert layout.extent == (low, high)
     if low < 0:
-        with pytest.raises(InvalidSizeError, match=f"{-low} bytes before its start"):
+        with pytest.raises(InvalidSizeError, match=f"{-low} bytes before the memory"):
             layout.check(high)
         return
     layout.check(high)
-    with pytest.raises(InvalidSizeError, match="1 bytes past its end"):
+    with pytest.raises(InvalidSizeError, match="1 bytes after the memory"):
         layout.check(high - 1)
 
 
@@ -175,8 +175,8 @@ def test_what_lies_outside_is_named() -> None:
         layout.check(64)
 
     assert str(caught.value) == (
-        "an array covers bytes [-24, 112) of memory of 64 bytes: 24 bytes before its start and 48 "
-        "bytes past its end"
+        "an array covers bytes [-24, 112) of memory of 64 bytes: 24 bytes before the memory and "
+        "48 bytes after the memory"
     )
     for told in ("(3, 2)", "(-16, 100)", "float32", "offset=8"):
         assert told in caught.value.details

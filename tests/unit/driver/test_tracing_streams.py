@@ -152,7 +152,7 @@ def test_a_payload_has_a_limit(tracer: Any) -> None:
     tracer.inner.payload = bytes(113)
     tracer.create_event(0)
 
-    assert tracer.violations == ["create_event: 113 bytes of payload"]
+    assert tracer.violations == ["create_event: the payload has 113 bytes"]
 
 
 def test_streams_are_destroyed_once(tracer: Any) -> None:

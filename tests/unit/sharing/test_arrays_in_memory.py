@@ -84,10 +84,10 @@ def test_the_rest_of_the_memory_is_the_default(memory: Allocation) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"shape": NBYTES + 1}, "1 bytes past its end"),
-        ({"shape": 5, "offset": NBYTES - 4}, "1 bytes past its end"),
+        ({"shape": NBYTES + 1}, "1 bytes after the memory"),
+        ({"shape": 5, "offset": NBYTES - 4}, "1 bytes after the memory"),
         ({"shape": (2, 2), "dtype": "int32", "strides": (-8, 4), "offset": 4}, "4 bytes before"),
-        ({"shape": 3, "strides": (NBYTES,)}, "past its end"),
+        ({"shape": 3, "strides": (NBYTES,)}, "after the memory"),
         ({"shape": 0, "offset": NBYTES + 1}, "past the end"),
         ({"offset": NBYTES + 1}, "past the end"),
         ({"shape": 1, "offset": -1}, "out of bounds"),

@@ -192,7 +192,7 @@ def test_memory_that_contains_no_timeline_is_refused(
 def test_an_event_timeline_has_a_whole_page(
     handle: TimelineHandle, others: dict[str, ShareableHandle]
 ) -> None:
-    assert "never in" in refuse(dataclasses.replace(handle, level="event")).message
+    assert "level 'event'" in refuse(dataclasses.replace(handle, level="event")).message
     forged = dataclasses.replace(handle, level="event", memory=others["whole"])
     with pytest.raises(crossmem.StaleHandleError):
         crossmem.open_timeline(forged)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of objects that applications hold: one protocol for all of them.
 
-A method that ends an object first moves the record of the object's resources to the queue of
-deferred work, in one step. Then it releases the resources. A finaliser only moves the record.
+A method such as ``unmap`` ends an object in two steps. The first step moves the record of the
+object's resources to the queue of deferred work. No signal handler can interrupt this step. The
+second step releases the resources. A finaliser only moves the record.
 """
 
 import warnings
@@ -78,7 +79,8 @@ class Endable:
         ------
         BusyError
             The object is in use, and nothing has changed. Or the object has ended, but its release
-            must not wait for the device now. Later calls of crossmem continue with the release.
+            was put off: the release needs a wait for the device, which is impossible now. Later
+            calls of crossmem continue with the release.
         CrossmemError
             The vendor refused the release. Later calls of crossmem try again.
         """
@@ -93,8 +95,8 @@ class Endable:
         deferred = process.deferred
         ready = deferred.ready
         if ready or deferred.idle:
-            # A dropped object, such as a piece, may count as a user of this object until its own
-            # record is released. So queued records are released first.
+            # A dropped object, such as a piece, may count as a user of this object until the record
+            # of the dropped object is released. So queued records are released first.
             process.drain()
             if ready and self._is_used():
                 process.drain(patient=True)
@@ -155,8 +157,8 @@ class Endable:
         except BusyError:
             if error is None:
                 raise
-            # The error inside the "with" block says more than BusyError, and its traceback may keep
-            # views alive. So the object ends later, with its last reference.
+            # The error inside the "with" block says more than BusyError, and the traceback of that
+            # error may keep views alive. So the object ends later, with its last reference.
             self._is_left = True
 
     def __del__(self) -> None:
@@ -190,8 +192,8 @@ def end_later(one: Endable) -> None:
 
     A caller that only drops the object could lose the resources: a signal handler may raise at the
     entry of the finaliser. If the object is in use, this function leaves the release to the
-    object's finaliser. Afterwards, the caller must call :meth:`Process.drain`, unless the caller is
-    itself deferred work.
+    object's finaliser. Afterwards, the caller must call :meth:`Process.drain`, unless deferred work
+    called this function.
     """
     process, one._is_left = one._process, True
     with process.state:

@@ -53,8 +53,8 @@ class Part:
     """One package's state in this process, such as its table of imports."""
 
     closing: ClassVar = 0
-    """Order of the close at exit: lower numbers close first. Parts with a negative number close
-    before this process waits for other processes' leases to end."""
+    """Order of closing at exit: a part with a lower number closes first. A part with a negative
+    number closes before this process waits for other processes' leases to end."""
 
     def __init__(self, process: "Process") -> None:
         """Create the part without side effects.
@@ -83,7 +83,7 @@ _P = TypeVar("_P", bound=Part)
 
 
 class Process:
-    """The exports and imports of this process. Made by :func:`current`, ended at exit."""
+    """The state of this process. :func:`current` makes the state, and the exit ends it."""
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self.settings = settings
@@ -93,8 +93,8 @@ class Process:
         self.state = ordered_lock(Rank.STATE)
         """Guards the open objects and their users. Threads hold this lock only briefly."""
         self._notifies = [threading.Condition(self.state).notify]
-        """``notify`` methods of conditions. One condition has the lock ``state``. Once the lease
-        server runs, a second condition has the lock of the lease registry. :attr:`is_inside` calls
+        """``notify`` methods of conditions. The first condition uses the lock ``state``. Once the
+        lease server runs, a second one uses the lock of the lease registry. :attr:`is_inside` calls
         the methods to find out whether this thread holds one of the two locks. No thread ever waits
         on these conditions."""
         # This program may have replaced another program by exec, with the same pid and start time.
@@ -270,8 +270,8 @@ def _closing_of(part: Part) -> int:
 
 open_pools: Final[dict[bytes, Any]] = {}
 """The open arenas of pools, for attaches that name no device and do not request read-only access. A
-key is the bytes that all handles of a pool share. A fork empties the child's dict, and the exit
-empties this process's dict."""
+key is the bytes that all handles of a pool have in common. A fork empties the child's dict, and the
+exit empties this process's dict."""
 
 _current: Process | None = None
 # Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
@@ -363,7 +363,7 @@ def refuse_foreign(process: Process, what: object) -> None:
     msg = f"{shorten(what)} was inherited from process {process.identity.pid} through fork"
     raise ForkedProcessError(
         msg,
-        hint="in the child, use the device by its name and memory by its handle, or use spawn",
+        hint="open the device and attach the handle in the child, or start the child with spawn",
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index that finds objects by device address, by bisection of sorted keys."""
+"""The index that finds the object at a device address. It searches sorted keys by bisection."""
 
 import threading
 from bisect import bisect_left, bisect_right, insort
@@ -22,7 +22,7 @@ class Described(Protocol):
     """An object of crossmem at an address."""
 
     def describe(self) -> str:
-        """Return the reason for which the memory cannot be adopted.
+        """Return the reason why an application cannot adopt the memory at the object's addresses.
 
         The text begins with a verb, because the error message names the memory before the text.
         """
@@ -51,7 +51,7 @@ class RegionIndex(Generic[_T]):
         self._regions: dict[_T, _Region] = {}
         """The region of each object."""
         self._objects: dict[int, _T] = {}
-        """The objects. The key is the number of the region."""
+        """The object of each region. Each key is the number of a region."""
         self._keys: list[_Key] = []
         """Sorted keys, including keys of removed objects."""
         self._new: deque[_Key] = deque()

@@ -77,7 +77,7 @@ class ForeignAllocation(BlockRecord):
     Attributes
     ----------
     number
-        Number of the allocation in handles.
+        Number by which handles refer to the allocation.
     foreign
         The driver's report about the memory at the time of the first adoption.
     users
@@ -195,5 +195,5 @@ def _replaced(known: ForeignAllocation, device: LocalDevice, foreign: Foreign) -
         f"has other memory there, {foreign.nbytes} bytes at {foreign.base:#x}",
         operation="adopt",
         backend=device.backend,
-        hint="free the adoptions of the old memory, and keep memory allocated while it is adopted",
+        hint="free the adoptions of the old memory; free no memory before its adoptions have ended",
     )

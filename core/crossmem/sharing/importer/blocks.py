@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports of blocks, which need no request to the owner while the pool's arena is open.
 
-At the first attach for each device and access, this process requests the arena from the owner. The
-arena stays open at least until the owner closes the pool, exits or dies. Later attaches send a
-request only in two cases: the connection was lost, or the block was freed while a message reserved
-the block.
+An attach may name a device, and may request read-only access. For each combination of the two, the
+first attach requests the arena from the owner. The arena stays open at least until the owner closes
+the pool, exits or dies. Later attaches send a request only in two cases: the connection was lost,
+or the block was freed although a message still had a reservation for it.
 """
 
 import time
@@ -38,7 +38,7 @@ from crossmem.sharing.importer.table import ImportTable
 __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
-"""Seconds between two checks for pools whose owners have closed them or died."""
+"""Seconds between two checks for pools that were closed, and for pools whose owners have died."""
 _USUAL: Final = (None, False)
 """In most attaches, the caller names no device and does not request read-only access. These
 attaches have a fast path."""
@@ -52,7 +52,8 @@ class _Holders(Holders):
     def __init__(self) -> None:
         super().__init__()
         self.arenas = 0
-        """Number of :class:`ArenaImport` objects of the pool: one for each device and access."""
+        """Number of :class:`ArenaImport` objects of the pool: one for each key of
+        :attr:`PoolImports.arenas`."""
 
 
 class PoolImports(Part):
@@ -63,11 +64,11 @@ class PoolImports(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
-        """The open arenas. The key is the bytes that all handles of a pool share, the device, and
-        whether read-only access was requested."""
+        """The open arenas. A key has three parts: the bytes that all handles of a pool have in
+        common, the device, and whether read-only access was requested."""
         self._holders: dict[bytes, _Holders] = {}
         """The holders of the blocks of each pool. The key is the bytes that all handles of the pool
-        share."""
+        have in common."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
     def open(
@@ -78,10 +79,10 @@ class PoolImports(Part):
         timeout: float | None,
         reservation: int = 0,
     ) -> ArenaImport:
-        """Import a pool's arena at the first call for a device and access. Return the arena.
+        """Return a pool's arena. The first call for a key of :attr:`arenas` imports the arena.
 
-        ``reservation`` is the number of a message's reservation, or 0. An owner that is exiting
-        accepts only imports with such a number.
+        ``reservation`` is the number of a message's reservation, or 0 without a reservation. An
+        owner that is exiting accepts only imports with a reservation.
 
         Raises
         ------
@@ -143,7 +144,7 @@ class PoolImports(Part):
 
     @override
     def tend(self) -> None:
-        """Release arenas without held blocks, if the owner is dead or waits for the release."""
+        """Release each unused arena whose owner is dead or waits for the release."""
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:

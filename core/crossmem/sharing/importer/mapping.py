@@ -23,8 +23,8 @@ class Import(Endable):
     """Another process's memory, which this process holds until this object is closed.
 
     Made by :func:`crossmem.import_handle`; a context manager. Unless the handle is raw, this
-    process has a lease on the memory. The lease ends when this process closes its last import or
-    mapping of the export, or dies.
+    process has a lease on the memory. The lease ends when this process dies, or when it closes its
+    last import or mapping of the export.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Import(Endable):
         # A mapping that unmap(stream=...) has ended does not need the import object any more.
         open_ = [one for one in use.children or () if not _ends(one)] if use is not None else []
         if open_:
-            msg = f"{self!r} has {len(open_)} mappings and pieces of address ranges"
+            msg = f"{self!r} has {len(open_)} mappings and address-range pieces"
             raise BusyError(msg, operation=operation, hint="unmap them first")
 
     @override
@@ -257,8 +257,8 @@ class Mapping(Memory):
     def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
 
-        A mapping that :meth:`Import.map` did not make has its own import, which this call also
-        closes. A second call does nothing.
+        Mappings of :meth:`Import.map` use the import of the application. Each other mapping has its
+        own import, and this call closes that import, too. A second call does nothing.
 
         Parameters
         ----------
@@ -294,7 +294,7 @@ class Mapping(Memory):
 
 
 def asked_readonly(mapping: Mapping) -> Readonly:
-    """Return the ``readonly`` argument by which a new import gets the same access as a mapping.
+    """Return the ``readonly`` argument for a new import with the same access as ``mapping``.
 
     If the handle itself is read-only, the result is False, because each import of such a handle is
     read-only without this argument.

@@ -66,8 +66,8 @@ def reserve(
         The handles of the message: exports of this process, or of other living processes. Freed
         memory can be reserved while this process has an import of it.
     timeout
-        How long to wait for free reservations and for exporters' replies, in seconds; None:
-        ``CROSSMEM_TIMEOUT``.
+        How long to wait for the end of earlier reservations and for the exporters' replies, in
+        seconds; None: ``CROSSMEM_TIMEOUT``.
     message
         A list that gets each handle with its number before the reservation exists. If a signal
         handler raises before the caller has the numbers, :func:`discard` of the list ends the
@@ -81,8 +81,8 @@ def reserve(
     Raises
     ------
     BusyError
-        The handles exceed ``CROSSMEM_MAX_RESERVATIONS`` of an exporter: alone, or together with
-        earlier messages of this process whose reservations did not end in time.
+        The message needs more reservations than ``CROSSMEM_MAX_RESERVATIONS`` of an exporter
+        permits. Or too many reservations of this process's earlier messages did not end in time.
     StaleHandleError, InvalidHandleError, AccessDeniedError
         As for :func:`crossmem.import_handle`.
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError
@@ -171,7 +171,7 @@ def discard(
 
 
 def check_reservation(number: object) -> int:
-    """Check a reservation number, or 0 for no reservation, and return it.
+    """Check a reservation number, and return it. The number 0 means no reservation.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def _reserve_at(
     deadline: Deadline,
     numbers: list[int],
 ) -> None:
-    """Reserve memory of another process; retry until the deadline if no reservation is free."""
+    """Reserve memory of another process. At the limit of reservations, retry until the deadline."""
     pause_s = _FIRST_PAUSE_S
     with process.part(ImportTable).connected(owner) as connection:
         while True:

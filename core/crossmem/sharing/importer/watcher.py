@@ -37,7 +37,8 @@ KEEP: Final = "keep"
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2
-"""Seconds between two checks of the owners, and between two attempts to end a viewed object."""
+"""Seconds between two checks of the owners. If a live view keeps an object open after its owner's
+death, each check tries again to end the object."""
 _LOOK_AGAIN_S: Final = 0.02
 """Seconds before the second check of an owner that seems to be dead."""
 
@@ -58,8 +59,9 @@ class OwnerWatcher(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._watched: dict[OwnerConnection, dict[int, _Watched]] = {}
-        """The watched objects, by the owner's connection and the ``id()`` of the record. A thread
-        that adds an object or removes a connection holds the lock of the process's state."""
+        """The watched objects. The keys are the connection to the owner, and the ``id()`` of the
+        object's record. A thread that adds an object or removes a connection holds the lock of the
+        process's state."""
         self._suspects: set[OwnerConnection] = set()
         """Owners that seemed to be dead at the last check."""
         self._thread = PassingThread(self._look, self._is_needed)

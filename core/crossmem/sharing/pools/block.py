@@ -100,8 +100,8 @@ class Block(Memory):
         lease
             Must be True.
         synchronize
-            Whether to wait for the device work issued so far. Even if True, the call does not wait
-            if an earlier call has waited and returned the same handle (C21).
+            If True, wait for the device work issued so far, unless an earlier call has waited and
+            returned the same handle (C21).
         stream
             As for :meth:`crossmem.Allocation.export`.
 
@@ -197,7 +197,7 @@ class Block(Memory):
                 # Another thread has freed the block, and the pool may have allocated it again.
                 raise self._ended()
             if generation == record.generation:
-                # No handle has the next generation yet, so all handles become stale.
+                # The word moves to a generation that no handle has yet, so all handles go stale.
                 record.handle = None
                 view[at] = record.generation = view[at] + 1 | 1
 
@@ -218,9 +218,9 @@ class Block(Memory):
             Time limit of ``"wait"`` in seconds; None: ``CROSSMEM_TIMEOUT``.
         stream
             The only stream of this process whose work uses the block: a stream of CuPy, PyTorch or
-            torch-npu, or its handle. The pool allocates the block again when the work that was
-            issued on the stream before this call is complete. The pool does not wait for other work
-            of the device.
+            torch-npu, or the vendor's handle of a stream. The pool allocates the block again after
+            the stream has done the work that was issued before this call. The pool does not wait
+            for other work of the device.
 
         Raises
         ------
@@ -255,7 +255,7 @@ class Block(Memory):
             super()._end()
         finally:
             if self._record is record:
-                # The block was not freed, and this landing does not cover later work on the block.
+                # The block was not freed. Work that is issued later needs a new landing.
                 del record.landing
 
     @override
@@ -264,9 +264,9 @@ class Block(Memory):
         if record is not None and gettrace() is None:
             arena, pool, one = record.arena, record.pool, (record.index,)
             is_full = len(arena.freed) + 1 >= arena.batch
-            # One step: no signal handler and no other thread runs before the end of this branch, so
-            # the branch needs no lock. A thread records a copy or view, and then reads ``_record``.
-            # So if this branch misses the copy or view, that thread sees that the block has ended.
+            # One step: no signal handler and no other thread runs in this branch, so it needs no
+            # lock. A thread that makes a copy or a view records it, and then reads ``_record``. If
+            # the record comes too late for this branch, that thread sees that the block has ended.
             if not (
                 is_full
                 or self._record is None
@@ -309,7 +309,7 @@ class Block(Memory):
                         self._refuse_if_used("free")
                         if self._record is None:
                             break  # Another thread has freed the block.
-                        # One step. Later exports use this generation, so their handles are stale.
+                        # One step. Exports from now on get this generation and go stale with it.
                         generation = record.generation
                         if is_retired := not generation:
                             # The block has no handle, so no barrier is necessary.
@@ -368,7 +368,7 @@ def name_pids(holders: dict[Holder, int], in_messages: int = 0) -> str:
 def check_own_block(
     process: Process, handle: ShareableHandle, allow: object, access: object
 ) -> None:
-    """Refuse settings other than the pool's, for an export of this process's own block.
+    """Refuse to export this process's own block with settings that differ from the pool's.
 
     Raises
     ------

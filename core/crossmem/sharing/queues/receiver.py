@@ -67,9 +67,8 @@ class Receiver(Place):
         deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
-        # A thread that copies or views the buffer first records the copy or view, and then reads
-        # ``buffer._record`` again. So if this step misses the copy or view, that thread sees that
-        # the buffer has ended.
+        # A thread that makes a copy or a view records it, and then reads ``buffer._record`` again.
+        # If the record comes too late for this step, that thread sees that the buffer has ended.
         if (
             buffer._record is record
             and buffer._anchor is anchor

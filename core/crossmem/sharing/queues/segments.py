@@ -49,9 +49,10 @@ class Segments:
         self._views: list[memoryview] = []
         self._bells: list[int] = []
         self._shared: list[tuple[Export, Exported]] = []
-        """The exports to whose descriptors a bell was added, each with its earlier ``exported``."""
+        """The exports that carry a bell, each with its :class:`Exported` without the bell."""
         self.exclusive: list[Export] = []
-        """The exports by which processes take rings and places. The rings come first."""
+        """The exports of the rings, then of the places. The process that holds such an export has
+        the ring or place."""
         self.directories: dict[QueueRole, ShareableHandle] = {}
         """For each role, the handle of the directory."""
         try:

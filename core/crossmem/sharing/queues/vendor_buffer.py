@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from crossmem.driver import VendorBuffer, VendorQueues
-from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError
 from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
@@ -58,9 +57,12 @@ class Side:
         """
         assert isinstance(record, VendorBufferRecord)  # noqa: S101
         failure = finish_work(self.opened.device)
-        if record.vendor.pointer:
-            self.driver.free_buffer(record.vendor)
-        record.forget()
+        # The application's thread and a thread that does deferred work may release the same buffer.
+        # The lock ensures that the vendor frees the buffer only once.
+        with record.lock:
+            if record.vendor.pointer:
+                self.driver.free_buffer(record.vendor)
+            record.forget()
         if failure is not None:
             raise failure
 
@@ -82,29 +84,15 @@ class VendorBufferRecord(BufferRecord):
         True: this process received the buffer. False: this process allocated it.
     """
 
-    __slots__ = ("_lock", "_side", "vendor")
+    __slots__ = ("_side", "lock", "vendor")
 
     def __init__(self, side: Side, vendor: VendorBuffer, *, is_received: bool) -> None:
         super().__init__(side, 0, vendor.pointer, int(is_received), int(is_received))
         self.vendor = vendor
         self._side = side
-        self._lock = ordered_lock(Rank.ALLOCATION)
+        self.lock = ordered_lock(Rank.ALLOCATION)
         side.held[self] = None
         side.opened.process.part(VendorBuffers).live[self] = None
-
-    @override
-    def give_back(self, *, blocking: bool) -> None:
-        """Free the buffer."""
-        taken: list[bool] = []
-        try:
-            # The application's thread and a thread that does deferred work may release the same
-            # buffer. The lock and ``is_done`` ensure that the vendor frees the buffer only once.
-            call_into(taken, self._lock.acquire, blocking)
-            if taken[0] and not self.is_done:
-                super().give_back(blocking=blocking)
-        finally:
-            if taken and taken[0]:
-                self._lock.release()
 
     def forget(self) -> None:
         """Forget a buffer that was freed or handed over."""

@@ -50,7 +50,7 @@ class LeftMemory(Part):
         self._watched: set[weakref.ref[Memory]] = set()
 
     def add(self, memory: Memory) -> None:
-        """End the memory's object and release the memory when the last view has ended."""
+        """When the last view has ended, end the memory's object and release the memory."""
         leave_to_views(memory)
         self._watched.difference_update([one for one in self._watched.copy() if one() is None])
         record = memory._record
@@ -85,7 +85,10 @@ class Page:
         self.free = list(range(PAGE_NBYTES // CELL_NBYTES - 1, -1, -1))
 
     def retire(self) -> bool:
-        """If no process leases the page, refuse further leases and return True, else False."""
+        """Refuse further leases of the page. If a process leases the page, do nothing.
+
+        Return whether further leases are refused.
+        """
         return self._leases.retire(self._export.unit, even_if_leased=False)
 
     def acknowledged(self, offset: int) -> list[tuple[int, int]]:
@@ -273,6 +276,9 @@ def check_memory(handle: TimelineHandle) -> None:
     # The handle of a block of a pool and a ReadyHandle have other classes.
     is_right = is_right and type(memory) is ShareableHandle
     if not is_right or memory.length != nbytes or memory.offset % nbytes:
-        msg = f"a timeline of level {handle.level!r} is never in {shorten(memory, 120)}"
+        msg = (
+            f"the memory of {shorten(memory, 120)} cannot contain a timeline of level "
+            f"{handle.level!r}"
+        )
         hint = "pass the bytes of timeline.export().to_bytes() unchanged"
         raise InvalidHandleError(msg, operation="open_timeline", hint=hint)

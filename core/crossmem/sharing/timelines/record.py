@@ -73,8 +73,8 @@ class TimelineRecord(Record):
         self.is_ended = False
         """Whether this record has voided the timeline. False if :attr:`is_own` is false."""
         self.last = VOID
-        """The current value, if a signal without a stream may store its value without the lock; else
-        VOID. :meth:`Timeline.signal` takes the lock unless the new value is larger than this
+        """The current value, if signals without a stream may store their values without the lock;
+        else VOID. :meth:`Timeline.signal` takes the lock unless the new value is larger than this
         attribute. Every valid new value is smaller than VOID."""
         self.allow_stores()
         self.level: Level
@@ -93,7 +93,8 @@ class TimelineRecord(Record):
     def allow_stores(self) -> None:
         """Let signals without a stream store their values without the lock.
 
-        Do nothing if a stream may still write the value. The caller holds the lock.
+        Do nothing if a stream may still write the value, or if signals of this timeline always need
+        the lock. The caller holds the lock.
         """
         is_one_store = self.is_own and self.handle.level != "event" and not IS_FENCED
         if is_one_store and not self.is_ended:

@@ -22,8 +22,8 @@ __all__ = ["Timeline", "open_timeline"]
 
 _MOST_READERS: Final = 2**31 - 1
 _SPINS: Final = () if IS_FENCED else (None,) * 600
-"""A waiting thread reads the value once for each item, before it sleeps. The reads take some 20
-microseconds in all. Empty if a read needs a fence: then only :meth:`Cell.wait` reads."""
+"""A waiting thread first reads the value once for each item of this tuple, which takes some 20
+microseconds. If a read needs a fence, the tuple is empty, and only :meth:`Cell.wait` reads."""
 
 
 class Timeline(Endable):
@@ -110,8 +110,8 @@ class Timeline(Endable):
         stream
             A stream of CuPy, PyTorch or torch-npu, or the vendor's handle as an integer; 0 is the
             default stream. At level ``"host"``, the call waits until the stream's work is complete.
-            With None, the call first waits until all values that streams signal are reached, and
-            then signals.
+            With None, the call waits until streams have made all earlier signals, and then sets the
+            value at once.
 
         Raises
         ------
@@ -160,7 +160,7 @@ class Timeline(Endable):
         level = record.level
         while True:
             with record.lock:
-                # VOID makes other threads that signal leave the hot path and wait for the lock.
+                # While ``last`` is VOID, every other signal leaves the hot path and takes the lock.
                 record.last = VOID
                 try:
                     if record.is_ended:
@@ -189,12 +189,12 @@ class Timeline(Endable):
             From 1 to 2**63 - 2.
         stream
             As for :meth:`signal`. Work that is issued on the stream after this call waits for the
-            value. At level ``"word"``, the host does not wait. At level ``"event"``, the host waits
-            until the signalling process has called :meth:`signal`, but not for the work before the
-            signal. At level ``"host"``, the host waits until that work is complete.
+            value. At level ``"word"``, the host does not wait. At level ``"event"``, the host only
+            waits until the signalling process has called :meth:`signal`. At level ``"host"``, the
+            host waits until the value is reached.
             With None, the host waits until the value is reached.
         timeout
-            Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
+            Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``; 0: no wait.
 
         Returns
         -------
@@ -246,7 +246,7 @@ class Timeline(Endable):
 
         All objects of this process for one timeline share one acknowledgement. The first call makes
         this process a reader. The process stays a reader until it dies or has closed all objects
-        that have acknowledged a value.
+        that have acknowledged a value. If the signalling process has ended, the call has no effect.
 
         Parameters
         ----------
@@ -262,8 +262,7 @@ class Timeline(Endable):
         ConfigurationError, UnsupportedError, DriverError
             As for :meth:`wait`, or this object signals the timeline.
         ClosedError, ForkedProcessError
-            This object was closed, or a forked child made this call. If the signalling process has
-            ended, the call has no effect.
+            This object was closed, or a forked child made this call.
         """
         record = self._usable()
         value = _checked(value, 0, VOID - 2, "done")
@@ -289,13 +288,12 @@ class Timeline(Endable):
         Parameters
         ----------
         value
-            From 0 to 2**63 - 3. Each reader has acknowledged the value 0 by its first call of
-            :meth:`done`.
+            From 0 to 2**63 - 3. With 0, the call only waits until the timeline has enough readers.
         readers
-            The smallest number of readers; None: 0. The call returns when the timeline has at least
-            this many readers, and all its readers have acknowledged the value.
+            The call returns when the timeline has at least this many readers, and all its readers
+            have acknowledged the value. None means 0.
         timeout
-            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 does not wait.
+            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``; 0: no wait.
 
         Raises
         ------
@@ -327,7 +325,8 @@ class Timeline(Endable):
 
         In the process that signals, the call waits until streams have made all issued signals.
         Then all waits end: waits of the host raise :class:`ClosedError`, and streams are released.
-        In other processes, the memory stays mapped while streams of the backend await timelines.
+        In other processes, the timeline's memory stays mapped while a stream of the backend waits
+        for any timeline.
         """
         self._end()
 

@@ -13,7 +13,7 @@ from crossmem.guards import shorten
 __all__ = ["LIBRARIES", "TYPES", "Binding", "Library", "Prototype", "library_named"]
 
 TYPES: Final = "crossmem_types"
-"""Name of the module with the declarations for cffi, in the folder of a built library."""
+"""Name of a module in the folder of a built library. It contains the declarations for cffi."""
 
 _CUDA_HINT: Final = (
     "only crossmem's own calls can run on an emulated CUDA: "
@@ -85,8 +85,8 @@ class Library:
         Name of the emulation, such as ``"hip"``.
     sonames
         Sonames with which programs were linked, the newest first. The soname says for which edition
-        of the library a program was made. So each soname has a file of its own. The file passes its
-        soname to ``bind``.
+        of the library a program was made. So each soname has a file of its own, and ``bind`` gets
+        the soname of the file that the program loaded.
     links
         Names of symbolic links to the file of the first soname.
     types

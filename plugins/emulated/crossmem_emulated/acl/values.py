@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values in memory that streams write and wait for (ACL-E44)."""
+"""The calls by which streams write values into memory or wait for values in memory (ACL-E44)."""
 
 from typing import Final
 
@@ -21,8 +21,8 @@ _RULE: Final = "ACL-E44"
 def _place_of(process: AclProcess, pointer: int) -> int:
     """Return the address at which the emulation accesses the program's word at ``pointer``.
 
-    Refuse an address that streams cannot access. If the streams of the profile cannot write words
-    or wait for them, refuse every address.
+    Refuse an address that streams cannot access. Refuse every address if, according to the profile,
+    streams cannot write words or wait for them.
     """
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")

@@ -320,7 +320,7 @@ def map_physical(
 def _check_size(process: AclProcess, size: int, physical: Physical) -> None:
     if size == physical.pages.nbytes:
         return
-    text = f"the size must be the handle's {physical.pages.nbytes} bytes, not {size}"
+    text = f"the size is {size}, but the handle's memory has {physical.pages.nbytes} bytes"
     if process.profile.is_documented:
         raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E8")
     if size > physical.pages.nbytes:

@@ -68,7 +68,10 @@ def _host_get_flags(process: HipProcess, pointer: int) -> int:
 def _check_managed(process: HipProcess, pointer: int, nbytes: int) -> None:
     block = _found(process, pointer)
     if block.kind is not MemoryType.MANAGED or pointer + nbytes > block.start + block.nbytes:
-        raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all managed")
+        raise Refused(
+            Status.INVALID_VALUE,
+            f"some of the {nbytes} bytes at {pointer:#x} are not managed memory",
+        )
 
 
 @entry("memAdvise(intptr_t devPtr, size_t count, int advice, int device)")

@@ -224,8 +224,8 @@ def _mem_export_to_shareable_handle(
     physical = find_physical(process, handle)
     if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
         text = (
-            f"the call has handle type {handle_type} and flags {flags}; the flags must be 0, "
-            f"and the memory has handle type {physical.handle_type} (memory of type 0 cannot be exported)"
+            f"the call has handle type {handle_type} and flags {flags}; the flags must be 0, and "
+            f"the memory has handle type {physical.handle_type} (type 0 cannot be exported)"
         )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:

@@ -147,9 +147,9 @@ def finish_device(process: HipProcess, device: int) -> None:
 
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
-    """Discard the pending work that uses the memory, because the program releases the memory.
+    """Discard the pending work that uses memory which the program releases.
 
-    Record a violation for each discarded task. ``call`` names the function that releases the
+    Record a violation for each discarded :class:`Work`. ``call`` is the function that releases the
     memory.
     """
     for work in process.queues.lose(start, nbytes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the Python functions behind C functions that return a code and write to pointers."""
+"""Makes the functions behind C functions that return a code, and other results through pointers."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -42,7 +42,7 @@ class Converter:
         return function
 
     def into(self, name: str) -> Function:
-        """Return a function that writes the result to its first argument, a pointer."""
+        """Return a function whose first argument points to the place for the result."""
 
         def function(place: Any, *arguments: Any) -> int:
             if not place:
@@ -55,7 +55,7 @@ class Converter:
         return function
 
     def into_last(self, name: str) -> Function:
-        """Return a function that writes the result to its last argument, a pointer."""
+        """Return a function whose last argument points to the place for the result."""
         first = self.into(name)
 
         def function(*arguments: Any) -> int:
@@ -65,7 +65,7 @@ class Converter:
         return function
 
     def pair(self, name: str) -> Function:
-        """Return a function that writes two results to its first two arguments, pointers."""
+        """Return a function whose first two arguments point to the places for two results."""
 
         def function(one: Any, other: Any, *arguments: Any) -> int:
             if not one or not other:

@@ -55,9 +55,9 @@ class _Pools:
     def set_access(self, pool: int, access: Any, count: int) -> int:
         if not access:
             return self._convert.null("memPoolSetAccess")
-        # The emulation refuses a list with more entries than devices. For the refusal, it needs
-        # only one entry more than devices. If ``count`` is wrong, this limit also keeps the slice
-        # from reading far beyond the array.
+        # The emulation refuses a list with more entries than devices. One entry too many
+        # causes the refusal, so the slice takes no more. If ``count`` is wrong, this limit also
+        # keeps the slice from reading far beyond the array.
         _, devices = self._call("getDeviceCount")
         listed = access[0 : min(count, (devices or 0) + 1)]
         wanted = [(one.location.type, one.location.id, one.flags) for one in listed]
@@ -88,7 +88,7 @@ class _Pools:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions of this module. The key is the name of the C function."""
+    """Return a dict of the functions of this module. Its keys are the names of the C functions."""
     pools, into, plain = _Pools(convert), convert.into, convert.plain
     return {
         "hipDeviceGetDefaultMemPool": into("deviceGetDefaultMemPool"),

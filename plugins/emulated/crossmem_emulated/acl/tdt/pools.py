@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses, for each process, the vendor's implementation of TDT and the pool.
+"""Chooses a process's pool, and the vendor's implementation of TDT that serves the process.
 
 A pool contains the queues and buffers of one memory group, for all members of the group. A program
 on the host is not in a group: the program has a pool of its own on each device.
@@ -152,8 +152,8 @@ def _add(tables: sqlite3.Connection, name: str, identity: tuple[int, int], attri
 def _recycle(process: AclProcess, tables: sqlite3.Connection) -> None:
     """Delete groups without processes, and free the buffers of dead processes.
 
-    The first call that finds a buffer's process dead records the time. A call frees the buffer if
-    at least ``recycle_s`` seconds have passed since that time.
+    After the death of a buffer's process, the next call records the time. A call frees the buffer
+    if at least ``recycle_s`` seconds have passed since that time.
     """
     for pid, start_time in tables.execute(
         "SELECT DISTINCT pid, start_time FROM acl_pool_member"
