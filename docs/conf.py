@@ -35,7 +35,7 @@ nitpick_ignore_regex = [
     ("py:class", r"crossmem\.driver\.recording\._T"),
     # Names of other projects.
     ("py:(class|exc)", r"(?!crossmem\.).*"),
-    # Arguments of constructors that only crossmem calls.
+    # Classes of arguments. Only crossmem calls the constructors that take these arguments.
     ("py:class", r"crossmem\.(control|settings|sharing|trees)\..*"),
     # Fields of dataclasses are documented as parameters.
     ("py:attr", r"(Backend|Block)\..*"),
@@ -46,8 +46,8 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = f"crossmem {version}"
 
-# Users import the API from these modules. In the reference, each name is a member of the module
-# that has the name in its ``__all__``.
+# Users import the API from these modules. The reference shows each public name as a member of one
+# of these modules: of the module whose ``__all__`` contains the name.
 PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
 
 

@@ -48,8 +48,8 @@ _releases: Final = map(
     any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))
 )
 """Each ``next()`` of this iterator releases the locks that the calling thread has taken for a fork.
-Its ``__next__`` is the hook after a fork. The iterator consists of C code only: at the entry of a
-Python function, a signal handler could raise and leave the locks held."""
+The iterator's ``__next__`` is the hook after a fork. The iterator consists of C code only: at the
+entry of a Python function, a signal handler could raise and leave the locks held."""
 
 
 def register(locks: Callable[[], Iterable[threading.RLock]], in_child: Callable[[], None]) -> None:

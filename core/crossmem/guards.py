@@ -125,7 +125,7 @@ def check_flag(name: str, value: object, operation: str) -> None:
 
 
 def plain_integer(value: Any) -> Any:
-    """Return an integer of another library, such as NumPy's, as an ``int``.
+    """Convert an integer of another type, for example a NumPy integer, to an ``int``.
 
     Return any other value unchanged.
     """

@@ -32,9 +32,9 @@ page."""
 
 
 def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
-    """Start a child, wait until it is ready, and return its process and the connection to it.
+    """Start a child that runs ``work``, and wait until the child is ready.
 
-    The child runs ``work``.
+    Return the process object of the child, and the connection to the child.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
@@ -99,7 +99,7 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
     Returns
     -------
     dict
-        Lists of times. Each time begins before the first call in the sender, and ends when the
+        Lists of times. A clock starts before the first call in the sender, and stops when the
         reader has read every page.
         ``"cold"``: the time of the first copy. ``"warm"``: the times of the repetitions.
     """
@@ -234,7 +234,7 @@ def _through_ray(nbytes: int, arrays: int, rounds: int) -> list[float]:
 
 
 def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict[str, list[float]]:
-    """Time crossmem's copies of a dict and NumPy's copies of the same dict.
+    """Measure the times of crossmem's copies of a dict, and of NumPy's copies of the same dict.
 
     If ``plain_first``, NumPy's copy into fresh memory comes before the first share.
 

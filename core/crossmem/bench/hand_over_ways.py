@@ -52,7 +52,7 @@ class Ends:
         return self.connection.recv()
 
     def begin(self) -> None:
-        """Return at the same moment in both processes, so that both are awake."""
+        """Wait until a moment that both processes agree on, so that both are awake then."""
         # All processes read the same clock.
         start = perf_counter() + _TOGETHER_S
         start = max(start, self.exchange(start))

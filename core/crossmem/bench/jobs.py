@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The jobs that run for every peer.
 
-A job is a pair of functions: one runs in the producer, the other at the same time in the consumer.
-The two processes communicate over a channel. Each process measures the seconds that its own
-operations take. The job ``"check"`` returns no times: it checks that both processes share the
-memory.
+A job is a pair of functions. One function runs in the producer, and the other function runs in the
+consumer at the same time. The two processes communicate over a channel. Each process measures the
+seconds that its own operations take. The job ``"check"`` returns no times: it checks that both
+processes share the memory.
 
 The producer sends a token for each allocation: the bytes by which the consumer finds the memory.
 All peers transfer the token in the same way. Only two times include this transfer and the
@@ -30,7 +30,7 @@ class Context:
     Parameters
     ----------
     peer
-        The object of the peer's class that this process has made.
+        This process's object of the peer's class.
     channel
         The channel to the other process.
     kept

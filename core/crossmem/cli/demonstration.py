@@ -33,7 +33,7 @@ def demo(
         typer.Argument(
             metavar="FILE",
             show_default=False,
-            help="File to share: .safetensors, .npy, .npz or any other bytes.  "
+            help="File to share: .safetensors, .npy, .npz or a file of any other type.  "
             r"\[default: generated weights]",
         ),
     ] = None,
@@ -80,9 +80,9 @@ def demo(
     """Share a file with several processes, and show the time and memory that this takes.
 
     The demo reads the file into one allocation of device memory. It starts processes that attach
-    the allocation without a copy, and read-only if the backend supports that. Each process computes
-    the SHA-256 digest of the file and of every tensor from the shared memory. For comparison, the
-    demo copies the bytes of the file to one process through a pipe.
+    the allocation without a copy, and read-only if the backend supports that. Each process reads
+    the shared memory, and computes the SHA-256 digest of the file and of every tensor. For
+    comparison, the demo copies the bytes of the file to one process through a pipe.
 
     [cyan]--queue[/cyan] streams the file instead. This process, the primary, owns a queue of eight
     buffers. The primary reads the file chunk by chunk into the buffers. Each chunk goes to one

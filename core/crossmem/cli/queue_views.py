@@ -54,7 +54,7 @@ def _row(name: str, way: StreamReport, report: QueueDemoReport) -> list[str]:
 def _verdict(report: QueueDemoReport) -> str:
     total = f"Total {seconds_text(report.total_s)}."
     if not report.ok:
-        return f"[bold red]MISMATCH[/bold red]  Not every chunk arrived as it was put. {total}"
+        return f"[bold red]MISMATCH[/bold red]  Chunks are missing, repeated or changed. {total}"
     who = _count(len(report.secondaries), "secondary process", "secondary processes")
     text = f"{_count(report.chunks, 'chunk')} arrived in {who}, each chunk once. {total}"
     return f"[bold green]OK[/bold green]  {text}"

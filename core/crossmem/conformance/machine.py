@@ -126,7 +126,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.note_export(block, data.draw(st.sampled_from(self.accesses)))
 
     def note_export(self, block: Block, access: str) -> None:
-        """Export twice, compare the handles, and record the handle."""
+        """Export a block twice. Check that both handles are equal, and record one of them."""
         blob = self.at(block.place, actions.export, block.name, access=access)
         again = self.at(block.place, actions.export, block.name, access=access)
 

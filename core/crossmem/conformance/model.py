@@ -130,7 +130,7 @@ class Model:
         return None
 
     def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
-        """Whether an error is expected: memory of one of these handles was lost with its owner."""
+        """Whether the error is right because the memory of a handle was lost with its owner."""
         return (
             isinstance(error, crossmem.OwnerGoneError)
             and not self.survives_owner

@@ -58,7 +58,7 @@ def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> cros
 
 
 def are_free(pool: crossmem.Pool, count: int) -> Callable[[], list[str]]:
-    """Return a check for ``settle``. The check finds nothing if ``count`` blocks are free."""
+    """Return a check for ``settle``. The check returns ``[]`` if ``count`` blocks are free."""
 
     def check() -> list[str]:
         free = pool.stats().free

@@ -21,7 +21,10 @@ _preloaded: Final[dict[str, None]] = {"crossmem.conformance.actions": None}
 
 
 def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -> ForkedProcess:
-    """Start a peer that serves calls on `stream`, with `output` as standard output and error."""
+    """Start a peer that serves the calls that arrive on ``stream``.
+
+    The peer's standard output and standard error go to the descriptor ``output``.
+    """
     variables = server_variables(environment)
     key = frozenset(variables.items())
     with _starting:
@@ -53,6 +56,7 @@ def _close_servers() -> None:
         _servers.popitem()[1].close()
 
 
-# A server ends when all descriptors of its client's socket are closed. The client is this process.
-# A forked child inherits these sockets, and closes them, so that the servers end with this process.
+# This process has a socket to each server. A server ends when all descriptors of its socket are
+# closed. A forked child inherits the sockets, and closes them, so that the servers end with this
+# process.
 os.register_at_fork(after_in_child=_close_servers)

@@ -254,7 +254,7 @@ def test_q06_a_consumer_gets_what_is_put_after_it_came(
     peer2.call(queues.open_, "queue", queues.handle_of(queue, "consume"))
     queues.put(queue, range(4, 6))
     assert numbers_of(peer.call(queues.get_each, "queue", 4)) == [2, 3, 4, 5]
-    # Only the two items that the second consumer has not read still occupy buffers.
+    # The second consumer has not read its two items, so only these two items occupy buffers.
     assert queues.count_free(queue) == 2
     queue.finish()
 

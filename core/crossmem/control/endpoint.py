@@ -62,7 +62,7 @@ def server_paths(run_dir: Path) -> list[Path]:
 
 
 def is_silent(owner: ProcessIdentity) -> bool:
-    """Whether a living owner certainly has no lease server.
+    """Whether this process knows that a living owner has no lease server.
 
     True if the owner is in this process's network namespace, and the kernel's list of sockets does
     not contain the name of the owner's server. False in all other cases, for example if ``/proc``
@@ -127,18 +127,18 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
 def _listen_at_path(path: Path) -> socket.socket:
     """Listen at a temporary name, then rename the socket to the final name.
 
-    Until ``listen`` returns, the kernel may refuse a connection as if the process of the socket
-    were dead. If the socket already had its final name, an importer might think that the server has
-    ended. Importers do not know the temporary name. A sweep by another process may think that the
-    server has ended, and remove the temporary name. Then the rename fails, and this function tries
-    again.
+    Until the system call ``listen`` returns, the kernel may refuse a connection as if the process
+    of the socket were dead. If the socket already had its final name, an importer might think that
+    the server has ended. Importers do not know the temporary name. Another process that removes the
+    sockets of dead processes might remove the temporary name. Then the rename fails, and this
+    function tries again.
     """
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
     if len(os.fsencode(path)) > _MOST_PATH_NBYTES:
         # The kernel would accept the shorter temporary name, but no process could connect at the
         # final name.
-        msg = f"cannot listen at {shorten(str(path))}: an address of a socket is at most 107 bytes"
+        msg = f"cannot listen at {shorten(str(path))}: a socket's path has at most 107 bytes"
         raise ConfigurationError(msg, hint=hint, details=str(path))
     for _ in range(_ATTEMPTS):
         listener = new_socket()
@@ -202,7 +202,7 @@ def _sweep(run_dir: Path) -> None:
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether no process has a socket at a path, in any namespace.
+    """Whether every process, in every namespace, has closed the socket at a path.
 
     The first attempt to connect uses a datagram socket, because a living server does not notice
     the attempt: the kernel refuses it with EPROTOTYPE. If no process has the server's socket, the

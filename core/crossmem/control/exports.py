@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of a process by number, and the reasons why requests for them are refused.
+"""The table of a process's exports, and the reasons why requests for exports are refused.
 
 Callers hold the lock of the lease registry.
 """
@@ -18,7 +18,8 @@ class ExportTable:
 
     def __init__(self) -> None:
         self._exports: dict[int, dict[int, Export]] = {}
-        """The exports, by the number of the allocation and the number of the export."""
+        """The exports of each allocation. The first key is the number of the allocation, and the
+        second key is the number of the export."""
         self._made: dict[int, int] = {}
         """How many exports each allocation has had. The key is the number of the allocation. The
         entry exists until the memory is released."""
@@ -72,7 +73,7 @@ class ExportTable:
             is_live = not unit.is_retired
         else:
             if not 0 < allocation <= self._newest_allocation:
-                return Refusal(Status.UNKNOWN, "no allocation has its number")
+                return Refusal(Status.UNKNOWN, "no allocation has the handle's allocation number")
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
@@ -81,7 +82,7 @@ class ExportTable:
                 # the block is not reserved any more, and its handle is stale.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
-                return Refusal(Status.UNKNOWN, "no export has its number")
+                return Refusal(Status.UNKNOWN, "no export has the handle's export number")
         if is_live:
             # The allocation lives, so the export was withdrawn.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")

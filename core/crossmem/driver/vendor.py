@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common base class of vendor drivers.
 
-Before the base class calls any method of a mechanism except ``keep_mapped``, it makes the device
-current. A mechanism keeps each of the vendor's objects in the ``reference`` of the block or import
-until the mechanism has released the object. So after an interrupted release, the ``reference``
-shows the objects that are left, and core can repeat the release.
+The base class makes the device current before it calls a method of a mechanism. The only exception
+is the method ``keep_mapped``. A mechanism keeps each of the vendor's objects in the ``reference``
+of the block or import until the mechanism has released the object. So after an interrupted release,
+the ``reference`` shows the objects that are left, and core can repeat the release.
 """
 
 import logging
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class RangeMechanism(Protocol):
-    """The vendor calls of a mechanism whose memory can be mapped at reserved addresses."""
+    """A mechanism whose memory can be mapped at reserved addresses."""
 
     def reserve(self, reserved: Reserved) -> None:
         """Reserve addresses, and record the first address in ``reserved``."""
@@ -181,7 +181,7 @@ class VendorDriver(Driver):
         return self._named(ordinal, operation, self._current.on(ordinal))
 
     def _about(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Return a context that adds the operation and the device to errors of its block."""
+        """Return a context that adds the operation and the device to errors in a ``with`` block."""
         return self._named(ordinal, operation, None)
 
     @contextmanager

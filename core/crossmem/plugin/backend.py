@@ -33,13 +33,13 @@ class Availability:
         crossmem shortens a longer reason, and puts the whole reason at the beginning of
         ``details``.
     details
-        Further text, such as every path that was tried, one per line.
+        Further lines of text, such as a line for each path that was tried.
 
     Raises
     ------
     ConfigurationError
-        The state is none of the three values above. Or the reason is empty, and the state is not
-        ``"available"``.
+        The state is not one of the three values above, or a state other than ``"available"`` has
+        an empty reason.
     """
 
     state: AvailabilityState
@@ -86,7 +86,7 @@ class Backend:
         Function that returns whether this machine can use the backend. crossmem calls it at most
         once per process, on the first thread that needs the result. The function may search for
         libraries, packages and device files. It must not create a device context, start threads or
-        take long. An exception of the function counts as ``"unusable"``.
+        take long. If the function raises an exception, the state is ``"unusable"``.
     load
         Function that makes the driver. The argument is the name of a runtime, or None. With
         None, the function chooses one of the vendor's real runtimes, never an emulation. crossmem
@@ -99,8 +99,8 @@ class Backend:
         priority. A backend whose priority is None is used only if the application names it. Every
         emulation has the priority None.
     install_hint
-        What the user can do if the backend is not available, such as a ``pip install`` line, in at
-        most 200 characters.
+        Text of at most 200 characters that says what the user can do if the backend is not
+        available. An example is a ``pip install`` line.
     runtimes
         Names of the runtimes that ``load`` accepts. Empty if ``load`` accepts only None.
 

@@ -275,8 +275,8 @@ class Device(LocalDevice):
         InvalidSizeError
             ``nbytes`` is not positive, or the bytes do not lie in one allocation of the vendor.
         BusyError
-            An earlier adoption at these addresses remains, but its memory was freed and the vendor
-            has other memory there now. Free that adoption first.
+            The vendor has new memory at these addresses, but an adoption of the previous memory was
+            not freed. Free that adoption first.
         ConfigurationError
             An argument is invalid.
         DriverError

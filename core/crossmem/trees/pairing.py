@@ -78,9 +78,10 @@ def _in_words(tag: str | None, name: str | None) -> str:
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     """Return the tag of a node, a dict of its inner nodes, and the name of its class.
 
-    The keys of the returned dict are the places of the inner nodes. A place in a dict of the tree
-    is the text of the key there. A place in a dataclass is the text of the field's name. Any other
-    place is an index. For an array, the returned dict is ``node``. A plain value has the tag None.
+    The keys of the returned dict are the places of the inner nodes. If ``node`` is a dict of the
+    tree, a place is the text of one of that dict's keys. If ``node`` is a dataclass, a place is the
+    text of a field's name. In other nodes, a place is an index. For an array, the returned dict is
+    ``node``. A plain value has the tag None.
     """
     if type(node) is list:
         return "list", dict(enumerate(node)), None

@@ -64,7 +64,7 @@ static void primary(const pid_t *pids, int pipe)
     CHECK(acltdtCreateQueue(NULL, &qid));
     for (int one = 0; one < SECONDARIES; ++one)
         CHECK(acltdtGrantQueue(qid, pids[one], ACL_TDT_QUEUE_PERMISSION_DEQUEUE, 0));
-    /* All grants come first, because any secondary may be the first to read the pipe. */
+    /* All grants precede the first write: any secondary may read first, and it then needs its grant. */
     for (int one = 0; one < SECONDARIES; ++one)
         if (write(pipe, &qid, sizeof qid) != sizeof qid)
             give_up("no secondary", 0);

@@ -2,10 +2,10 @@
 """The tables of one emulated host. They stand for a real kernel's records of device memory.
 
 The tables are in an SQLite database. A transaction is atomic, and Linux releases the locks of a
-killed process. So a process that is killed at any instruction blocks no other process. Other
-processes later remove the entries of the killed process. The memory itself is a memfd of the
-process that allocated it. Linux frees a memfd when no process has a mapping or a descriptor
-of the memfd any more.
+killed process. So a killed process blocks no other process, even if it was killed during a
+transaction. Other processes later remove the entries of the killed process. The memory itself is a
+memfd of the process that allocated it. Linux frees a memfd when no process has a mapping or a
+descriptor of the memfd any more.
 
 All processes of one emulated host must be in one pid namespace and have the same user.
 """
@@ -98,8 +98,8 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
     """Call ``step`` again and again while another process has locked the database.
 
     Return the result of ``step``, or raise after 10 seconds. SQLite's own wait is not used: its
-    pauses become longer and longer. Also, SQLite does not wait when the first connection opens the
-    file, and when the last connection closes it.
+    pauses become longer and longer. Also, SQLite does not wait while the first connection opens the
+    file or while the last connection closes the file.
     """
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -125,9 +125,9 @@ class Machine:
         The folder of the database. One folder is one host. The folder is created if necessary. Its
         parent is not created, because another process may have removed the parent on purpose.
     schema
-        SQL that creates the tables of one vendor if they do not exist. A row that is to be removed
-        after the death of a process must refer to the row of this process in the table ``process``,
-        with ``ON DELETE CASCADE``.
+        SQL that creates the tables of one vendor if they do not exist. After the death of a
+        process, its row in the table ``process`` is deleted. Each row that must be deleted at the
+        same time must refer to that row with ``ON DELETE CASCADE``.
 
     Attributes
     ----------
@@ -143,9 +143,9 @@ class Machine:
     def __init__(self, folder: Path, schema: str) -> None:
         self.folder = folder
         self._is_shared = folder == default_state()
-        """Whether this is the default host, which unrelated programs use. A process that enters the
-        default host while no other process uses it deletes the violations of earlier programs. A
-        host that the user named keeps its violations."""
+        """Whether this is the default host, which unrelated programs use. If a process enters the
+        default host while no other process uses the host, the process deletes the violations of
+        earlier programs. A host that the user named keeps its violations."""
         self._schema = schema
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -183,7 +183,7 @@ class Machine:
     def boot(self) -> Path:
         """The path of the database.
 
-        Each boot has its own database, because the processes of an earlier boot have ended.
+        After a boot, a new database is used, because all processes in the old database have ended.
         """
         path = Path("/proc/sys/kernel/random/boot_id")
         try:
@@ -416,7 +416,7 @@ class Machine:
 
 
 def log_fault(fault: CrossmemError | None) -> None:
-    """Log an error of the emulation itself, because a C program gets only the vendor's code.
+    """Log an error of the emulation itself. A C program gets only one of the vendor's result codes.
 
     Each text is logged once in a process. If ``fault`` is None, nothing is logged.
     """

@@ -48,13 +48,13 @@ def cuda_driver() -> ctypes.CDLL | None:
 
 
 def library_of(module: Any) -> ctypes.CDLL | None:
-    """Return a ctypes object for the copy of the vendor's library that a module is linked with.
+    """Return a ctypes object with which a program can call the vendor's library of a module.
 
     If the module has no file, return None.
 
-    Another copy of the library would not know the module's allocations. So ctypes opens the
-    module's own file: the loader looks for a function in the module, then in the libraries with
-    which the module is linked.
+    The module is linked with one copy of the library. Another copy would not know the module's
+    allocations. Therefore the ctypes object opens the module's own file. The loader looks for a
+    function in the module, and then in the libraries with which the module is linked.
     """
     path = getattr(module, "__file__", None)
     return ctypes.CDLL(path) if path else None

@@ -275,7 +275,7 @@ def view_anchor_of(memory: Memory) -> ViewAnchor:
 
 
 def leave_to_views(memory: Memory) -> None:
-    """Let an object end when nothing refers to the object any more.
+    """Let an object end without a warning when its last view ends.
 
     Each view of the object's memory refers to the object.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays, tensors and DLPack capsules in memory of crossmem, without a copy."""
+"""Makes arrays, tensors and DLPack capsules that use crossmem's memory without a copy."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +10,7 @@ from crossmem.forks import MODULES
 from crossmem.guards import shorten
 from crossmem.sharing.base.devices import LocalDevice
 
-# Functions import crossmem.arrays only when they are called, so that crossmem is imported fast.
+# Functions import crossmem.arrays only when they are called, to keep the import of crossmem fast.
 if TYPE_CHECKING:
     from crossmem.arrays import Kind, Layout
 

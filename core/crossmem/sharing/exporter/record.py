@@ -286,8 +286,8 @@ class AllocationRecord(Record):
         """Free the memory at a normal exit, with two exceptions.
 
         Memory with a view, a running copy or a piece of an address range stays until the end of the
-        process. Leased memory also stays, unless importers keep the memory after its owner has
-        freed it (capability ``survives_owner``, law C20).
+        process. Leased memory also stays if the capability ``survives_owner`` is false (law C20).
+        If it is true, importers can use the memory after the owner has freed it.
         """
         if self.usage.is_active:
             return

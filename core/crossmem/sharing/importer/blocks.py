@@ -52,8 +52,7 @@ class _Holders(Holders):
     def __init__(self) -> None:
         super().__init__()
         self.arenas = 0
-        """Number of :class:`ArenaImport` objects of the pool: one for each key of
-        :attr:`PoolImports.arenas`."""
+        """How many of the arenas in :attr:`PoolImports.arenas` belong to this pool."""
 
 
 class PoolImports(Part):
@@ -81,8 +80,8 @@ class PoolImports(Part):
     ) -> ArenaImport:
         """Return a pool's arena. The first call for a key of :attr:`arenas` imports the arena.
 
-        ``reservation`` is the number of a message's reservation, or 0 without a reservation. An
-        owner that is exiting accepts only imports with a reservation.
+        ``reservation`` is the number of a message's reservation, or 0 if there is no reservation.
+        An owner that is exiting accepts only imports with a reservation.
 
         Raises
         ------
@@ -119,7 +118,7 @@ class PoolImports(Part):
             with process.state:
                 known, holders, shared = self.arenas.get(key), self._holders, key[0]
                 if known is None:
-                    # No signal handler can separate these statements.
+                    # No signal handler runs in this ``if`` block.
                     if shared not in holders:
                         holders[shared] = new
                     arena.holders = new = holders[shared]

@@ -169,8 +169,8 @@ class Consumer(Receiver):
     def _look_in_hand(self) -> SharedBuffer | None:
         """Return the next ready buffer that the owner has handed out; None if there is none.
 
-        If the producer gave this consumer an earlier entry of the same ring, return that entry
-        first.
+        The ring of the handed-out entry may contain an earlier entry that its producer gave to this
+        consumer. If so, return the buffer of the earlier entry instead.
         """
         hand, mine, opened = self._hand, self.words, self.opened
         while True:
@@ -332,16 +332,22 @@ class Consumer(Receiver):
 
         Raises
         ------
-        QueueEndedError, ClosedError, OwnerGoneError, AccessDeniedError
-            The queue has ended; this process or the owner has closed the queue; the owner is dead;
-            or the owner has revoked the role of this process.
+        QueueEndedError
+            The queue has ended.
+        ClosedError
+            This process or the owner has closed the queue.
+        OwnerGoneError
+            The owner is dead.
+        AccessDeniedError
+            The owner has revoked the role of this process.
         """
         opened, terms, control = self.opened, self.opened.terms, self.opened.control
         if opened.member(self.place) != self.session:
             self.check()
         end = opened.end
-        # With ``redeliver``, ENDED follows the last release. So a consumer that still has a buffer
-        # would wait for ENDED for ever. For this consumer, FINISHED suffices.
+        # With ``redeliver``, the owner writes ENDED only when no consumer has a buffer. So a
+        # consumer that still has a buffer would wait for ENDED for ever. For this consumer,
+        # FINISHED suffices.
         if (end == ENDED or (end == FINISHED and (self.held or self.kept))) and not (
             self._hand
             or words.load(self.words, HANDED) < words.observe(control, self._handed)

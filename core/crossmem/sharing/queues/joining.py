@@ -23,8 +23,9 @@ def is_open(
 
     Return None if the session is not open, or if a round still runs at the time ``end``. The round
     that opens the session also hands out the first entries of the session, so the joining process
-    waits for the end of that round. The process cannot tell that round from a later round, and the
-    owner does not wake the process after every later round. So this function polls.
+    waits for the end of that round. If a later round has begun, the process cannot tell the two
+    rounds apart, and the owner may not wake the process after the later round. So this function
+    polls.
 
     Parameters
     ----------

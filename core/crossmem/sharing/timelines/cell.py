@@ -9,9 +9,9 @@ Before a thread sleeps, it reads ``SEQUENCE``, sets ``WAITING``, executes a fenc
 value. The signalling process writes the value, executes a fence and then reads ``WAITING``. So
 either the thread sees the new value, or the signalling process sees ``WAITING``. In the second
 case, the signalling process clears ``WAITING``, increments ``SEQUENCE`` and wakes all sleeping
-threads. A thread that has set ``WAITING`` and does not sleep yet will not sleep either: the kernel
-lets a thread sleep only if ``SEQUENCE`` still has the value that the thread has read. Only this
-file writes ``WAITING``, ``SEQUENCE`` and ``CARE``.
+threads. The increment also prevents the sleep of a thread that has only set ``WAITING`` so far: the
+kernel lets a thread sleep only if ``SEQUENCE`` still has the value that the thread has read. Only
+this file writes ``WAITING``, ``SEQUENCE`` and ``CARE``.
 
 If the processes can use the barrier, the signalling process executes no fence before a thread has
 slept. The first sleeper sets ``CARE`` to 1 and executes the barrier, which orders the accesses of
@@ -50,8 +50,8 @@ WAITING: Final = 2
 SEQUENCE: Final = 3
 """The word on which threads sleep. It is incremented before they are woken."""
 ISSUED: Final = 4
-"""The largest value that was issued to a stream. At level ``"event"``, values that were signalled
-without a stream count, too. ISSUED is larger than VALUE while work is running."""
+"""The largest value that was issued to a stream. At level ``"event"``, this word also includes the
+values that were signalled without a stream. ISSUED is larger than VALUE while work is running."""
 CARE: Final = 5
 """0 before a thread sleeps for the first time, 1 while that thread executes the barrier, then 2."""
 _KNOWN: Final = 2

@@ -113,7 +113,8 @@ def _finish_default(process: AclProcess, state: DeviceState) -> None:
 def _get_device(process: AclProcess) -> int:
     context = process.context
     if context is None:
-        # Programs test with this call whether they have a context, so the failure is no violation.
+        # Programs use this call to find out whether a context is current. So the failure is no
+        # violation.
         raise Refused(Code.RT_CONTEXT_NULL, "this thread has no current context")
     return context.device
 
@@ -139,7 +140,9 @@ def _get_logic_dev_id_by_user_dev_id(process: AclProcess, device: int) -> int:
 def _get_user_dev_id_by_logic_dev_id(process: AclProcess, index: int) -> int:
     device = process.ordinal_of(index)
     if device is None:
-        raise Refused(Code.RT_INVALID_DEVICEID, f"this process sees no device {index} of the host")
+        raise Refused(
+            Code.RT_INVALID_DEVICEID, f"this process does not see the host's device {index}"
+        )
     return device
 
 

@@ -71,8 +71,8 @@ class Event:
     time_ns: int | None = None
     """The time at which the event became complete, on the monotonic clock."""
     waits: list[tuple[Stream, Work]] = field(default_factory=list)
-    """Each stream that waits for the event, with the work that waits. The function
-    ``rt.query_event_wait_status`` removes the completed waits."""
+    """A pair for each wait for the event: the stream that waits, and the task that does the wait.
+    The function ``rt.query_event_wait_status`` removes the completed waits."""
     token: bytes | None = None
     """The event's name for other processes."""
     is_foreign: bool = False
@@ -101,7 +101,7 @@ class DeviceState:
     references: int = 0
     default: Context | None = None
     peers: set[int] = field(default_factory=set)
-    """The devices whose memory this device may use, by their numbers in this process."""
+    """The numbers, in this process, of the devices whose memory this device may use."""
 
 
 class AclProcess:
@@ -191,8 +191,8 @@ class AclProcess:
         self.slabs: list[Any] = []
         """The pages from which small allocations get memory."""
         self.accesses: dict[int, set[int]] = {}
-        """The host-wide indices of the devices that may use each mapping. The key is the mapping's
-        address."""
+        """For each mapping, the host-wide indices of the devices that may use the mapping. The key
+        is the mapping's address."""
         self.events: dict[int, Event] = {}
         self.notifies: dict[int, Any] = {}
         self.tdt = TdtState()
@@ -318,7 +318,7 @@ class AclProcess:
     def check_opened(self, rule: str, driver_code: Code) -> None:
         """Refuse if this process has no context, for example before it sets a device.
 
-        ``driver_code`` is the result code in profiles that follow the drivers.
+        ``driver_code`` is the result code in profiles that behave like the drivers' source code.
         """
         if not self.contexts:
             code = Code.RT_CONTEXT_NULL if self.profile.is_documented else driver_code

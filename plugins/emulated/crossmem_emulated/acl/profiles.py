@@ -69,10 +69,13 @@ class Profile:
     retains
         Whether the edition can return the handle of a mapping.
     fabric
-        Whether the product has a fabric, which connects the servers of a super node. With a fabric,
-        a shareable handle can be valid on other servers, and a key can admit processes of other
-        servers. Programs can choose the link to the memory of another device, and call
-        ``c.reserve_mem_address_no_uc_memory``.
+        Whether the product has a fabric, which connects the servers of a super node. With a fabric:
+
+        - a shareable handle can be valid on other servers
+        - a key can admit processes of other servers
+        - programs can call ``c.ipc_mem_set_attr``, which chooses the link to the memory of another
+          device; products of generation 3 have this function without a fabric, too
+        - programs can call ``c.reserve_mem_address_no_uc_memory``
     ipc_events
         Whether events can be opened in other processes.
     stream_values

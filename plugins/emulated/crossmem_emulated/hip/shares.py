@@ -77,8 +77,8 @@ def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
 def open_share(process: HipProcess, token: bytes, pool: Pool) -> int | None:
     """Open an exported allocation of a pool, and return its address in this process.
 
-    The allocation becomes memory of ``pool``, this process's import of that pool. If no living
-    process exports an allocation with the token ``token``, return None.
+    ``pool`` is this process's import of the pool, and the allocation becomes memory of ``pool``. If
+    no living process exports an allocation with the token ``token``, return None.
     """
     context = process.current()
     with process.machine.transaction() as tables:
@@ -157,7 +157,7 @@ def _find(
 
 
 def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
-    """Return the record of the export with a token, or None."""
+    """Return the record of the export that a token names; None if there is no such export."""
     columns = ("number", "pages", "owner", "device", "pid", "address", "first", "nbytes")
     row = tables.execute(
         f"SELECT {', '.join(columns)} FROM hip_share WHERE token = ?",  # noqa: S608

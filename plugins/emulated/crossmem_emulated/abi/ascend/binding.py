@@ -56,7 +56,7 @@ class AclBinding:
     # Calls ------------------------------------------------------------------------------------
 
     def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Call the emulation's function for a C function. Return the outputs and the code.
+        """Do the work of the C function ``name`` in the emulation. Return the outputs and the code.
 
         The outputs are None if the call leaves the C program's variables unchanged.
         """
@@ -70,8 +70,8 @@ class AclBinding:
     def finish(self, name: str, code: int, text: str | None) -> int:
         """Return ``code`` as an integer. Record a code other than 0 as the thread's last error.
 
-        ``text`` is the reason for the failure. If ``text`` is None, the emulation's own reason
-        stays.
+        ``text`` is the reason for the failure. If ``text`` is None, the error message keeps the
+        reason that the emulation gave.
         """
         if code:
             self._thread.last = int(code)
@@ -86,8 +86,8 @@ class AclBinding:
 
         - A number: the emulation gets the number.
         - ``char *``: the emulation gets the text.
-        - Another pointer to a number, or a pointer to a pointer: the parameter receives the next
-          output of the emulation.
+        - A pointer to a number that is not a ``char``, or a pointer to a pointer: the function
+          stores the next output of the emulation at the pointer's address.
         - A pointer to anything else: the emulation gets the address.
         """
         ffi = self.ffi

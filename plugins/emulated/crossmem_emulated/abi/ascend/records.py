@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts arguments of C functions of ACL, if the C types do not determine the conversion.
 
-Most of these functions have parameters that are structures, lists or buffers, or pointers that may
-be null.
+Most of these functions have a parameter of one of these kinds:
+
+- a structure, a list or a buffer
+- a pointer that may be null
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +30,7 @@ class Caller(Protocol):
     ffi: Any
 
     def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Call the emulation's function for a C function. Return the outputs and the code.
+        """Do the work of the C function ``name`` in the emulation. Return the outputs and the code.
 
         The outputs are None if the call leaves the C program's variables unchanged.
         """
@@ -39,9 +41,10 @@ class Caller(Protocol):
         ...
 
     def finish(self, name: str, code: int, text: str | None) -> int:
-        """Return ``code`` as an integer. If it is not 0, record it as the thread's last error.
+        """Return ``code`` as an integer. Record a code other than 0 as the thread's last error.
 
-        ``text`` is the reason of the failure. If it is None, the emulation's own reason stays.
+        ``text`` is the reason for the failure. If ``text`` is None, the error message keeps the
+        reason that the emulation gave.
         """
         ...
 
@@ -216,8 +219,9 @@ def _pointer_get_attributes(binding: Caller, name: str, pointer: Any, attributes
 def _memcpy_batch(binding: Caller, name: str, *arguments: Any) -> int:
     """Copy in a batch.
 
-    If ``name`` does not end with ``V2``, the ninth argument is the output for the index of the copy
-    that failed. The last argument of an asynchronous function is the stream.
+    If ``name`` does not end with ``V2``, the ninth of the ``arguments`` is a pointer. The call
+    stores the index of the failed copy there. The last argument of an asynchronous function is the
+    stream.
     """
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]
@@ -404,7 +408,7 @@ def _export_key(
     if key == binding.ffi.NULL:
         return binding.missing(name)
     # The emulation follows pyACL, which refuses a buffer that is longer than a key. The C function
-    # accepts such a buffer. So this function passes on at most the length of a key.
+    # accepts such a buffer. So the emulation gets the length of a key if the buffer is longer.
     room = min(length, KEY_NBYTES)
     outputs, code = binding.call(name, *exported, room, flags)
     if outputs is not None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the functions behind C functions that return a code, and other results through pointers."""
+"""Makes the Python functions that implement C functions.
+
+Each C function returns a code. It writes other results to addresses that the caller passes.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final

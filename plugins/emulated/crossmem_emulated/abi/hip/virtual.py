@@ -30,8 +30,8 @@ class _Virtual:
 
         The struct may have the layout of ROCm 5.2, or the layout of later releases.
         """
-        # No memory has type 0. If the later layout would give type 0, and the older layout gives
-        # another type, the struct has the older layout.
+        # No memory has type 0. So the struct has the older layout if the later layout's field
+        # ``type`` is 0, and the older layout's field ``type`` is not 0.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
         location = described.location

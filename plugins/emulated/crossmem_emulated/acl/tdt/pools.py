@@ -75,7 +75,7 @@ def check_processor(process: AclProcess, *, lacking: tuple[Processor, ...] = ())
 
 
 def device_of(process: AclProcess) -> int:
-    """Return this process's number for the device whose queues a call of this thread uses."""
+    """Return the number, in this process, of the device whose queues this thread uses."""
     return process.current().device if _processor(process) is Processor.HOST else 0
 
 
@@ -152,8 +152,9 @@ def _add(tables: sqlite3.Connection, name: str, identity: tuple[int, int], attri
 def _recycle(process: AclProcess, tables: sqlite3.Connection) -> None:
     """Delete groups without processes, and free the buffers of dead processes.
 
-    After the death of a buffer's process, the next call records the time. A call frees the buffer
-    if at least ``recycle_s`` seconds have passed since that time.
+    After the death of the process that holds a buffer, the next call of this function records the
+    time. A call of this function frees the buffer if at least ``recycle_s`` seconds have passed
+    since that time.
     """
     for pid, start_time in tables.execute(
         "SELECT DISTINCT pid, start_time FROM acl_pool_member"
